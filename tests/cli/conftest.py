@@ -1,4 +1,4 @@
-"""The real command in a process of its own, in a small project with tools of every temper."""
+"""Runs the real command in a process of its own, in a small project with tools of every kind."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def echo(
     anything: Any = None,
     maybe: int | None = None,
 ) -> dict[str, Any]:
-    """Gives its arguments back.
+    """Returns its arguments.
 
     Args:
         n: A whole number.
@@ -44,7 +44,7 @@ def echo(
 
 @tool
 def give(what: Literal["null", "false", "zero", "empty", "big", "escapes", "surrogate"]) -> Any:
-    """Gives something awkward."""
+    """Returns an unusual result."""
     return {
         "null": None,
         "false": False,
@@ -75,14 +75,14 @@ def fails(secret: str = "") -> None:
 
 @tool(queue="slow", cache=60)
 async def lines(count: int = 3):
-    """Gives line after line."""
+    """Yields line after line."""
     for number in range(count):
         yield f"line {number}\\n"
 
 
 @tool
 async def endless_lines():
-    """Never stops giving lines."""
+    """Yields lines forever."""
     try:
         while True:
             yield "line\\n"
@@ -93,21 +93,21 @@ async def endless_lines():
 
 @tool
 async def values(count: int = 2):
-    """Gives value after value."""
+    """Yields value after value."""
     for number in range(count):
         yield {"number": number}
 
 
 @tool
 async def announced(context: ToolContext) -> str:
-    """Gives a part that is not its result."""
+    """Emits a partial value that is not part of its result."""
     context.emit_partial("working on it\\n")
     return "the result"
 
 
 @tool
 async def waits(context: ToolContext) -> None:
-    """Waits until it is stopped, and cleans up."""
+    """Waits until it is cancelled, and cleans up."""
     context.report_progress(1, 4, "still here")
     print("started", flush=True)
     try:
@@ -118,14 +118,14 @@ async def waits(context: ToolContext) -> None:
 
 @tool
 def stuck() -> None:
-    """A thread that never returns."""
+    """Blocks its thread forever."""
     print("started", flush=True)
     threading.Event().wait()
 
 
 @tool
 async def blocks() -> None:
-    """Holds the event loop up."""
+    """Blocks the event loop."""
     print("started", flush=True)
     threading.Event().wait()
 '''
@@ -164,7 +164,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def bash(script: str, folder: Path) -> Run:
-    """Runs a script in which `$0` is this Python."""
+    """Runs a bash script in which `$0` is this Python."""
     return subprocess.run(
         ["bash", "-c", script, sys.executable],
         cwd=folder,

@@ -27,23 +27,23 @@ def test_arguments_are_typed_and_the_result_is_readable_json(toolspace: Toolspac
 
 
 @pytest.mark.spec("17.1")
-def test_args_come_from_the_word_from_a_file_and_from_standard_input(toolspace: Toolspace, project: Path) -> None:
+def test_args_are_read_from_the_option_a_file_and_standard_input(toolspace: Toolspace, project: Path) -> None:
     (project / "args.json").write_text('{"n": 2}')
 
-    said = [
+    results = [
         toolspace("call", "echo", "--args", '{"n": 1, "text": "kept"}', "n=9"),
         toolspace("call", "echo", "--args", "@args.json"),
         toolspace("call", "echo", "--args", "-", stdin='{"n": 3}'),
     ]
 
-    assert [json.loads(done.stdout) for done in said] == [{"n": 9, "text": "kept"}, {"n": 2}, {"n": 3}]
+    assert [json.loads(done.stdout) for done in results] == [{"n": 9, "text": "kept"}, {"n": 2}, {"n": 3}]
 
 
-@pytest.mark.parametrize(("what", "shown"), [("null", "null\n"), ("false", "false\n"), ("empty", "\n")])
-def test_results_that_look_like_nothing_are_printed(toolspace: Toolspace, what: str, shown: str) -> None:
+@pytest.mark.parametrize(("what", "expected"), [("null", "null\n"), ("false", "false\n"), ("empty", "\n")])
+def test_empty_and_false_results_are_printed(toolspace: Toolspace, what: str, expected: str) -> None:
     done = toolspace("call", "give", f"what={what}")
 
-    assert (done.returncode, done.stdout, done.stderr) == (0, shown, "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
 
 
 def test_json_prints_the_whole_result_object_and_nothing_else(toolspace: Toolspace) -> None:
@@ -55,7 +55,7 @@ def test_json_prints_the_whole_result_object_and_nothing_else(toolspace: Toolspa
     assert "from its child\n" in done.stderr
 
 
-def test_a_failing_tool_is_told_on_standard_error_and_exits_1(toolspace: Toolspace) -> None:
+def test_a_failed_call_is_reported_on_standard_error_and_exits_1(toolspace: Toolspace) -> None:
     done = toolspace("call", "fails")
 
     assert (done.returncode, done.stdout) == (1, "")
@@ -82,7 +82,7 @@ def test_json_prints_a_failure_as_a_result_object(toolspace: Toolspace) -> None:
         (["call"], "Missing argument 'NAME'"),
     ],
 )
-def test_wrong_usage_exits_2_and_says_what_is_right(toolspace: Toolspace, words: list[str], message: str) -> None:
+def test_wrong_usage_exits_2_with_a_hint(toolspace: Toolspace, words: list[str], message: str) -> None:
     done = toolspace(*words)
 
     assert (done.returncode, done.stdout) == (2, "")
@@ -99,7 +99,7 @@ def test_json_prints_wrong_usage_as_an_error_object(toolspace: Toolspace) -> Non
     assert done.stderr == ""
 
 
-def test_timeout_wins_over_configuration_in_both_directions(toolspace: Toolspace) -> None:
+def test_the_timeout_option_overrides_longer_and_shorter_configured_timeouts(toolspace: Toolspace) -> None:
     shorter = toolspace("call", "waits", "--timeout", "50ms")
     longer = toolspace("call", "sleep", "duration=0.3", "--timeout", "10s", TOOLSPACE_TOOL_TIMEOUT="100ms")
 
@@ -111,7 +111,7 @@ def test_timeout_wins_over_configuration_in_both_directions(toolspace: Toolspace
 
 
 @pytest.mark.spec("4.6")
-def test_a_large_result_is_whole_in_a_pipe_and_a_later_command_reads_it_by_its_handle(toolspace: Toolspace) -> None:
+def test_a_large_result_is_complete_in_a_pipe_and_readable_by_its_handle_later(toolspace: Toolspace) -> None:
     done = toolspace("call", "give", "what=big")
     as_json = toolspace("call", "give", "what=big", "--json")
     handle = json.loads(as_json.stdout)["result"]["tool_output"]["handle"]
@@ -125,25 +125,25 @@ def test_a_large_result_is_whole_in_a_pipe_and_a_later_command_reads_it_by_its_h
 
 
 @pytest.mark.spec("1.3")
-def test_a_streaming_tool_prints_as_it_goes_and_only_once(toolspace: Toolspace) -> None:
+def test_a_streaming_tool_prints_each_part_once_as_it_arrives(toolspace: Toolspace) -> None:
     assert toolspace("call", "lines", "count=2").stdout == "line 0\nline 1\n"
     assert toolspace("call", "values").stdout == '{"number":0}\n{"number":1}\n'
 
 
 @pytest.mark.spec("1.3")
-def test_a_streamed_text_that_was_stored_is_not_shown_twice(toolspace: Toolspace) -> None:
+def test_a_streamed_text_that_was_stored_is_not_printed_twice(toolspace: Toolspace) -> None:
     done = toolspace("call", "lines", "count=20000")
 
     assert done.stdout.count("line 0\n") == 1
     assert done.stdout.endswith("line 19999\n")
 
 
-def test_a_part_that_is_not_the_result_does_not_replace_it(toolspace: Toolspace) -> None:
+def test_partial_output_does_not_replace_the_result(toolspace: Toolspace) -> None:
     """Only what a streaming tool yields is printed as it comes: of others the result alone is on standard output."""
     assert toolspace("call", "announced").stdout == "the result\n"
 
 
-def test_text_that_no_encoding_can_carry_is_escaped(toolspace: Toolspace) -> None:
+def test_text_that_cannot_be_encoded_is_escaped(toolspace: Toolspace) -> None:
     plain = toolspace("call", "give", "what=surrogate")
     as_json = toolspace("call", "give", "what=surrogate", "--json", PYTHONIOENCODING="ascii")
 
@@ -153,7 +153,7 @@ def test_text_that_no_encoding_can_carry_is_escaped(toolspace: Toolspace) -> Non
     assert toolspace("call", "echo", "text=é", PYTHONIOENCODING="ascii").stdout == '{\n  "text": "\\xe9"\n}\n'
 
 
-def test_a_reader_that_leaves_stops_the_call_without_a_word(project: Path) -> None:
+def test_a_closed_pipe_cancels_the_call_silently(project: Path) -> None:
     script = '"$0" -m toolspace call endless_lines | head -1; echo ${PIPESTATUS[0]}'
     done = bash(script, project)
 
@@ -161,7 +161,7 @@ def test_a_reader_that_leaves_stops_the_call_without_a_word(project: Path) -> No
     assert (project / "stopped").exists()
 
 
-def test_a_full_disk_behind_standard_output_is_one_line(project: Path) -> None:
+def test_a_full_disk_is_reported_in_one_line(project: Path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "toolspace", "call", "echo", "n=1"],

@@ -1,6 +1,6 @@
 """`toolspace chat` as a real process, in a terminal and through pipes, against a real gateway.
 
-The agent is a program of the test's own that takes its inbox over HTTP: what it does is what the test says.
+The agent is a task of the test that claims its inbox over HTTP, so that each test decides what the agent does.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ def fails() -> None:
     raise ValueError("it broke\\x1b[31m")
 """
 NO_KEYS = {variable: "" for provider in PROVIDERS.values() for variable in provider.key_variables}
-Act = Callable[["Run", InboxEvent], Awaitable[None]]
+RunHandler = Callable[["AgentRun", InboxEvent], Awaitable[None]]
 
 
-class Run:
-    """One run of the agent, in the space of what woke it."""
+class AgentRun:
+    """One run of the agent, in the space of the event that triggered it."""
 
     def __init__(self, client: ToolspaceClient, id: str) -> None:
         self.client = client
@@ -76,26 +76,26 @@ class Run:
     async def call(self, name: str, **args: Any) -> Any:
         return (await self.client.runs.call(self.id, name, args)).result
 
-    async def say(self, text: str) -> None:
+    async def send_message(self, text: str) -> None:
         await self.call("send_message", text=text)
 
 
-class Robot:
-    """An agent whose program is the test."""
+class ScriptedAgent:
+    """An agent whose behaviour is a function of the test."""
 
-    def __init__(self, client: ToolspaceClient, act: Act) -> None:
+    def __init__(self, client: ToolspaceClient, act: RunHandler) -> None:
         self.client = client
-        self.heard: list[Any] = []
+        self.received: list[Any] = []
         self._act = act
 
-    async def live(self) -> None:
+    async def run(self) -> None:
         while True:
             claim = await self.client.agents.claim("robot", count=1, lease_seconds=60, wait=30)
             for event in claim.items:
-                self.heard.append(event.data.get("content", event.data.get("result")))
+                self.received.append(event.data.get("content", event.data.get("result")))
                 run = await self.client.runs.open("robot", space_id=event.data["spaceId"])
                 try:
-                    await self._act(Run(self.client, run.id), event)
+                    await self._act(AgentRun(self.client, run.id), event)
                 except RuntimeError as error:
                     await self.client.runs.close(run.id, "failed", error=str(error))
                 else:
@@ -105,8 +105,8 @@ class Robot:
 
 
 @asynccontextmanager
-async def town(folder: Path, act: Act) -> AsyncIterator[Robot]:
-    """A gateway, and an agent named Robot that lives there."""
+async def running_gateway(folder: Path, act: RunHandler) -> AsyncIterator[ScriptedAgent]:
+    """Runs a gateway and an agent named Robot."""
     (folder / "tools.py").write_text(TOOLS)
     storage = {"dir": str(folder / "state")}
     path = write_config(folder, functions="./tools.py", tools=[CONFIRM, BOOK, CHART], demo=False, storage=storage)
@@ -117,31 +117,31 @@ async def town(folder: Path, act: Act) -> AsyncIterator[Robot]:
         await stack.enter_async_context(serve_control_socket(gateway.toolspace, door))
         client = await stack.enter_async_context(ToolspaceClient(url, secret_key=SECRET))
         await client.entities.create("agent", "Robot", id="robot")
-        robot = Robot(client, act)
-        living = asyncio.create_task(robot.live())
+        robot = ScriptedAgent(client, act)
+        task = asyncio.create_task(robot.run())
         try:
             yield robot
         finally:
-            living.cancel()
-            await asyncio.gather(living, return_exceptions=True)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
-async def echo(run: Run, event: InboxEvent) -> None:
-    await run.say(f"You said: {event.data['content']}")
+async def echo_message(run: AgentRun, event: InboxEvent) -> None:
+    await run.send_message(f"You said: {event.data['content']}")
 
 
-def settings(folder: Path, **changes: str) -> dict[str, str]:
+def chat_environment(folder: Path, **changes: str) -> dict[str, str]:
     state = str(folder / "state")
     return {**environment(), "XDG_STATE_HOME": state, "TERM": "xterm-256color", "NO_COLOR": "1", **changes}
 
 
-async def chat(folder: Path, *words: str, stdin: str = "", **changes: str) -> subprocess.CompletedProcess[str]:
+async def run_chat(folder: Path, *words: str, stdin: str = "", **changes: str) -> subprocess.CompletedProcess[str]:
     """Runs `toolspace chat` with these lines as its input."""
     return await asyncio.to_thread(
         subprocess.run,
         [sys.executable, "-m", "toolspace", "chat", "--config", str(folder / "toolspace.json"), *words],
         cwd=folder,
-        env=settings(folder, **changes),
+        env=chat_environment(folder, **changes),
         input=stdin,
         capture_output=True,
         encoding="utf-8",
@@ -151,38 +151,38 @@ async def chat(folder: Path, *words: str, stdin: str = "", **changes: str) -> su
 
 
 @asynccontextmanager
-async def sitting(folder: Path, *words: str) -> AsyncIterator[Terminal]:
-    """Someone at a terminal."""
+async def chat_terminal(folder: Path, *words: str) -> AsyncIterator[Terminal]:
+    """Runs `toolspace chat` in a terminal, until its prompt is shown."""
     config = str(folder / "toolspace.json")
-    with Terminal("chat", "--config", config, *words, cwd=folder, environ=settings(folder)) as terminal:
-        await see(terminal, "you> ")
+    with Terminal("chat", "--config", config, *words, cwd=folder, environ=chat_environment(folder)) as terminal:
+        await wait_for(terminal, "you> ")
         yield terminal
 
 
-async def see(terminal: Terminal, text: str) -> None:
+async def wait_for(terminal: Terminal, text: str) -> None:
     await asyncio.to_thread(terminal.wait_for, text)
 
 
-async def left(terminal: Terminal) -> int:
+async def wait_for_exit(terminal: Terminal) -> int:
     return await asyncio.to_thread(terminal.end)
 
 
-async def test_lines_of_a_pipe_are_said_one_by_one_and_answered(tmp_path: Path) -> None:
-    async with town(tmp_path, echo) as robot:
-        done = await chat(tmp_path, "robot", "--quiet", stdin="one\n\ntwo \N{SNOWMAN}\n")
+async def test_lines_of_a_pipe_are_sent_and_answered_one_by_one(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, echo_message) as robot:
+        done = await run_chat(tmp_path, "robot", "--quiet", stdin="one\n\ntwo \N{SNOWMAN}\n")
     assert (done.stdout, done.stderr, done.returncode) == ("You said: one\nYou said: two \N{SNOWMAN}\n", "", 0)
-    assert robot.heard == ["one", "two \N{SNOWMAN}"]
+    assert robot.received == ["one", "two \N{SNOWMAN}"]
 
 
-async def test_tools_that_an_agent_uses_are_told_with_how_they_ended(tmp_path: Path) -> None:
-    async def act(run: Run, event: InboxEvent) -> None:
+async def test_calls_of_the_agent_are_shown_with_their_outcome(tmp_path: Path) -> None:
+    async def act(run: AgentRun, event: InboxEvent) -> None:
         await run.call("current_time", timezone="UTC")
         await run.call("fails")
         await run.call("displayChart", title="Sales", labels=["May", "June"], values=[10, 5])
-        await run.say("done")
+        await run.send_message("done")
 
-    async with town(tmp_path, act):
-        done = await chat(tmp_path, stdin="work\n")
+    async with running_gateway(tmp_path, act):
+        done = await run_chat(tmp_path, stdin="work\n")
     assert done.stdout == "done\n"
     assert "  ✓ current_time" in done.stderr
     assert '{"timezone":"UTC"}' in done.stderr
@@ -192,15 +192,15 @@ async def test_tools_that_an_agent_uses_are_told_with_how_they_ended(tmp_path: P
     assert "send_message" not in done.stderr
 
 
-async def test_a_line_answers_what_was_asked(tmp_path: Path) -> None:
-    async def act(run: Run, event: InboxEvent) -> None:
+async def test_a_line_answers_the_open_question(tmp_path: Path) -> None:
+    async def act(run: AgentRun, event: InboxEvent) -> None:
         if event.type == "tool_result":
-            await run.say(f"So {json.dumps(event.data['result'])}.")
+            await run.send_message(f"So {json.dumps(event.data['result'])}.")
         else:
             await run.call("confirmAction", action="Delete it")
 
-    async with town(tmp_path, act):
-        done = await chat(tmp_path, stdin="delete it\nperhaps\nyes\n")
+    async with running_gateway(tmp_path, act):
+        done = await run_chat(tmp_path, stdin="delete it\nperhaps\nyes\n")
     assert done.stdout == 'So {"confirmed": true}.\n'
     assert "? confirmAction\n" in done.stderr
     assert "action: Delete it" in done.stderr
@@ -209,68 +209,68 @@ async def test_a_line_answers_what_was_asked(tmp_path: Path) -> None:
 
 
 async def test_a_form_is_asked_property_by_property(tmp_path: Path) -> None:
-    async def act(run: Run, event: InboxEvent) -> None:
-        await run.say(json.dumps(await run.call("bookHotel", city="Tokyo")))
+    async def act(run: AgentRun, event: InboxEvent) -> None:
+        await run.send_message(json.dumps(await run.call("bookHotel", city="Tokyo")))
 
-    async with town(tmp_path, act):
-        done = await chat(tmp_path, stdin="book\ntwo\n2\ny\n")
+    async with running_gateway(tmp_path, act):
+        done = await run_chat(tmp_path, stdin="book\ntwo\n2\ny\n")
     assert json.loads(done.stdout) == {"nights": 2, "breakfast": True}
 
 
 async def test_a_question_that_is_left_open_is_asked_again_next_time(tmp_path: Path) -> None:
-    async def act(run: Run, event: InboxEvent) -> None:
+    async def act(run: AgentRun, event: InboxEvent) -> None:
         if event.type == "tool_result":
-            await run.say(f"So {json.dumps(event.data['result'])}.")
+            await run.send_message(f"So {json.dumps(event.data['result'])}.")
         else:
             await run.call("confirmAction", action="Delete it")
 
-    async with town(tmp_path, act):
-        asked = await chat(tmp_path, stdin="delete it\n")
-        answered = await chat(tmp_path, stdin="n\n")
-    assert "left open" in asked.stderr
+    async with running_gateway(tmp_path, act):
+        first_chat = await run_chat(tmp_path, stdin="delete it\n")
+        answered = await run_chat(tmp_path, stdin="n\n")
+    assert "left open" in first_chat.stderr
     assert answered.stdout == 'So {"confirmed": false}.\n'
 
 
-async def test_an_agent_that_fails_is_told_and_ends_with_one(tmp_path: Path) -> None:
-    async def act(run: Run, event: InboxEvent) -> None:
+async def test_a_failed_run_is_reported_and_exits_1(tmp_path: Path) -> None:
+    async def act(run: AgentRun, event: InboxEvent) -> None:
         raise RuntimeError("openai:gpt-5: no key is set; set OPENAI_API_KEY in the environment")
 
-    async with town(tmp_path, act):
-        done = await chat(tmp_path, stdin="hello\n")
+    async with running_gateway(tmp_path, act):
+        done = await run_chat(tmp_path, stdin="hello\n")
     assert done.returncode == 1
     assert done.stdout == ""
     assert "error: Robot failed: openai:gpt-5: no key is set; set OPENAI_API_KEY in the environment" in done.stderr
 
 
-async def test_an_agent_that_says_nothing_is_not_waited_for_for_ever(tmp_path: Path) -> None:
-    async def act(run: Run, event: InboxEvent) -> None:
+async def test_a_run_without_a_message_ends_the_wait(tmp_path: Path) -> None:
+    async def act(run: AgentRun, event: InboxEvent) -> None:
         await run.call("skip")
 
-    async with town(tmp_path, act):
-        done = await chat(tmp_path, stdin="hello\n")
+    async with running_gateway(tmp_path, act):
+        done = await run_chat(tmp_path, stdin="hello\n")
     assert (done.stdout, done.returncode) == ("", 0)
 
 
 @pytest.mark.spec("17.2")
 async def test_json_is_an_event_in_each_line_and_nothing_else(tmp_path: Path) -> None:
-    async with town(tmp_path, echo):
-        done = await chat(tmp_path, "--json", stdin="one\n")
-    facts = [json.loads(line) for line in done.stdout.splitlines()]
-    said = [one["data"]["message"]["content"] for one in facts if one["type"] == "message.done"]
-    assert said == ["one", "You said: one"]
-    assert {one["stream"].partition(":")[0] for one in facts} == {"space", "run"}
+    async with running_gateway(tmp_path, echo_message):
+        done = await run_chat(tmp_path, "--json", stdin="one\n")
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    contents = [record["data"]["message"]["content"] for record in records if record["type"] == "message.done"]
+    assert contents == ["one", "You said: one"]
+    assert {record["stream"].partition(":")[0] for record in records} == {"space", "run"}
     assert done.stderr == ""
 
 
 @pytest.mark.spec("17.2")
 async def test_an_unknown_agent_or_space_is_wrong_usage_with_the_nearest(tmp_path: Path) -> None:
-    async with town(tmp_path, echo) as robot:
+    async with running_gateway(tmp_path, echo_message) as robot:
         await robot.client.entities.create("agent", "Painter")
         await robot.client.spaces.create("Elsewhere", id="elsewhere")
-        near = await chat(tmp_path, "robott")
-        which = await chat(tmp_path)
-        space = await chat(tmp_path, "robot", "--space", "nowhere")
-        apart = await chat(tmp_path, "robot", "--space", "elsewhere")
+        near = await run_chat(tmp_path, "robott")
+        which = await run_chat(tmp_path)
+        space = await run_chat(tmp_path, "robot", "--space", "nowhere")
+        apart = await run_chat(tmp_path, "robot", "--space", "elsewhere")
     assert [done.returncode for done in (near, which, space, apart)] == [2, 2, 2, 2]
     assert "there is no agent 'robott'; did you mean \"Robot\"?" in near.stderr
     assert "there are 2 agents; choose one: toolspace chat NAME; there are Painter, Robot" in which.stderr
@@ -278,25 +278,25 @@ async def test_an_unknown_agent_or_space_is_wrong_usage_with_the_nearest(tmp_pat
     assert "the agent 'Robot' is not a member of the space 'elsewhere'" in apart.stderr
 
 
-async def test_what_a_space_does_not_take_is_said_and_the_rest_goes_on(tmp_path: Path) -> None:
-    async with town(tmp_path, echo):
-        done = await chat(tmp_path, "--quiet", stdin=f"{'x' * 100_001}\na\x00b\n{chr(0xFFFD)}\n")
+async def test_a_message_that_the_space_refuses_is_reported_and_the_next_lines_are_sent(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, echo_message):
+        done = await run_chat(tmp_path, "--quiet", stdin=f"{'x' * 100_001}\na\x00b\n{chr(0xFFFD)}\n")
     assert done.stdout == f"You said: {chr(0xFFFD)}\n"
     assert done.stderr.count("error: ") == 2
 
 
-async def test_a_conversation_goes_on_where_it_was(tmp_path: Path) -> None:
-    async with town(tmp_path, echo) as robot:
-        await chat(tmp_path, stdin="one\n")
-        await chat(tmp_path, stdin="two\n")
+async def test_the_next_chat_continues_the_conversation(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, echo_message) as robot:
+        await run_chat(tmp_path, stdin="one\n")
+        await run_chat(tmp_path, stdin="two\n")
         spaces = [space async for space in robot.client.spaces.all()]
         assert len(spaces) == 1
         assert len((await robot.client.spaces.list_messages(spaces[0].id)).items) == 4
 
 
-async def test_a_gateway_that_is_gone_ends_the_chat(tmp_path: Path) -> None:
-    async with town(tmp_path, echo):
-        nowhere = await chat(tmp_path, "--url", "http://127.0.0.1:9", "--key", SECRET, stdin="hello\n")
+async def test_an_unreachable_gateway_ends_the_chat(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, echo_message):
+        nowhere = await run_chat(tmp_path, "--url", "http://127.0.0.1:9", "--key", SECRET, stdin="hello\n")
     assert nowhere.returncode == 1
     assert "http://127.0.0.1:9" in nowhere.stderr
 
@@ -305,95 +305,95 @@ async def test_a_gateway_that_is_gone_ends_the_chat(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("17.2")
-async def test_at_a_terminal_words_and_tools_show_as_they_come(tmp_path: Path) -> None:
-    async def act(run: Run, event: InboxEvent) -> None:
+async def test_a_terminal_shows_messages_and_calls(tmp_path: Path) -> None:
+    async def act(run: AgentRun, event: InboxEvent) -> None:
         await run.call("current_time", timezone="UTC")
-        await run.say("It is late.\x1b]0;title\x07")
+        await run.send_message("It is late.\x1b]0;title\x07")
 
-    async with town(tmp_path, act), sitting(tmp_path) as terminal:
+    async with running_gateway(tmp_path, act), chat_terminal(tmp_path) as terminal:
         terminal.type("what tiem\x7f\x7f\x7fime?\n")
-        await see(terminal, "Robot: It is late.\\x1b]0;title\\x07")
+        await wait_for(terminal, "Robot: It is late.\\x1b]0;title\\x07")
         terminal.type("/quit\n")
-        assert await left(terminal) == 0
+        assert await wait_for_exit(terminal) == 0
     assert "you> what time?\r\n" in terminal.output
     assert "✓ current_time" in terminal.output
 
 
-async def test_a_question_is_asked_in_place(tmp_path: Path) -> None:
-    async def act(run: Run, event: InboxEvent) -> None:
+async def test_a_question_changes_the_prompt(tmp_path: Path) -> None:
+    async def act(run: AgentRun, event: InboxEvent) -> None:
         if event.type == "tool_result":
-            await run.say(f"So {json.dumps(event.data['result'])}.")
+            await run.send_message(f"So {json.dumps(event.data['result'])}.")
         else:
             await run.call("confirmAction", action="Delete it")
 
-    async with town(tmp_path, act), sitting(tmp_path) as terminal:
+    async with running_gateway(tmp_path, act), chat_terminal(tmp_path) as terminal:
         terminal.type("delete it\n")
-        await see(terminal, "[y/n]> ")
+        await wait_for(terminal, "[y/n]> ")
         terminal.type("y\n")
-        await see(terminal, 'Robot: So {"confirmed": true}.')
+        await wait_for(terminal, 'Robot: So {"confirmed": true}.')
         terminal.type("\x04")
-        assert await left(terminal) == 0
+        assert await wait_for_exit(terminal) == 0
 
 
-async def test_a_question_that_someone_else_answers_goes_away(tmp_path: Path) -> None:
+async def test_a_question_that_someone_else_answers_disappears(tmp_path: Path) -> None:
     calls: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
 
-    async def act(run: Run, event: InboxEvent) -> None:
+    async def act(run: AgentRun, event: InboxEvent) -> None:
         if event.type == "tool_result":
-            await run.say("Thanks.")
+            await run.send_message("Thanks.")
         else:
             await run.client.runs.call(run.id, "confirmAction", {"action": "x"}, call_id="call_1")
             calls.put_nowait((run.id, event.data["spaceId"]))
 
-    async with town(tmp_path, act) as robot, sitting(tmp_path) as terminal:
+    async with running_gateway(tmp_path, act) as robot, chat_terminal(tmp_path) as terminal:
         terminal.type("delete it\n")
-        await see(terminal, "[y/n]> ")
+        await wait_for(terminal, "[y/n]> ")
         run_id, space_id = await calls.get()
         await robot.client.tools.submit_result(space_id, run_id, "call_1", {"confirmed": True})
-        await see(terminal, "Robot: Thanks.")
+        await wait_for(terminal, "Robot: Thanks.")
         terminal.type("/quit\n")
-        assert await left(terminal) == 0
+        assert await wait_for_exit(terminal) == 0
 
 
 async def test_ctrl_c_cancels_the_run_and_pressed_twice_it_leaves(tmp_path: Path) -> None:
     ended: asyncio.Queue[str] = asyncio.Queue()
 
-    async def act(run: Run, event: InboxEvent) -> None:
+    async def act(run: AgentRun, event: InboxEvent) -> None:
         await run.call("waits")
         ended.put_nowait((await run.client.runs.get(run.id)).status)
 
-    async with town(tmp_path, act), sitting(tmp_path) as terminal:
+    async with running_gateway(tmp_path, act), chat_terminal(tmp_path) as terminal:
         terminal.type("wait\n")
-        await see(terminal, "waits 1/4 still here")
+        await wait_for(terminal, "waits 1/4 still here")
         terminal.type("\x03")
-        await see(terminal, "canceled")
+        await wait_for(terminal, "canceled")
         async with asyncio.timeout(30):
             assert await ended.get() == "canceled"
         terminal.type("/help\n")
-        await see(terminal, "pressed twice it leaves")
+        await wait_for(terminal, "pressed twice it leaves")
         terminal.type("\x03")
-        await see(terminal, "Ctrl-C again leaves")
+        await wait_for(terminal, "Ctrl-C again leaves")
         terminal.type("\x03")
-        assert await left(terminal) == 0
+        assert await wait_for_exit(terminal) == 0
 
 
 async def test_commands_show_history_and_agents(tmp_path: Path) -> None:
-    async with town(tmp_path, echo), sitting(tmp_path) as terminal:
+    async with running_gateway(tmp_path, echo_message), chat_terminal(tmp_path) as terminal:
         terminal.type("hello\n")
-        await see(terminal, "You said: hello")
+        await wait_for(terminal, "You said: hello")
         terminal.type("/history\n")
-        await see(terminal, "Robot: You said: hello\r\n")
+        await wait_for(terminal, "Robot: You said: hello\r\n")
         terminal.type("/agents\n")
-        await see(terminal, "Robot (here)  robot")
+        await wait_for(terminal, "Robot (here)  robot")
         terminal.type("/hisotry\n")
-        await see(terminal, 'there is no /hisotry; did you mean "/history"?')
+        await wait_for(terminal, 'there is no /hisotry; did you mean "/history"?')
         terminal.type("\x1b[200~two\nlines\x1b[201~\n")
         await asyncio.to_thread(terminal.wait_for_screen, "Robot: You said: two", "lines", "you>")
         terminal.type("\x04")
-        assert await left(terminal) == 0
+        assert await wait_for_exit(terminal) == 0
 
 
-async def test_the_terminal_is_as_it_was_after_a_signal(tmp_path: Path) -> None:
+async def test_a_signal_restores_the_terminal_settings(tmp_path: Path) -> None:
     script = """
         stty -g > before
         bash -c 'echo $$ > pid; exec "$0" "$@"' "$@"
@@ -402,26 +402,26 @@ async def test_the_terminal_is_as_it_was_after_a_signal(tmp_path: Path) -> None:
     """
     words = (*TOOLSPACE, "chat", "--config", str(tmp_path / "toolspace.json"))
     shell = ("/bin/bash", "-c", script, "shell")
-    async with town(tmp_path, echo):
-        with Terminal(*words, cwd=tmp_path, environ=settings(tmp_path), program=shell) as terminal:
-            await see(terminal, "you> ")
+    async with running_gateway(tmp_path, echo_message):
+        with Terminal(*words, cwd=tmp_path, environ=chat_environment(tmp_path), program=shell) as terminal:
+            await wait_for(terminal, "you> ")
             os.kill(int((tmp_path / "pid").read_text()), signal.SIGTERM)
-            await see(terminal, f"code {128 + signal.SIGTERM}")
-            assert await left(terminal) == 0
+            await wait_for(terminal, f"code {128 + signal.SIGTERM}")
+            assert await wait_for_exit(terminal) == 0
     assert (tmp_path / "before").read_text() == (tmp_path / "after").read_text()
 
 
 # With agents of the gateway's own
 
 
-async def test_where_no_gateway_runs_one_is_started_with_the_demo(tmp_path: Path) -> None:
+async def test_without_a_gateway_one_is_started_with_the_demo_agent(tmp_path: Path) -> None:
     (tmp_path / "toolspace.json").write_text("{}")
-    done = await chat(tmp_path, stdin="what time is it in Tokyo?\ndelete welcome.txt\nn\n", **NO_KEYS)
+    done = await run_chat(tmp_path, stdin="what time is it in Tokyo?\ndelete welcome.txt\nn\n", **NO_KEYS)
     assert done.returncode == 0, done.stderr
-    time, asked, kept = done.stdout.splitlines()
+    time, question, answer = done.stdout.splitlines()
     assert time.endswith("in Asia/Tokyo.")
-    assert "Shall I delete welcome.txt?" in asked
-    assert kept == "All right, I keep welcome.txt."
+    assert "Shall I delete welcome.txt?" in question
+    assert answer == "All right, I keep welcome.txt."
     assert "  secret sk_" in done.stderr
     assert "so this one runs until you leave" in done.stderr
     assert (tmp_path / "state" / "toolspace" / "demo" / "welcome.txt").exists()
@@ -430,14 +430,14 @@ async def test_where_no_gateway_runs_one_is_started_with_the_demo(tmp_path: Path
 async def test_an_agent_without_a_key_says_which_variable_to_set(tmp_path: Path) -> None:
     agents = {"researcher": {"system": "You find things out.", "model": "openai:gpt-5"}}
     write_config(tmp_path, agents=agents)
-    done = await chat(tmp_path, stdin="hello\n", **NO_KEYS)
+    done = await run_chat(tmp_path, stdin="hello\n", **NO_KEYS)
     assert done.returncode == 1
     assert "researcher failed: " in done.stderr
     assert "OPENAI_API_KEY" in done.stderr
 
 
 @pytest.mark.spec("10.6")
-async def test_the_answer_of_an_agent_that_a_request_is_handed_on_to_is_the_answer(tmp_path: Path) -> None:
+async def test_after_a_handoff_the_answer_of_the_receiving_agent_is_shown(tmp_path: Path) -> None:
     async with open_model_server() as brain:
         brain.script(tool_calls_turn(("router__handoff-to", {"agent": "clerk"})), model="of-desk")
         space = derived_id("spc", "chat", derived_id("ent", "chat", getpass.getuser()), entity_id_for("desk"))
@@ -447,9 +447,9 @@ async def test_the_answer_of_an_agent_that_a_request_is_handed_on_to_is_the_answ
             "clerk": agent_config(brain, model={"name": "of-clerk"}),
         }
         write_config(tmp_path, agents=agents)
-        async with sitting(tmp_path, "desk") as terminal:
+        async with chat_terminal(tmp_path, "desk") as terminal:
             terminal.type("When does it sail?\r")
-            await see(terminal, "clerk: It sails at noon.")
+            await wait_for(terminal, "clerk: It sails at noon.")
             terminal.type("/quit\r")
-            assert await left(terminal) == 0
-        assert len(brain.list_requests("of-desk")) == 1  # It does not answer the answer.
+            assert await wait_for_exit(terminal) == 0
+        assert len(brain.list_requests("of-desk")) == 1  # It does not get the answer of the other agent as a request.

@@ -9,7 +9,7 @@ from toolspace.cli.chat.questions import FormResult, InvalidAnswer, QuestionForm
 pytestmark = pytest.mark.spec("17.2")
 
 
-def answered(form: QuestionForm, *lines: str) -> Any:
+def answer_all(form: QuestionForm, *lines: str) -> Any:
     """The result of these lines, each of which has to be taken."""
     for line in lines[:-1]:
         assert form.answer(line) is None
@@ -19,17 +19,17 @@ def answered(form: QuestionForm, *lines: str) -> Any:
 
 
 @pytest.mark.parametrize(("line", "value"), [("y", True), (" YES ", True), ("n", False), ("no", False)])
-def test_a_confirmation_takes_yes_and_no(line: str, value: bool) -> None:
+def test_a_confirmation_accepts_yes_and_no(line: str, value: bool) -> None:
     form = build_form("confirmAction", {"action": "Delete a.txt"}, None)
     assert form.field.prompt == "[y/n]> "
-    assert answered(form, line) == {"confirmed": value}
+    assert answer_all(form, line) == {"confirmed": value}
 
 
 @pytest.mark.parametrize("line", ["", "maybe", "yess", "\x00"])
-def test_what_is_neither_is_asked_again(line: str) -> None:
+def test_other_answers_to_a_confirmation_are_refused(line: str) -> None:
     form = build_form("confirmAction", {}, None)
     assert isinstance(form.answer(line), InvalidAnswer)
-    assert answered(form, "y") == {"confirmed": True}
+    assert answer_all(form, "y") == {"confirmed": True}
 
 
 def test_a_form_asks_for_each_property_of_the_output() -> None:
@@ -59,7 +59,7 @@ def test_a_form_asks_for_each_property_of_the_output() -> None:
     assert form.answer("") is None
     assert isinstance(form.answer("Ann, Bob"), InvalidAnswer)
     assert form.answer('["Ann", "Bob"]') is None
-    assert answered(form, " 12 ") == {
+    assert answer_all(form, " 12 ") == {
         "nights": 2,
         "room": "double",
         "breakfast": True,
@@ -68,27 +68,27 @@ def test_a_form_asks_for_each_property_of_the_output() -> None:
     }
 
 
-def test_an_output_that_is_no_object_is_one_answer() -> None:
-    assert answered(build_form("rate", {}, {"type": "integer"}), "5") == 5
-    assert answered(build_form("agree", {}, {"type": "boolean"}), "n") is False
+def test_a_schema_that_is_not_an_object_is_one_question() -> None:
+    assert answer_all(build_form("rate", {}, {"type": "integer"}), "5") == 5
+    assert answer_all(build_form("agree", {}, {"type": "boolean"}), "n") is False
 
 
 @pytest.mark.parametrize(
     ("line", "value"), [("four", "four"), ("4", 4), ('{"a": 1}', {"a": 1}), ("null", None), ("[1", "[1")]
 )
-def test_without_a_schema_a_line_is_json_or_else_text(line: str, value: Any) -> None:
-    assert answered(build_form("askUser", {}, None), line) == value
+def test_without_a_schema_a_line_is_json_or_text(line: str, value: Any) -> None:
+    assert answer_all(build_form("askUser", {}, None), line) == value
 
 
-def test_a_question_of_a_server_is_wrapped_as_its_answer() -> None:
+def test_an_elicitation_gets_the_wrapped_result_of_mcp() -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     form = build_form("elicitation", {"message": "Where?", "requestedSchema": schema}, None)
     assert form.refusal == FormResult({"action": "decline"})
-    assert answered(form, "Tokyo") == {"action": "accept", "content": {"city": "Tokyo"}}
+    assert answer_all(form, "Tokyo") == {"action": "accept", "content": {"city": "Tokyo"}}
     page = build_form("elicitation", {"message": "Log in", "url": "https://example.com"}, None)
-    assert answered(page, "n") == {"action": "decline"}
+    assert answer_all(page, "n") == {"action": "decline"}
 
 
 @pytest.mark.parametrize("schema", [{"properties": {"a": True}}, {"properties": []}, {"type": []}, {"enum": "x"}])
-def test_a_strange_schema_is_still_answered(schema: dict[str, Any]) -> None:
-    assert answered(build_form("odd", None, schema), "1") in (1, {"a": 1})
+def test_an_unusual_schema_can_be_answered(schema: dict[str, Any]) -> None:
+    assert answer_all(build_form("odd", None, schema), "1") in (1, {"a": 1})

@@ -36,7 +36,7 @@ def test_commands_options_and_tools_are_completed(toolspace: Toolspace) -> None:
     assert complete(toolspace, "toolspace explain read_") == ["read_file"]
 
 
-def test_completion_says_nothing_where_the_configuration_is_wrong(toolspace: Toolspace, project: Path) -> None:
+def test_completion_is_silent_if_the_configuration_is_invalid(toolspace: Toolspace, project: Path) -> None:
     (project / "tools.py").write_text("print('noise')\nraise SystemExit(3)\n")
 
     assert complete(toolspace, "toolspace call ec") == []

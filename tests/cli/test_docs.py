@@ -26,8 +26,8 @@ class Example(NamedTuple):
 
 def examples() -> list[Example]:
     sessions = re.findall(r"^```console\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-    found = (re.split(r"^\$ ", session, flags=re.MULTILINE)[1:] for session in sessions)
-    return [Example(*part.split("\n", 1)) for parts in found for part in parts]
+    session_parts = (re.split(r"^\$ ", session, flags=re.MULTILINE)[1:] for session in sessions)
+    return [Example(*part.split("\n", 1)) for parts in session_parts for part in parts]
 
 
 @pytest.mark.spec("17.1")
@@ -59,6 +59,6 @@ def test_every_command_option_and_level_has_its_line() -> None:
         command = cli.get_command(context, name)
         assert f"## {name}\n" in PAGE
         assert command is not None
-        for option in (one for one in command.params if isinstance(one, click.Option)):
+        for option in (param for param in command.params if isinstance(param, click.Option)):
             assert f"`{option.opts[0]}" in PAGE or f"`{option.opts[-1]}" in PAGE, option.opts
     assert all(f"`{level}`" in PAGE for level in LEVELS)

@@ -13,7 +13,7 @@ from tests.cli.conftest import Run, Toolspace
 pytestmark = pytest.mark.spec("17.1")
 
 
-def found(done: Run, state: str) -> list[dict[str, Any]]:
+def list_checks(done: Run, state: str) -> list[dict[str, Any]]:
     return [check for check in json.loads(done.stdout)["checks"] if check["state"] == state]
 
 
@@ -26,12 +26,12 @@ def test_a_healthy_project_has_no_problem(toolspace: Toolspace) -> None:
     assert "✗" not in done.stdout
 
 
-def test_every_error_of_the_configuration_is_told_with_its_fix(toolspace: Toolspace, project: Path) -> None:
+def test_every_error_of_the_configuration_is_reported_with_its_fix(toolspace: Toolspace, project: Path) -> None:
     (project / "toolspace.yaml").write_text("defalts: {}\nqueues: {slow: {concurrent: 0}}\n")
 
     done = toolspace("doctor", "--json")
 
-    problems = found(done, "problem")
+    problems = list_checks(done, "problem")
     assert done.returncode == 1
     assert json.loads(done.stdout)["ok"] is False
     assert [problem["fix"] for problem in problems] == ["correct toolspace.yaml:1", "correct toolspace.yaml:2"]
@@ -44,7 +44,7 @@ def test_functions_that_do_not_import_and_queues_that_do_not_exist_are_problems(
     (project / "broken.py").write_text("import no_such_module\n")
     (project / "toolspace.yaml").write_text("functions: [./tools.py, ./broken.py]\n")
 
-    problems = found(toolspace("doctor", "--json"), "problem")
+    problems = list_checks(toolspace("doctor", "--json"), "problem")
 
     assert [problem["what"] for problem in problems] == ["queues", "functions"]
     assert 'lines uses the queue "slow"' in problems[0]["found"]
@@ -62,15 +62,15 @@ def test_storage_that_cannot_be_used_is_a_problem(toolspace: Toolspace, tmp_path
     assert "to fix: " in done.stdout
 
 
-def test_a_folder_that_others_may_write_and_a_cache_on_disk_are_looked_at(toolspace: Toolspace, tmp_path: Path) -> None:
+def test_a_folder_that_others_may_write_and_a_disk_cache_are_checked(toolspace: Toolspace, tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
 
     done = toolspace("doctor", "--json", TOOLSPACE_STORAGE_DIR=str(tmp_path / "open"), TOOLSPACE_STORAGE_CACHE="disk")
 
     assert done.returncode == 0
-    assert found(done, "warning")[0]["fix"] == f"chmod 700 {tmp_path / 'open'}"
-    assert {"state": "ok", "what": "cache", "found": str(tmp_path / "open" / "cache.db")} in found(done, "ok")
+    assert list_checks(done, "warning")[0]["fix"] == f"chmod 700 {tmp_path / 'open'}"
+    assert {"state": "ok", "what": "cache", "found": str(tmp_path / "open" / "cache.db")} in list_checks(done, "ok")
 
 
 AGENTS = """\
@@ -84,7 +84,7 @@ agents:
 
 
 @pytest.mark.spec("11.7")
-def test_each_agent_is_told_with_its_model_and_whether_its_key_is_there(toolspace: Toolspace, project: Path) -> None:
+def test_each_agent_is_listed_with_its_model_or_its_missing_key(toolspace: Toolspace, project: Path) -> None:
     (project / "toolspace.yaml").write_text(AGENTS)
 
     done = toolspace("doctor", "--json", OPENAI_API_KEY="hunter2", GEMINI_API_KEY="", GOOGLE_API_KEY="")
@@ -114,13 +114,13 @@ def test_an_agent_without_a_model_needs_a_key_of_some_provider(toolspace: Toolsp
     assert done.returncode == 1
 
 
-def test_the_agent_to_try_things_out_with_is_told_with_its_model(toolspace: Toolspace) -> None:
+def test_the_demo_agent_is_listed_with_its_model(toolspace: Toolspace) -> None:
     keys = {"OPENAI_API_KEY": "", "GEMINI_API_KEY": "", "GOOGLE_API_KEY": "", "ANTHROPIC_API_KEY": "k"}
     assert "uses anthropic:" in toolspace("doctor", **keys).stdout
     assert "follows a few fixed rules" in toolspace("doctor", **{**keys, "ANTHROPIC_API_KEY": ""}).stdout
 
 
-def test_a_model_at_an_address_needs_no_key(toolspace: Toolspace, project: Path) -> None:
+def test_a_model_with_a_base_url_needs_no_key(toolspace: Toolspace, project: Path) -> None:
     model = "{name: qwen, baseUrl: 'http://localhost:1/v1?code=hunter2'}"
     (project / "toolspace.yaml").write_text(f"agents: {{own: {{model: {model}}}}}\n")
     done = toolspace("doctor", OPENAI_API_KEY="")
@@ -128,7 +128,7 @@ def test_a_model_at_an_address_needs_no_key(toolspace: Toolspace, project: Path)
     assert "hunter2" not in done.stdout
 
 
-def test_embeddings_are_told_with_what_they_lack(toolspace: Toolspace, project: Path) -> None:
+def test_embeddings_are_checked_for_their_key(toolspace: Toolspace, project: Path) -> None:
     (project / "toolspace.yaml").write_text("embeddings: openai:small\n")
     done = toolspace("doctor", OPENAI_API_KEY="")
     assert "✗ embeddings: openai:small: no key is set" in done.stdout
@@ -152,22 +152,22 @@ openapi:
   placeless: {{spec: ./placeless.yaml}}
   filtered: {{spec: ./placeless.yaml, baseUrl: "http://127.0.0.1:9", operations: [gone]}}
 """
-PLACELESS = """\
+NO_SERVER_URL = """\
 openapi: 3.1.0
 info: {title: Placeless, version: "1"}
 paths: {/pets: {get: {operationId: listPets, responses: {"200": {description: fine}}}}}
 """
 
 
-def test_every_server_is_started_and_each_failure_has_its_way_out(toolspace: Toolspace, project: Path) -> None:
+def test_every_server_is_started_and_each_failure_has_a_fix(toolspace: Toolspace, project: Path) -> None:
     (project / "toolspace.yaml").write_text(SERVERS)
-    (project / "placeless.yaml").write_text(PLACELESS)
+    (project / "placeless.yaml").write_text(NO_SERVER_URL)
 
     done = toolspace("doctor", "--json")
 
-    fixes = {problem["found"].partition(":")[0]: problem.get("fix", "") for problem in found(done, "problem")}
-    warnings = {warning["found"].partition(":")[0]: warning["fix"] for warning in found(done, "warning")}
-    fine = [check["found"] for check in found(done, "ok") if check["what"] == "servers"]
+    fixes = {problem["found"].partition(":")[0]: problem.get("fix", "") for problem in list_checks(done, "problem")}
+    warnings = {warning["found"].partition(":")[0]: warning["fix"] for warning in list_checks(done, "warning")}
+    fine = [check["found"] for check in list_checks(done, "ok") if check["what"] == "servers"]
     assert done.returncode == 1
     assert fixes == {
         "npx": "install Node.js 20 or newer, which includes npx",
@@ -180,14 +180,14 @@ def test_every_server_is_started_and_each_failure_has_its_way_out(toolspace: Too
     }
     assert warnings["placeless"] == "set its baseUrl to the URL of the service"
     assert warnings["filtered"] == "correct its tags, methods, paths and operations"
-    assert sum(warning["found"].startswith("filtered") for warning in found(done, "warning")) == 1
+    assert sum(warning["found"].startswith("filtered") for warning in list_checks(done, "warning")) == 1
     assert fine[0].startswith("small: 2 tools, stdio, 2026-07-28 stateless, ready after ")
     assert fine[1] == "off: disabled"
     assert "secretword" not in done.stdout + done.stderr
     assert done.stderr == ""
 
 
-async def test_a_server_that_wants_a_login_is_told_with_the_command_for_it(toolspace: Toolspace, project: Path) -> None:
+async def test_a_server_that_needs_a_login_gets_the_login_command_as_fix(toolspace: Toolspace, project: Path) -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
@@ -199,7 +199,7 @@ async def test_a_server_that_wants_a_login_is_told_with_the_command_for_it(tools
         (project / "toolspace.yaml").write_text(f"mcpServers: {{remote: {{url: 'http://127.0.0.1:{port}/mcp'}}}}\n")
         done = await asyncio.to_thread(toolspace, "doctor", "--json")
 
-    [problem] = found(done, "problem")
+    [problem] = list_checks(done, "problem")
     assert problem["fix"] == "toolspace servers login remote, or set its headers"
 
 
@@ -221,25 +221,25 @@ def test_a_file_that_init_wrote_from_an_editors_servers_is_healthy(toolspace: To
     assert "✓ servers: later: disabled" in done.stdout
 
 
-def database(done: Run) -> dict[str, Any]:
+def get_database_check(done: Run) -> dict[str, Any]:
     (check,) = [check for check in json.loads(done.stdout)["checks"] if check["what"] == "database"]
     return check
 
 
 @pytest.mark.spec("15.2")
-def test_a_database_is_named_with_its_version_and_never_touched(toolspace: Toolspace, project: Path) -> None:
+def test_a_database_is_listed_with_its_version_and_not_changed(toolspace: Toolspace, project: Path) -> None:
     from toolspace.storage.schema import MIGRATIONS
     from toolspace.storage.sqlite.database import SqliteDatabase
 
     file = project / "data" / "gateway.db"
-    before = database(toolspace("doctor", "--json", TOOLSPACE_STORAGE_URL=str(file)))
+    before = get_database_check(toolspace("doctor", "--json", TOOLSPACE_STORAGE_URL=str(file)))
     untouched = not file.exists()
 
     async def make() -> None:
         await (await SqliteDatabase.open(file)).aclose()
 
     asyncio.run(make())
-    after = database(toolspace("doctor", "--json", TOOLSPACE_STORAGE_URL=str(file)))
+    after = get_database_check(toolspace("doctor", "--json", TOOLSPACE_STORAGE_URL=str(file)))
 
     assert before == {
         "state": "ok",
@@ -263,7 +263,7 @@ def test_a_database_of_another_program_or_a_newer_version_is_a_problem(toolspace
     (project / "broken.db").write_bytes(b"this is no database at all" * 100)
 
     checks = {
-        name: database(toolspace("doctor", "--json", TOOLSPACE_STORAGE_URL=str(project / f"{name}.db")))
+        name: get_database_check(toolspace("doctor", "--json", TOOLSPACE_STORAGE_URL=str(project / f"{name}.db")))
         for name in ("other", "newer", "broken")
     }
 
@@ -275,16 +275,14 @@ def test_a_database_of_another_program_or_a_newer_version_is_a_problem(toolspace
 
 
 @pytest.mark.spec("15.1")
-def test_a_postgresql_is_named_with_its_version_or_why_it_cannot_be_reached(
-    toolspace: Toolspace, postgres_url: str
-) -> None:
-    there = database(toolspace("doctor", "--json", TOOLSPACE_STORAGE_URL=postgres_url))
+def test_postgresql_is_listed_with_its_version_or_the_connection_error(toolspace: Toolspace, postgres_url: str) -> None:
+    there = get_database_check(toolspace("doctor", "--json", TOOLSPACE_STORAGE_URL=postgres_url))
     away = toolspace("doctor", "--json", TOOLSPACE_STORAGE_URL="postgresql://me:hunter22@127.0.0.1:1/none")
 
     assert there["state"] == "ok", there
     assert "PostgreSQL " in there["found"]
     assert "the gateway creates its tables" in there["found"]
-    assert database(away)["state"] == "problem"
-    assert "127.0.0.1:1/none cannot be reached" in database(away)["found"]
-    assert database(away)["fix"] == "start it, or correct TOOLSPACE_STORAGE_URL (environment)"
+    assert get_database_check(away)["state"] == "problem"
+    assert "127.0.0.1:1/none cannot be reached" in get_database_check(away)["found"]
+    assert get_database_check(away)["fix"] == "start it, or correct TOOLSPACE_STORAGE_URL (environment)"
     assert "hunter22" not in away.stdout + away.stderr

@@ -39,7 +39,7 @@ layouts: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
 
 
 @given(document=documents, there=st.none() | servers, last=st.booleans(), layout=layouts)
-def test_an_entry_is_added_to_any_json_and_taken_out_without_a_trace(
+def test_an_entry_is_added_to_any_json_and_removed_without_a_trace(
     document: dict[str, Any], there: dict[str, Any] | None, last: bool, layout: dict[str, Any]
 ) -> None:
     if there is not None:
@@ -57,7 +57,7 @@ def test_an_entry_is_added_to_any_json_and_taken_out_without_a_trace(
         assert removed == text
 
 
-COMMENTED = """\
+JSON_WITH_COMMENTS = """\
 // My servers.
 {
     "mcpServers": {
@@ -74,12 +74,12 @@ COMMENTED = """\
 
 
 def test_comments_trailing_commas_and_indentation_stay() -> None:
-    added = set_value(COMMENTED, PATH, ENTRY)
+    added = set_value(JSON_WITH_COMMENTS, PATH, ENTRY)
 
-    lines = [line for line in added.splitlines() if line not in COMMENTED.splitlines()]
+    lines = [line for line in added.splitlines() if line not in JSON_WITH_COMMENTS.splitlines()]
     assert parse_json(added).data["mcpServers"] == {"a": {"command": "a"}, "b": {"command": "b"}, "toolspace": ENTRY}
     assert lines[:3] == ["        },", '        "toolspace": {', '            "command": "/bin/toolspace",']
-    assert parse_json(remove_value(added, PATH)).data == parse_json(COMMENTED).data
+    assert parse_json(remove_value(added, PATH)).data == parse_json(JSON_WITH_COMMENTS).data
     assert "// the end" in remove_value(added, PATH)
 
 
@@ -97,18 +97,18 @@ def test_comments_trailing_commas_and_indentation_stay() -> None:
     ],
     ids=["nothing", "empty", "one-line", "empty-table", "crlf-tabs", "bom", "comment", "only-comment"],
 )
-def test_a_json_file_keeps_its_own_way_of_writing(text: str, expected: str) -> None:
+def test_a_json_file_keeps_its_style(text: str, expected: str) -> None:
     assert set_value(text, ("a", "b"), 1) == expected
 
 
-def test_a_value_that_is_there_is_replaced_in_its_place() -> None:
+def test_an_existing_value_is_replaced_in_place() -> None:
     text = '{\n  "a": {"b": [1, {"]": "}"}], "c": 2} // stays\n}\n'
 
     assert set_value(text, ("a", "b"), "new") == '{\n  "a": {"b": "new", "c": 2} // stays\n}\n'
 
 
 @given(text=st.text('{}[]",:/* \n\\a1', max_size=30))
-def test_what_is_no_json_is_refused_and_never_guessed_at(text: str) -> None:
+def test_invalid_json_is_refused(text: str) -> None:
     try:
         added = set_value(text, PATH, ENTRY)
     except (TextSyntaxError, TypeError):
@@ -139,7 +139,7 @@ trust_level = "trusted"
 @pytest.mark.parametrize(
     "text", [TOML, "", TOML.replace("\n", "\r\n"), TOML.rstrip()], ids=["lf", "empty", "crlf", "no-end"]
 )
-def test_a_table_is_added_to_toml_and_taken_out_again(text: str) -> None:
+def test_a_table_is_added_to_toml_updated_and_removed(text: str) -> None:
     path = ("mcp_servers", "toolspace")
 
     added = set_table(text, path, ENTRY)
@@ -153,11 +153,11 @@ def test_a_table_is_added_to_toml_and_taken_out_again(text: str) -> None:
     assert remove_table(updated, path).rstrip() == text.rstrip()
 
 
-def test_a_table_in_the_middle_goes_with_its_inner_ones_and_leaves_the_comments_of_the_next() -> None:
-    kept = remove_table(TOML, ("mcp_servers", "docs"))
+def test_a_removed_table_takes_its_inner_tables_and_leaves_the_comments_of_the_next() -> None:
+    remaining = remove_table(TOML, ("mcp_servers", "docs"))
 
     assert (
-        kept
+        remaining
         == '# My settings\nmodel = "o5"   # the best\n\n# Of the projects\n[projects."/a.b"]\ntrust_level = "trusted"\n'
     )
 
@@ -168,7 +168,7 @@ def test_a_table_in_the_middle_goes_with_its_inner_ones_and_leaves_the_comments_
         st.text(min_size=1, max_size=8), words | st.lists(words, max_size=3), min_size=1, max_size=3
     ),
 )
-def test_whatever_a_value_holds_toml_gives_it_back(before: dict[str, str], values: dict[str, Any]) -> None:
+def test_any_value_survives_toml(before: dict[str, str], values: dict[str, Any]) -> None:
     text = set_table("", ("first", "own"), {**before})
 
     expected = {"first": {"own": before}, "second": {"own": values}}
@@ -194,7 +194,7 @@ def test_whatever_a_value_holds_toml_gives_it_back(before: dict[str, str], value
         ("zed", "user", "darwin", "/h/.config/zed/settings.json"),
     ],
 )
-def test_each_client_has_its_files_where_its_system_puts_them(
+def test_the_settings_file_of_each_client_depends_on_the_platform(
     client: str, scope: Any, platform: str, expected: str
 ) -> None:
     around = ClientEnvironment(Path("/p"), Path("/h"), {"APPDATA": "/r", "XDG_CONFIG_HOME": "relative"}, platform)
@@ -202,7 +202,7 @@ def test_each_client_has_its_files_where_its_system_puts_them(
     assert config_file(CLIENTS[client], scope, around) == Path(expected)
 
 
-def test_variables_move_the_files_of_the_clients_that_have_them() -> None:
+def test_environment_variables_move_the_settings_files() -> None:
     moved = {"CLAUDE_CONFIG_DIR": "/c", "CODEX_HOME": "/x", "XDG_CONFIG_HOME": "/g"}
     around = ClientEnvironment(Path("/p"), Path("/h"), moved, "linux")
 
@@ -225,5 +225,5 @@ def test_variables_move_the_files_of_the_clients_that_have_them() -> None:
     ],
     ids=range(8),
 )
-def test_an_entry_that_is_toolspace_itself_is_known(command: Any, args: Any, expected: bool) -> None:
+def test_entries_of_toolspace_itself_are_recognized(command: Any, args: Any, expected: bool) -> None:
     assert is_toolspace(command, args) is expected

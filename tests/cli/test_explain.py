@@ -25,13 +25,13 @@ def test_each_setting_names_the_line_that_set_it(toolspace: Toolspace) -> None:
     assert explained["inputSchema"]["properties"]["n"]["type"] == "integer"
 
 
-def test_what_the_tool_itself_says_and_its_queue_are_shown(toolspace: Toolspace) -> None:
-    shown = [line.split() for line in toolspace("explain", "lines").stdout.splitlines()]
+def test_settings_of_the_tool_itself_and_of_its_queue_are_shown(toolspace: Toolspace) -> None:
+    rows = [line.split() for line in toolspace("explain", "lines").stdout.splitlines()]
 
-    assert ["timeout", "20s", "toolspace.yaml:3", "(defaults.toolTimeout)"] in shown
-    assert ["queue", "slow", "tool", "lines"] in shown
-    assert ["queue's", "rules", "concurrent", "2", "toolspace.yaml:5", "(queues.slow)"] in shown
-    assert ["cache", "1m", "tool", "lines"] in shown
+    assert ["timeout", "20s", "toolspace.yaml:3", "(defaults.toolTimeout)"] in rows
+    assert ["queue", "slow", "tool", "lines"] in rows
+    assert ["queue's", "rules", "concurrent", "2", "toolspace.yaml:5", "(queues.slow)"] in rows
+    assert ["cache", "1m", "tool", "lines"] in rows
 
 
 def test_a_denied_tool_names_the_rule(toolspace: Toolspace) -> None:
@@ -44,7 +44,7 @@ def test_a_denied_tool_names_the_rule(toolspace: Toolspace) -> None:
     assert (by_glob["value"], by_glob["source"]) == ("denied", "toolspace.yaml:13 (tools.overrides.get_*.enabled)")
 
 
-def test_aliases_lead_to_the_tool_and_are_listed(toolspace: Toolspace) -> None:
+def test_aliases_resolve_to_the_tool_and_are_listed(toolspace: Toolspace) -> None:
     explained = json.loads(toolspace("explain", "less", "--json").stdout)
 
     assert (explained["asked"], explained["name"]) == ("less", "read_file")
@@ -64,14 +64,14 @@ def test_a_variable_is_named_as_the_source(toolspace: Toolspace) -> None:
     }
 
 
-def test_an_unknown_name_exits_2_with_the_nearest(toolspace: Toolspace) -> None:
+def test_an_unknown_name_exits_2_with_the_nearest_name(toolspace: Toolspace) -> None:
     done = toolspace("explain", "ehco")
 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == 'error: Tool "ehco" not found; did you mean "echo"?\n'
 
 
-def test_what_a_providers_entry_sets_is_named_by_its_own_line(toolspace: Toolspace, project: Path) -> None:
+def test_settings_of_a_provider_entry_name_its_line(toolspace: Toolspace, project: Path) -> None:
     (project / "plug.py").write_text(
         "from toolspace import Tool, ToolProvider, ToolResult\n\n"
         "class Plug(ToolProvider):\n"

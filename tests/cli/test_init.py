@@ -29,17 +29,17 @@ def test_init_refuses_to_replace_a_file_unless_it_is_forced(toolspace: Toolspace
     before = (project / "toolspace.yaml").read_text()
 
     refused = toolspace("init")
-    kept = (project / "toolspace.yaml").read_text()
+    previous_text = (project / "toolspace.yaml").read_text()
     forced = toolspace("init", str(project), "--force", "--json")
 
-    assert (refused.returncode, kept) == (2, before)
+    assert (refused.returncode, previous_text) == (2, before)
     assert "--force" in refused.stderr
     assert json.loads(forced.stdout) == {"path": str(project / "toolspace.yaml")}
     assert (project / "toolspace.yaml").read_text() != before
 
 
 @pytest.mark.parametrize("path", ["missing/toolspace.yaml", "toolspace.json", "nowhere"])
-def test_init_says_in_one_line_why_it_cannot_write(toolspace: Toolspace, tmp_path: Path, path: str) -> None:
+def test_init_reports_in_one_line_why_it_cannot_write(toolspace: Toolspace, tmp_path: Path, path: str) -> None:
     done = toolspace("init", path, cwd=tmp_path)
 
     assert done.returncode == 2
@@ -57,7 +57,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def write(path: Path, value: object) -> None:
+def write_json(path: Path, value: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(value if isinstance(value, str) else json.dumps(value))
 
@@ -75,26 +75,28 @@ disabled_tools = ["drop"]
 """
 
 
-def test_init_takes_the_servers_of_all_editors_over_and_says_where_from(
+def test_init_imports_the_servers_of_all_editors_with_their_origin(
     toolspace: Toolspace, tmp_path: Path, home: Path
 ) -> None:
     new = tmp_path / "new"
     stdio = {"command": "python3", "args": ["-m", "server"]}
-    write(new / ".mcp.json", {"mcpServers": {"time": {"type": "stdio", **stdio, "env": {"TZ": "UTC"}}}})
-    write(
+    write_json(new / ".mcp.json", {"mcpServers": {"time": {"type": "stdio", **stdio, "env": {"TZ": "UTC"}}}})
+    write_json(
         new / ".vscode" / "mcp.json",
         '{\n// mine\n"servers": {"web": {"type": "sse", "url": "http://localhost:1/sse"}},}',
     )
-    write(home / ".claude.json", {"mcpServers": {"all": stdio}, "projects": {str(new): {"mcpServers": {"own": stdio}}}})
-    write(home / ".cursor" / "mcp.json", {"mcpServers": {"time": {"command": "other"}, "all": stdio, "empty": {}}})
-    write(
+    write_json(
+        home / ".claude.json", {"mcpServers": {"all": stdio}, "projects": {str(new): {"mcpServers": {"own": stdio}}}}
+    )
+    write_json(home / ".cursor" / "mcp.json", {"mcpServers": {"time": {"command": "other"}, "all": stdio, "empty": {}}})
+    write_json(
         home / ".config" / "Claude" / "claude_desktop_config.json", {"mcpServers": {"off": {**stdio, "disabled": True}}}
     )
-    write(home / ".codex" / "config.toml", CODEX)
-    write(
+    write_json(home / ".codex" / "config.toml", CODEX)
+    write_json(
         home / ".codeium" / "windsurf" / "mcp_config.json", {"mcpServers": {"surf": {"serverUrl": "https://x.org/mcp"}}}
     )
-    write(
+    write_json(
         home / ".config" / "zed" / "settings.json",
         {"context_servers": {"zed": {"command": {"path": "z", "args": ["a"]}}}},
     )
@@ -135,7 +137,7 @@ SECRETS = {
 }
 
 
-def test_no_secret_of_an_editor_is_copied_or_shown(toolspace: Toolspace, tmp_path: Path, home: Path) -> None:
+def test_no_secret_of_an_editor_is_copied_or_printed(toolspace: Toolspace, tmp_path: Path, home: Path) -> None:
     new = tmp_path / "new"
     args = [
         f"--api-key={SECRETS['flag']}",
@@ -155,18 +157,18 @@ def test_no_secret_of_an_editor_is_copied_or_shown(toolspace: Toolspace, tmp_pat
         },
         "four": {"command": "four", "env": {"GITHUB_TOKEN": "${GITHUB_TOKEN}"}},
     }
-    write(new / ".mcp.json", {"mcpServers": servers})
+    write_json(new / ".mcp.json", {"mcpServers": servers})
 
     done = toolspace("init", "--json", cwd=new)
-    shown = toolspace("init", "--force", cwd=new)
+    second_run = toolspace("init", "--force", cwd=new)
 
     text = (new / "toolspace.yaml").read_text()
     for secret in (*SECRETS.values(), "a different key"):
-        assert secret not in text + done.stdout + done.stderr + shown.stdout + shown.stderr
+        assert secret not in text + done.stdout + done.stderr + second_run.stdout + second_run.stderr
     assert "API_KEY: ${API_KEY}  # Set API_KEY: the value was not copied." in text
     assert "API_KEY: ${TWO_API_KEY}" in text
     assert 'Authorization: "Bearer ${THREE_TOKEN}"' in text
-    assert "  API_KEY  (one: env API_KEY)" in shown.stderr
+    assert "  API_KEY  (one: env API_KEY)" in second_run.stderr
     assert load_config(new / "toolspace.yaml", environ={}).mcp_servers["one"].enabled is False
     names = {name: f"<{name}>" for server in json.loads(done.stdout)["servers"] for name in server["unset"]}
     whole = text.replace("enabled: false", "enabled: true")
@@ -178,10 +180,12 @@ def test_no_secret_of_an_editor_is_copied_or_shown(toolspace: Toolspace, tmp_pat
     assert config.mcp_servers["four"].env == {"GITHUB_TOKEN": "<GITHUB_TOKEN>"}
 
 
-def test_a_variable_that_is_set_to_the_same_value_needs_nothing(
+def test_a_variable_with_the_same_value_is_not_reported_as_unset(
     toolspace: Toolspace, tmp_path: Path, home: Path
 ) -> None:
-    write(tmp_path / "new" / ".mcp.json", {"mcpServers": {"one": {"command": "one", "env": {"API_KEY": "the one"}}}})
+    write_json(
+        tmp_path / "new" / ".mcp.json", {"mcpServers": {"one": {"command": "one", "env": {"API_KEY": "the one"}}}}
+    )
 
     same = toolspace("init", "--json", cwd=tmp_path / "new", API_KEY="the one")
     other = toolspace("init", "--force", "--json", cwd=tmp_path / "new", API_KEY="another")
@@ -190,7 +194,7 @@ def test_a_variable_that_is_set_to_the_same_value_needs_nothing(
     assert json.loads(other.stdout)["servers"][0]["unset"] == ["ONE_API_KEY"]
 
 
-def test_toolspace_never_takes_itself_over(toolspace: Toolspace, project: Path, home: Path) -> None:
+def test_toolspace_never_imports_itself(toolspace: Toolspace, project: Path, home: Path) -> None:
     toolspace("install", "cursor")
 
     done = toolspace("init", "--force")
@@ -199,10 +203,10 @@ def test_toolspace_never_takes_itself_over(toolspace: Toolspace, project: Path, 
     assert load_config(project / "toolspace.yaml", environ={}).mcp_servers == {}
 
 
-def test_the_import_can_be_left_out_or_kept_to_one_client(toolspace: Toolspace, tmp_path: Path, home: Path) -> None:
+def test_the_import_can_be_skipped_or_limited_to_one_client(toolspace: Toolspace, tmp_path: Path, home: Path) -> None:
     new = tmp_path / "new"
-    write(new / ".mcp.json", {"mcpServers": {"a": {"command": "a"}}})
-    write(new / ".cursor" / "mcp.json", {"mcpServers": {"b": {"command": "b"}}})
+    write_json(new / ".mcp.json", {"mcpServers": {"a": {"command": "a"}}})
+    write_json(new / ".cursor" / "mcp.json", {"mcpServers": {"b": {"command": "b"}}})
 
     toolspace("init", "none.yaml", "--no-import", cwd=new)
     toolspace("init", "one.yaml", "--from", "cursor", cwd=new)
@@ -215,12 +219,10 @@ def test_the_import_can_be_left_out_or_kept_to_one_client(toolspace: Toolspace, 
     assert (wrong.returncode, 'did you mean "cursor"' in wrong.stderr) == (2, True)
 
 
-def test_an_editors_broken_file_is_told_and_hurts_nothing_else(
-    toolspace: Toolspace, tmp_path: Path, home: Path
-) -> None:
+def test_an_invalid_file_of_an_editor_is_reported_and_skipped(toolspace: Toolspace, tmp_path: Path, home: Path) -> None:
     new = tmp_path / "new"
-    write(new / ".mcp.json", '{"mcpServers": {')
-    write(new / ".cursor" / "mcp.json", {"mcpServers": {"b": {"command": "b"}}})
+    write_json(new / ".mcp.json", '{"mcpServers": {')
+    write_json(new / ".cursor" / "mcp.json", {"mcpServers": {"b": {"command": "b"}}})
 
     done = toolspace("init", cwd=new)
 
@@ -255,14 +257,14 @@ raw_entries = st.fixed_dictionaries(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(servers=st.dictionaries(texts, raw_entries | anything, max_size=3), client=st.sampled_from(["cursor", "zed"]))
 @example(servers={"a": {"command": "x", "cwd": "\0"}, "b": {"command": "x", "cwd": "~no body/x"}}, client="cursor")
-def test_whatever_an_editors_file_holds_the_new_file_loads(
+def test_the_new_file_loads_for_any_content_of_an_editors_file(
     tmp_path: Path, servers: dict[str, object], client: str
 ) -> None:
-    around = ClientEnvironment(tmp_path, tmp_path, {}, "linux")
-    write(config_file(CLIENTS[client], "user", around), {CLIENTS[client].table: servers})
+    environment = ClientEnvironment(tmp_path, tmp_path, {}, "linux")
+    write_json(config_file(CLIENTS[client], "user", environment), {CLIENTS[client].table: servers})
 
-    found = import_servers(around, [client]).servers
-    (tmp_path / "toolspace.yaml").write_text(format_servers(found, tmp_path) if found else "")
+    servers = import_servers(environment, [client]).servers
+    (tmp_path / "toolspace.yaml").write_text(format_servers(servers, tmp_path) if servers else "")
 
     config = load_config(tmp_path / "toolspace.yaml", environ={"HOME": "/"})
-    assert set(config.mcp_servers) == {server.name for server in found}
+    assert set(config.mcp_servers) == {server.name for server in servers}

@@ -27,7 +27,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def entry(project: Path) -> dict[str, Any]:
+def expected_entry(project: Path) -> dict[str, Any]:
     return {"command": PROGRAM, "args": ["--config", str(project / "toolspace.yaml"), "mcp"]}
 
 
@@ -60,27 +60,29 @@ def test_each_client_gets_this_toolspace_in_its_own_file(
     assert again.stdout.startswith("toolspace is already there: ")
     assert removed.stdout.startswith("Removed toolspace: ")
     assert missing.stdout.startswith("toolspace is not there: ")
-    assert read(path).get(table, {}) == {}
+    assert read_settings(path).get(table, {}) == {}
 
     toolspace("install", client, *options)
-    expected = {"type": "stdio", **entry(project)} if client in ("claude-code", "vscode") else entry(project)
-    assert read(path)[table] == {"toolspace": expected}
+    expected = (
+        {"type": "stdio", **expected_entry(project)} if client in ("claude-code", "vscode") else expected_entry(project)
+    )
+    assert read_settings(path)[table] == {"toolspace": expected}
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_settings(path: Path) -> dict[str, Any]:
     text = path.read_text()
     return tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
 
 
 def test_the_installed_command_starts_here_from_any_folder(toolspace: Toolspace, project: Path, home: Path) -> None:
     toolspace("install", "cursor", cwd=project)
-    server = read(project / ".cursor" / "mcp.json")["mcpServers"]["toolspace"]
+    server = read_settings(project / ".cursor" / "mcp.json")["mcpServers"]["toolspace"]
 
     assert os.access(server["command"], os.X_OK)
     assert Path(server["args"][1]).is_absolute()
 
 
-KEPT = """\
+EXISTING_FILE = """\
 {
 \t// mine
 \t"mcpServers": {
@@ -95,30 +97,32 @@ KEPT = """\
 def test_everything_else_in_the_file_stays_as_it_was(toolspace: Toolspace, project: Path, home: Path) -> None:
     path = home / ".cursor" / "mcp.json"
     path.parent.mkdir()
-    path.write_text(KEPT)
+    path.write_text(EXISTING_FILE)
     path.chmod(0o640)
 
     toolspace("install", "cursor", "--scope", "user")
     added = path.read_text()
     toolspace("install", "cursor", "--scope", "user", "--uninstall")
 
-    assert [line for line in KEPT.splitlines() if line not in added.splitlines()] == [KEPT.splitlines()[3]]
-    assert KEPT.splitlines()[3] + "," in added.splitlines()
-    assert path.read_text() == KEPT
+    assert [line for line in EXISTING_FILE.splitlines() if line not in added.splitlines()] == [
+        EXISTING_FILE.splitlines()[3]
+    ]
+    assert EXISTING_FILE.splitlines()[3] + "," in added.splitlines()
+    assert path.read_text() == EXISTING_FILE
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     assert os.listdir(path.parent) == ["mcp.json"]
 
 
-def test_an_entry_that_is_out_of_date_gets_only_what_changed(toolspace: Toolspace, project: Path, home: Path) -> None:
+def test_an_outdated_entry_is_updated_only_where_it_differs(toolspace: Toolspace, project: Path, home: Path) -> None:
     (project / ".mcp.json").write_text(
         '{"mcpServers": {"toolspace": {"command": "/old/toolspace", "args": ["mcp"], "env": {"A": "1"}}}}'
     )
 
     done = toolspace("install", "claude-code", "--json")
 
-    server = read(project / ".mcp.json")["mcpServers"]["toolspace"]
+    server = read_settings(project / ".mcp.json")["mcpServers"]["toolspace"]
     assert json.loads(done.stdout)["outcome"] == "updated"
-    assert server == {**entry(project), "env": {"A": "1"}, "type": "stdio"}
+    assert server == {**expected_entry(project), "env": {"A": "1"}, "type": "stdio"}
 
 
 def test_another_server_of_that_name_is_not_touched(toolspace: Toolspace, project: Path, home: Path) -> None:
@@ -134,9 +138,9 @@ def test_another_server_of_that_name_is_not_touched(toolspace: Toolspace, projec
         in refused[0].stderr
     )
     assert named.returncode == 0
-    assert read(project / ".mcp.json")["mcpServers"] == {
+    assert read_settings(project / ".mcp.json")["mcpServers"] == {
         "toolspace": {"command": "npx"},
-        "ours": {"type": "stdio", **entry(project)},
+        "ours": {"type": "stdio", **expected_entry(project)},
     }
 
 
@@ -181,13 +185,13 @@ def test_a_linked_file_stays_a_link_and_a_dangling_one_is_refused(
 
     assert done.returncode == 0
     assert (home / ".claude.json").is_symlink()
-    assert list(read(home / "dotfiles" / "claude.json")) == ["theme", "mcpServers"]
+    assert list(read_settings(home / "dotfiles" / "claude.json")) == ["theme", "mcpServers"]
     assert dangling.returncode == 2
     assert "gone.toml, which does not exist" in dangling.stderr
     assert not (home / "gone.toml").exists()
 
 
-def test_a_pipe_in_the_place_of_the_file_is_refused_at_once(toolspace: Toolspace, project: Path, home: Path) -> None:
+def test_a_named_pipe_instead_of_the_file_is_refused(toolspace: Toolspace, project: Path, home: Path) -> None:
     os.mkfifo(project / ".mcp.json")
 
     done = toolspace("install", "claude-code")
@@ -200,30 +204,32 @@ def test_dry_run_shows_the_change_without_the_secrets_around_it(
 ) -> None:
     path = home / ".cursor" / "mcp.json"
     path.parent.mkdir()
-    path.write_text(KEPT)
+    path.write_text(EXISTING_FILE)
 
     done = toolspace("install", "cursor", "--scope", "user", "--dry-run")
 
     assert done.returncode == 0
     assert f'+\t\t\t"command": "{PROGRAM}",' in done.stdout
     assert "abcdef123456" not in done.stdout + done.stderr
-    assert path.read_text() == KEPT
+    assert path.read_text() == EXISTING_FILE
 
 
-def usage(done: Run) -> str:
+def usage_error(done: Run) -> str:
     assert done.returncode == 2
     return done.stderr
 
 
-def test_wrong_words_are_answered_with_the_right_ones(toolspace: Toolspace, project: Path, tmp_path: Path) -> None:
-    assert 'did you mean "cursor"?' in usage(toolspace("install", "curser"))
-    assert "claude-desktop has no project scope" in usage(toolspace("install", "claude-desktop", "--scope", "project"))
-    assert "--name 'a b'" in usage(toolspace("install", "cursor", "--name", "a b"))
-    assert "toolspace init" in usage(toolspace("install", "cursor", cwd=tmp_path))
-    assert "there is no such file" in usage(toolspace("install", "cursor", "--config", "gone.yaml"))
+def test_wrong_usage_is_reported_with_a_hint(toolspace: Toolspace, project: Path, tmp_path: Path) -> None:
+    assert 'did you mean "cursor"?' in usage_error(toolspace("install", "curser"))
+    assert "claude-desktop has no project scope" in usage_error(
+        toolspace("install", "claude-desktop", "--scope", "project")
+    )
+    assert "--name 'a b'" in usage_error(toolspace("install", "cursor", "--name", "a b"))
+    assert "toolspace init" in usage_error(toolspace("install", "cursor", cwd=tmp_path))
+    assert "there is no such file" in usage_error(toolspace("install", "cursor", "--config", "gone.yaml"))
 
 
-def test_the_project_is_where_its_configuration_is(toolspace: Toolspace, project: Path, home: Path) -> None:
+def test_the_project_folder_is_the_folder_of_the_configuration(toolspace: Toolspace, project: Path, home: Path) -> None:
     (project / "deep" / "down").mkdir(parents=True)
 
     done = toolspace("install", "claude-code", cwd=project / "deep" / "down")

@@ -20,25 +20,25 @@ def test_the_list_has_name_category_and_the_first_line_of_the_description(toolsp
 
 
 @pytest.mark.spec("4.9")
-def test_tokens_shows_what_each_schema_costs_and_all_together(toolspace: Toolspace) -> None:
-    shown = toolspace("list", "--tokens").stdout.splitlines()
+def test_tokens_shows_the_cost_of_each_definition_and_the_sum(toolspace: Toolspace) -> None:
+    lines = toolspace("list", "--tokens").stdout.splitlines()
     as_json = json.loads(toolspace("list", "--tokens", "--json").stdout)
 
     costs = {tool["name"]: tool["tokens"] for tool in as_json}
     assert all(cost > 0 for cost in costs.values())
-    assert shown[-1] == f"{len(costs)} tools, {sum(costs.values()):,} tokens in all"
-    assert next(line.split() for line in shown if line.startswith("echo "))[2] == f"{costs['echo']:,}"
+    assert lines[-1] == f"{len(costs)} tools, {sum(costs.values()):,} tokens in all"
+    assert next(line.split() for line in lines if line.startswith("echo "))[2] == f"{costs['echo']:,}"
 
 
 @pytest.mark.spec("4.9")
-def test_tokens_says_when_models_are_shown_a_search_instead(toolspace: Toolspace) -> None:
+def test_tokens_notes_when_models_see_a_search_tool(toolspace: Toolspace) -> None:
     done = toolspace("list", "--tokens", TOOLSPACE_TOOL_SEARCH_THRESHOLD="100")
 
     assert "agent__find_tools finds the others" in done.stderr
 
 
 @pytest.mark.spec("17.1")
-def test_a_category_selects_and_an_unknown_one_exits_2_with_the_known_ones(toolspace: Toolspace) -> None:
+def test_a_category_filters_and_an_unknown_one_exits_2_with_the_list(toolspace: Toolspace) -> None:
     files = json.loads(toolspace("list", "--category", "FILE", "--json").stdout)
     wrong = toolspace("list", "--category", "fil")
 
@@ -50,7 +50,7 @@ def test_a_category_selects_and_an_unknown_one_exits_2_with_the_known_ones(tools
 
 
 @pytest.mark.spec("17.3")
-def test_warnings_are_shown_unless_it_is_to_be_quiet(toolspace: Toolspace, tmp_path: Path) -> None:
+def test_warnings_are_shown_unless_quiet(toolspace: Toolspace, tmp_path: Path) -> None:
     file = tmp_path / "toolspace.yaml"
     file.write_text("mcpServers: {github: {url: 'http://127.0.0.1:9/mcp'}}\n")
 
@@ -63,7 +63,7 @@ def test_warnings_are_shown_unless_it_is_to_be_quiet(toolspace: Toolspace, tmp_p
 
 
 @pytest.mark.spec("17.2")
-def test_a_reader_that_leaves_early_is_no_error(project: Path) -> None:
+def test_a_pipe_that_closes_early_is_not_an_error(project: Path) -> None:
     script = 'for words in list --help; do "$0" -m toolspace $words | true; echo ${PIPESTATUS[0]}; done'
     done = bash(script, project)
 

@@ -33,14 +33,14 @@ def test_the_version_is_printed(toolspace: Toolspace) -> None:
     assert toolspace("--version").stdout == f"toolspace {__version__}\n"
 
 
-def test_a_mistyped_command_gets_the_nearest(toolspace: Toolspace) -> None:
+def test_a_mistyped_command_gets_the_nearest_name(toolspace: Toolspace) -> None:
     done, tool = toolspace("lst"), toolspace("read_file")
 
     assert (done.returncode, done.stderr) == (2, "error: there is no command 'lst'; did you mean \"list\"?\n")
     assert "toolspace call read_file" in tool.stderr
 
 
-def test_nothing_at_all_gets_the_help(toolspace: Toolspace) -> None:
+def test_without_arguments_the_help_is_printed(toolspace: Toolspace) -> None:
     done = toolspace()
 
     assert done.returncode == 2
@@ -48,7 +48,7 @@ def test_nothing_at_all_gets_the_help(toolspace: Toolspace) -> None:
 
 
 @pytest.mark.parametrize("place", ["before", "after"])
-def test_options_hold_before_the_command_and_after_it(toolspace: Toolspace, tmp_path: Path, place: str) -> None:
+def test_shared_options_work_before_and_after_the_command(toolspace: Toolspace, tmp_path: Path, place: str) -> None:
     other = tmp_path / "other.yaml"
     other.write_text("tools: {builtins: [sleep]}\n")
     options = ["--config", str(other), "--json", "--quiet"]
@@ -58,7 +58,7 @@ def test_options_hold_before_the_command_and_after_it(toolspace: Toolspace, tmp_
     assert [tool["name"] for tool in json.loads(done.stdout) if tool["category"] == "system"] == ["sleep"]
 
 
-def test_the_configuration_is_the_nearest_upwards_or_the_named_one_or_none(
+def test_the_configuration_is_the_named_one_or_the_nearest_upwards_or_none(
     toolspace: Toolspace, project: Path, tmp_path: Path
 ) -> None:
     below = project / "a" / "b"
@@ -76,7 +76,9 @@ def test_the_configuration_is_the_nearest_upwards_or_the_named_one_or_none(
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "binary", "wrong", "conflict"])
-def test_a_wrong_configuration_is_one_clear_line_and_exits_2(toolspace: Toolspace, project: Path, kind: str) -> None:
+def test_an_invalid_configuration_is_reported_in_one_line_and_exits_2(
+    toolspace: Toolspace, project: Path, kind: str
+) -> None:
     path = project / f"{kind}.yaml"
     if kind == "folder":
         path.mkdir()
@@ -95,7 +97,7 @@ def test_a_wrong_configuration_is_one_clear_line_and_exits_2(toolspace: Toolspac
     assert done.stderr.count("\n") == 1
 
 
-def test_json_prints_a_wrong_configuration_as_an_error_object(toolspace: Toolspace) -> None:
+def test_json_prints_an_invalid_configuration_as_an_error_object(toolspace: Toolspace) -> None:
     done = toolspace("--json", "list", "--config", "missing.yaml")
 
     assert (done.returncode, done.stderr) == (2, "")
@@ -104,7 +106,7 @@ def test_json_prints_a_wrong_configuration_as_an_error_object(toolspace: Toolspa
     }
 
 
-def test_state_that_cannot_be_kept_is_one_line_that_names_the_setting(toolspace: Toolspace, tmp_path: Path) -> None:
+def test_an_unusable_state_directory_is_reported_with_its_setting(toolspace: Toolspace, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     done = toolspace("call", "give", "what=big", TOOLSPACE_STORAGE_DIR=str(tmp_path / "file"))
@@ -114,7 +116,7 @@ def test_state_that_cannot_be_kept_is_one_line_that_names_the_setting(toolspace:
     assert done.stderr.splitlines()[-1].startswith("error: ")
 
 
-def test_closed_standard_streams_do_no_harm(project: Path) -> None:
+def test_closed_standard_streams_do_not_break_a_command(project: Path) -> None:
     script = '"$0" -m toolspace call echo >&-; echo $?; "$0" -m toolspace call fails 2>&-; echo $?'
     done = bash(script, project)
 
@@ -171,7 +173,7 @@ def test_a_name_cannot_forge_a_log_line(toolspace: Toolspace) -> None:
 
 
 @pytest.mark.spec("4.11")
-def test_the_log_can_be_one_json_object_a_line(toolspace: Toolspace) -> None:
+def test_the_log_can_be_one_json_object_per_line(toolspace: Toolspace) -> None:
     done = toolspace("call", "echo", "--verbose", TOOLSPACE_LOG_FORMAT="json")
 
     started, finished = map(json.loads, done.stderr.splitlines())
@@ -181,6 +183,6 @@ def test_the_log_can_be_one_json_object_a_line(toolspace: Toolspace) -> None:
 
 @pytest.mark.spec("4.11")
 @pytest.mark.spec("17.3")
-def test_a_variable_sets_the_level_and_quiet_wins(toolspace: Toolspace) -> None:
+def test_a_variable_sets_the_log_level_and_quiet_overrides_it(toolspace: Toolspace) -> None:
     assert "[VRB]" in toolspace("call", "echo", TOOLSPACE_LOG="verbose").stderr
     assert toolspace("call", "echo", "--quiet", TOOLSPACE_LOG="debug").stderr == ""

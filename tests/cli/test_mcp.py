@@ -44,7 +44,7 @@ async def start(project: Path) -> AsyncGenerator[Start]:
         await process.communicate()
 
 
-async def test_it_prints_where_it_serves_and_ends_on_a_signal(start: Start) -> None:
+async def test_mcp_over_http_prints_its_url_and_ends_on_a_signal(start: Start) -> None:
     process, url = await start()
     assert url.startswith("http://127.0.0.1:")
     assert url.endswith("/mcp")
@@ -55,7 +55,7 @@ async def test_it_prints_where_it_serves_and_ends_on_a_signal(start: Start) -> N
 
 
 @pytest.mark.spec("4.5")
-async def test_its_end_is_the_end_of_its_calls(start: Start, project: Path) -> None:
+async def test_running_calls_are_canceled_at_the_end(start: Start, project: Path) -> None:
     process, url = await start()
     started = asyncio.Event()
 
@@ -73,7 +73,7 @@ async def test_its_end_is_the_end_of_its_calls(start: Start, project: Path) -> N
 
 
 @pytest.mark.spec("5.4")
-async def test_a_change_of_the_configuration_reaches_clients(start: Start, project: Path) -> None:
+async def test_clients_are_notified_of_changes_of_the_configuration(start: Start, project: Path) -> None:
     _, url = await start()
     async with Client(url, mode="2026-07-28") as client, client.listen(tools_list_changed=True) as changes:
         text = (project / "toolspace.yaml").read_text()
@@ -84,7 +84,7 @@ async def test_a_change_of_the_configuration_reaches_clients(start: Start, proje
     assert "move_file" not in names
 
 
-async def test_a_token_is_asked_for(start: Start) -> None:
+async def test_requests_need_the_token(start: Start) -> None:
     _, url = await start(TOOLSPACE_MCP_TOKEN="s3cret")
     import aiohttp
 
@@ -98,25 +98,25 @@ async def test_a_token_is_asked_for(start: Start) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("--http", "0", "--host", "0.0.0.0"), "anyone who reaches it could call the tools"),
-        (("--http", "0", "--path", "mcp"), "has to begin with /"),
+        (("--http", "0", "--host", "0.0.0.0"), "anyone who can connect could call the tools"),
+        (("--http", "0", "--path", "mcp"), "must begin with /"),
         (("--http", "0", "--token", " "), "it is empty"),
         (("--http", "70000"), "70000"),
-        (("--allow-host", "example.com"), "--allow-host is for HTTP only; say the port too: --http 8000"),
+        (("--allow-host", "example.com"), "--allow-host is for HTTP only; add the port: --http 8000"),
     ],
     ids=["host", "path", "token", "port", "no port"],
 )
-def test_what_cannot_be_served_is_refused(toolspace: Toolspace, words: tuple[str, ...], reason: str) -> None:
+def test_invalid_addresses_are_refused(toolspace: Toolspace, words: tuple[str, ...], reason: str) -> None:
     done = toolspace("mcp", *words)
     assert done.returncode == 2
     assert reason in done.stderr
     assert done.stdout == ""
 
 
-def test_a_port_that_is_taken_is_said(toolspace: Toolspace) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        done = toolspace("mcp", "--http", str(taken.getsockname()[1]))
+def test_a_used_port_is_reported(toolspace: Toolspace) -> None:
+    with socket.socket() as used_socket:
+        used_socket.bind(("127.0.0.1", 0))
+        used_socket.listen()
+        done = toolspace("mcp", "--http", str(used_socket.getsockname()[1]))
     assert done.returncode == 2
     assert "cannot listen on 127.0.0.1 port" in done.stderr

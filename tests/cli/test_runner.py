@@ -1,11 +1,11 @@
-"""How a process is set up for serving."""
+"""The settings of a process that serves."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-_ASK = """
+_PROGRAM = """
 import gc, sys
 from toolspace.cli import mcp, serve
 assert mcp.tune_process is serve.tune_process
@@ -14,6 +14,6 @@ print(sys.getswitchinterval() <= 0.001, gc.get_threshold()[0] > 2000, gc.get_fre
 """
 
 
-def test_threads_take_short_turns_and_what_is_loaded_is_not_looked_through() -> None:
-    said = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, check=True, timeout=60)
-    assert said.stdout.split() == ["True"] * 3
+def test_tuning_shortens_thread_turns_and_freezes_loaded_objects() -> None:
+    process = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True, timeout=60)
+    assert process.stdout.split() == ["True"] * 3

@@ -1,4 +1,4 @@
-"""`toolspace serve` as a real process: its first minute, and its end."""
+"""`toolspace serve` as a real process: its start and its end."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ async def waits_for_file(path: str) -> str:
         await asyncio.sleep(0.01)
     return Path(path).read_text()
 """
-ASKED = {"name": "askPerson", "executionType": "space", "timeout": "60s", "inputSchema": {"type": "object"}}
+ASK_PERSON = {"name": "askPerson", "executionType": "space", "timeout": "60s", "inputSchema": {"type": "object"}}
 
 
-def configured(folder: Path, **server: Any) -> Path:
+def write_project(folder: Path, **server: Any) -> Path:
     (folder / "tools.py").write_text(TOOLS)
-    return write_config(folder, functions="./tools.py", server=server, tools=[ASKED])
+    return write_config(folder, functions="./tools.py", server=server, tools=[ASK_PERSON])
 
 
-async def room(api: ApiClient) -> None:
-    """An agent in a space, in a run."""
+async def create_run(api: ApiClient) -> None:
+    """Creates an agent, a space and an open run."""
     await api.create("/api/entities", id="robot", type="agent", name="Robot")
     await api.create("/api/spaces", id="workshop", name="Workshop", members=["robot"])
     await api.create("/api/runs", id="run-1", agentEntityId="robot", spaceId="workshop")
 
 
-def quiet_end(gateway: GatewayProcess) -> None:
-    """Nothing went wrong on the way out."""
+def assert_no_errors(gateway: GatewayProcess) -> None:
+    """Asserts that the log has no error."""
     text = "\n".join(gateway.stderr_lines)
     assert "Traceback" not in text, text
     assert "[ERR]" not in text, text
@@ -67,28 +67,28 @@ async def test_the_first_start_shows_keys_once_and_a_command_that_works(tmp_path
         )
         first.process.send_signal(signal.SIGTERM)
         assert await first.wait_for_exit() == 0
-        quiet_end(first)
-    kept = b"".join(path.read_bytes() for path in (tmp_path / "state").rglob("*") if path.is_file())
+        assert_no_errors(first)
+    stored_bytes = b"".join(path.read_bytes() for path in (tmp_path / "state").rglob("*") if path.is_file())
     async with start_gateway_process(tmp_path) as second, open_process_api(second, keys["secret"]) as api:
         again = second.keys
         me = await api.get("/api/me")
         line = await second.wait_for_line("toolspace keys new")
         second.process.send_signal(signal.SIGINT)
         assert await second.wait_for_exit() == 0
-        quiet_end(second)
+        assert_no_errors(second)
 
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+", first.url)
     assert set(keys) == {"secret", "public", "JWT"}
     assert json.loads(pasted.stdout)["result"]["timezone"] == "Europe/Berlin"
-    assert keys["secret"].encode() not in kept
-    assert keys["public"].encode() not in kept
+    assert keys["secret"].encode() not in stored_bytes
+    assert keys["public"].encode() not in stored_bytes
     assert again == {}
     assert me.status == 200
-    assert "shown on the first start" in line
+    assert "shown at the first start" in line
     assert str(tmp_path / "state" / "toolspace" / "toolspace.db") in "\n".join(first.stderr_lines)
 
 
-async def test_for_programs_it_prints_one_document(tmp_path: Path) -> None:
+async def test_json_prints_one_document(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "toolspace", "serve", "--port", "0", "--json", "--quiet"),
         cwd=tmp_path,
@@ -106,11 +106,11 @@ async def test_for_programs_it_prints_one_document(tmp_path: Path) -> None:
     assert (rest, errors, process.returncode) == (b"", b"", 0)
 
 
-def test_a_port_that_is_taken_is_said_before_anything_is_made(toolspace: Toolspace, tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+def test_a_used_port_is_reported_before_anything_is_created(toolspace: Toolspace, tmp_path: Path) -> None:
+    with socket.socket() as used_socket:
+        used_socket.bind(("127.0.0.1", 0))
+        used_socket.listen()
+        port = used_socket.getsockname()[1]
         done = toolspace("serve", "--port", str(port))
 
     assert done.returncode == 2
@@ -119,14 +119,14 @@ def test_a_port_that_is_taken_is_said_before_anything_is_made(toolspace: Toolspa
     assert not list((tmp_path / "state").rglob("*.db"))
 
 
-def test_an_address_that_is_not_of_this_machine_is_refused(toolspace: Toolspace) -> None:
+def test_an_address_of_another_machine_is_refused(toolspace: Toolspace) -> None:
     done = toolspace("serve", "--host", "192.0.2.1", "--port", "0")
 
     assert done.returncode == 2
     assert "set server.host (or --host)" in done.stderr
 
 
-async def test_two_cannot_share_a_file_and_the_second_is_told_why(tmp_path: Path, toolspace: Toolspace) -> None:
+async def test_a_second_gateway_on_the_same_database_file_is_refused(tmp_path: Path, toolspace: Toolspace) -> None:
     async with start_gateway_process(tmp_path) as first:
         done = await asyncio.to_thread(toolspace, "serve", "--port", "0", XDG_STATE_HOME=str(tmp_path / "state"))
 
@@ -136,7 +136,7 @@ async def test_two_cannot_share_a_file_and_the_second_is_told_why(tmp_path: Path
 
 
 @pytest.mark.spec("8.3")
-async def test_beyond_loopback_it_warns_and_commands_here_still_reach_it(tmp_path: Path) -> None:
+async def test_a_public_address_is_warned_of_and_local_commands_still_connect(tmp_path: Path) -> None:
     async with start_gateway_process(tmp_path, None, "--host", "0.0.0.0") as gateway:
         warning = await gateway.wait_for_line("warning:")
         door = await control_socket.find_gateway(tmp_path / "state" / "toolspace", None)
@@ -151,12 +151,12 @@ async def test_beyond_loopback_it_warns_and_commands_here_still_reach_it(tmp_pat
 
 
 @pytest.mark.spec("5.4")
-async def test_a_change_of_the_configuration_is_taken_in(tmp_path: Path) -> None:
-    config = configured(tmp_path)
+async def test_changes_of_the_configuration_apply_while_it_runs(tmp_path: Path) -> None:
+    config = write_project(tmp_path)
     async with start_gateway_process(tmp_path, config) as gateway, open_process_api(gateway) as api:
         before = await api.get("/api/tools/waits_for_file")
         document = json.loads(config.read_text())
-        config.write_text(json.dumps({**document, "tools": [ASKED, {**ASKED, "name": "askAgain"}]}))
+        config.write_text(json.dumps({**document, "tools": [ASK_PERSON, {**ASK_PERSON, "name": "askAgain"}]}))
         for _ in range(500):
             if (after := await api.get("/api/tools/askAgain")).status == 200:
                 break
@@ -167,35 +167,35 @@ async def test_a_change_of_the_configuration_is_taken_in(tmp_path: Path) -> None
 
 @pytest.mark.spec("6.3")
 @pytest.mark.spec("7.4")
-async def test_a_stop_parks_what_waits_ends_streams_and_lets_what_runs_end(tmp_path: Path) -> None:
-    config = configured(tmp_path, stopTimeout="30s")
+async def test_stopping_stores_pending_calls_ends_streams_and_lets_running_calls_finish(tmp_path: Path) -> None:
+    config = write_project(tmp_path, stopTimeout="30s")
     file = tmp_path / "result"
     async with start_gateway_process(tmp_path, config) as gateway, open_process_api(gateway) as api:
-        await room(api)
+        await create_run(api)
         stream = await api.session.get(f"{gateway.url}/api/spaces/workshop/stream", headers=api.headers)
-        asked = asyncio.create_task(
+        pending_call = asyncio.create_task(
             api.post("/api/runs/run-1/calls", {"name": "askPerson", "args": {}, "callId": "call-1"})
         )
         runs = asyncio.create_task(api.post("/api/tools/waits_for_file/call", {"args": {"path": str(file)}}))
-        await _until(lambda: Path(f"{file}.began").exists())
+        await wait_until(lambda: Path(f"{file}.began").exists())
         async for line in stream.content:
             if b"tool.started" in line:
                 break
 
         gateway.process.send_signal(signal.SIGTERM)
         await gateway.wait_for_line("Stopping")
-        parked = await asked
+        parked = await pending_call
         rest = await stream.content.read()
         with pytest.raises(aiohttp.ClientConnectionError):
-            await _until_refused(gateway.url)
+            await wait_until_refused(gateway.url)
         still_runs = not runs.done()
         file.write_text("the result")
         finished = await runs
         code = await gateway.wait_for_exit()
-        quiet_end(gateway)
+        assert_no_errors(gateway)
 
     async with start_gateway_process(tmp_path, config) as gateway, open_process_api(gateway) as api:
-        kept = await api.get("/api/calls/call-1")
+        stored_call = await api.get("/api/calls/call-1")
         answered = await api.post("/api/runs/run-1/tool-results", {"callId": "call-1", "result": True})
         inbox = await api.get("/api/agents/robot/inbox")
 
@@ -204,38 +204,38 @@ async def test_a_stop_parks_what_waits_ends_streams_and_lets_what_runs_end(tmp_p
     assert still_runs
     assert (finished.status, finished.data["result"]) == (200, "the result")
     assert code == 0
-    assert kept.data["status"] == "pending"
+    assert stored_call.data["status"] == "pending"
     assert answered.status == 200
     assert [event["type"] for event in inbox.data["items"]] == ["tool_result"]
 
 
-async def test_what_does_not_end_in_time_is_stopped_and_written_down(tmp_path: Path) -> None:
-    config = configured(tmp_path, stopTimeout=100)
+async def test_calls_that_do_not_finish_in_time_are_stopped_and_recorded(tmp_path: Path) -> None:
+    config = write_project(tmp_path, stopTimeout=100)
     never = str(tmp_path / "never")
     async with start_gateway_process(tmp_path, config) as gateway, open_process_api(gateway) as api:
-        await room(api)
+        await create_run(api)
         body = {"name": "waits_for_file", "args": {"path": never}, "callId": "call-2"}
         runs = asyncio.create_task(api.post("/api/runs/run-1/calls", body))
-        await _until(lambda: Path(f"{never}.began").exists())
+        await wait_until(lambda: Path(f"{never}.began").exists())
         gateway.process.send_signal(signal.SIGTERM)
         stopped = await runs
         assert await gateway.wait_for_exit() == 0
-        quiet_end(gateway)
+        assert_no_errors(gateway)
 
     async with start_gateway_process(tmp_path, config) as gateway, open_process_api(gateway) as api:
-        kept = await api.get("/api/calls/call-2")
+        stored_call = await api.get("/api/calls/call-2")
 
     assert stopped.data["errorKind"] == "canceled"
-    assert kept.data["status"] not in ("running", "waiting", "pending")
-    assert kept.data["isError"] is True
+    assert stored_call.data["status"] not in ("running", "waiting", "pending")
+    assert stored_call.data["isError"] is True
 
 
 async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
-    config = configured(tmp_path, stopTimeout="1h")
+    config = write_project(tmp_path, stopTimeout="1h")
     never = str(tmp_path / "never")
     async with start_gateway_process(tmp_path, config) as gateway, open_process_api(gateway) as api:
         runs = asyncio.create_task(api.post("/api/tools/waits_for_file/call", {"args": {"path": never}}))
-        await _until(lambda: Path(f"{never}.began").exists())
+        await wait_until(lambda: Path(f"{never}.began").exists())
         gateway.process.send_signal(signal.SIGINT)
         await gateway.wait_for_line("Stopping")
         gateway.process.send_signal(signal.SIGINT)
@@ -244,10 +244,10 @@ async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
             await runs
 
     assert code == 128 + signal.SIGINT
-    quiet_end(gateway)
+    assert_no_errors(gateway)
 
 
-async def test_keys_are_not_lost_where_the_first_start_fails(tmp_path: Path, toolspace: Toolspace) -> None:
+async def test_keys_are_not_lost_if_the_first_start_fails(tmp_path: Path, toolspace: Toolspace) -> None:
     needed = {"mcpServers": {"needed": {"command": "false", "required": True}}}
     (tmp_path / "needed.json").write_text(json.dumps(needed))
     environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
@@ -263,7 +263,7 @@ async def test_keys_are_not_lost_where_the_first_start_fails(tmp_path: Path, too
     assert set(keys) == {"secret", "public", "JWT"}
 
 
-async def _until(happened: Any) -> None:
+async def wait_until(happened: Any) -> None:
     for _ in range(3_000):
         if happened():
             return
@@ -271,7 +271,7 @@ async def _until(happened: Any) -> None:
     raise AssertionError("it did not happen")
 
 
-async def _until_refused(url: str) -> None:
+async def wait_until_refused(url: str) -> None:
     """Connects anew until nobody answers."""
     for _ in range(500):
         async with aiohttp.ClientSession() as session:

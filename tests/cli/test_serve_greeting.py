@@ -1,4 +1,4 @@
-"""What a gateway says of its agents when it is up."""
+"""What `toolspace serve` prints about its agents."""
 
 from __future__ import annotations
 
@@ -15,35 +15,39 @@ pytestmark = [pytest.mark.spec("11.7"), pytest.mark.spec("17.1")]
 NO_KEYS = {variable: "" for provider in PROVIDERS.values() for variable in provider.key_variables}
 
 
-async def test_without_a_key_it_says_which_to_set_and_how_to_talk(tmp_path: Path) -> None:
+async def test_without_a_model_key_the_greeting_names_the_variables_and_the_chat_command(tmp_path: Path) -> None:
     async with start_gateway_process(tmp_path, environ=NO_KEYS) as gateway:
-        said = "\n".join(gateway.stderr_lines)
-    assert 'The agent Demo is in the space "Lobby". It follows a few fixed rules: no key of a model is set.' in said
-    assert f"OPENAI_API_KEY     openai:{PROVIDERS['openai'].default_model}" in said
-    assert f"GEMINI_API_KEY     google:{PROVIDERS['google'].default_model}" in said
-    assert "\n  toolspace chat\n" in said
+        greeting = "\n".join(gateway.stderr_lines)
+    assert 'The agent Demo is in the space "Lobby". It follows a few fixed rules: no key of a model is set.' in greeting
+    assert f"OPENAI_API_KEY     openai:{PROVIDERS['openai'].default_model}" in greeting
+    assert f"GEMINI_API_KEY     google:{PROVIDERS['google'].default_model}" in greeting
+    assert "\n  toolspace chat\n" in greeting
 
 
-async def test_with_a_key_it_says_which_model_it_thinks_with(tmp_path: Path) -> None:
+async def test_with_a_model_key_the_greeting_names_the_model(tmp_path: Path) -> None:
     async with start_gateway_process(tmp_path, environ={**NO_KEYS, "ANTHROPIC_API_KEY": "sk-ant-none"}) as gateway:
-        said = "\n".join(gateway.stderr_lines)
-    assert f'The agent Demo is in the space "Lobby", and uses anthropic:{PROVIDERS["anthropic"].default_model}.' in said
-    assert "sk-ant-none" not in said
+        greeting = "\n".join(gateway.stderr_lines)
+    assert (
+        f'The agent Demo is in the space "Lobby", and uses anthropic:{PROVIDERS["anthropic"].default_model}.'
+        in greeting
+    )
+    assert "sk-ant-none" not in greeting
 
 
-async def test_agents_of_ones_own_are_named(tmp_path: Path) -> None:
+async def test_configured_agents_are_listed(tmp_path: Path) -> None:
     config = write_config(tmp_path, agents={"ann": {"model": "demo"}, "bob jones": {"model": "demo"}})
     async with start_gateway_process(tmp_path, config) as gateway:
-        said = "\n".join(gateway.stderr_lines)
-    assert "Agents: ann, bob jones. To chat with one, in another terminal:\n  toolspace chat ann\n" in said
-    assert "Lobby" not in said
+        greeting = "\n".join(gateway.stderr_lines)
+    assert "Agents: ann, bob jones. To chat with one, in another terminal:\n  toolspace chat ann\n" in greeting
+    assert "Lobby" not in greeting
 
 
-async def test_agents_that_cannot_think_are_named_with_what_they_lack(tmp_path: Path) -> None:
+async def test_agents_without_a_usable_model_are_listed_with_the_reason(tmp_path: Path) -> None:
     agents = {"ann": {"model": "demo"}, "bob": {"model": "openai:gpt-5"}, "eve": {"model": "openai:gpt-5"}}
     async with start_gateway_process(tmp_path, write_config(tmp_path, agents=agents), environ=NO_KEYS) as gateway:
-        said = "\n".join(gateway.stderr_lines)
+        greeting = "\n".join(gateway.stderr_lines)
     assert (
-        "Agents without a usable model (toolspace doctor says more):\n  bob, eve: openai:gpt-5: no key is set" in said
+        "Agents without a usable model (toolspace doctor says more):\n  bob, eve: openai:gpt-5: no key is set"
+        in greeting
     )
-    assert "OPENAI_API_KEY" in said
+    assert "OPENAI_API_KEY" in greeting

@@ -37,7 +37,7 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def running(project: Path) -> Iterator[subprocess.Popen[str]]:
+def running_toolspace(project: Path) -> Iterator[subprocess.Popen[str]]:
     """A toolspace of the project that goes on."""
     with subprocess.Popen(
         [sys.executable, str(PROGRAMS / "long_running.py"), str(project / "toolspace.yaml")],
@@ -59,7 +59,7 @@ def by_name(done: Run) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.spec("17.2")
-def test_the_table_shows_how_each_server_is(toolspace: Toolspace) -> None:
+def test_the_table_shows_the_status_of_each_server(toolspace: Toolspace) -> None:
     done = toolspace("servers")
 
     lines = {line.split()[0]: line.split() for line in done.stdout.splitlines() if not line.startswith(" ")}
@@ -75,7 +75,7 @@ def test_the_table_shows_how_each_server_is(toolspace: Toolspace) -> None:
 
 
 @pytest.mark.spec("17.2")
-def test_json_has_every_fact(toolspace: Toolspace) -> None:
+def test_json_has_every_field(toolspace: Toolspace) -> None:
     done = toolspace("servers", "--json")
 
     servers = by_name(done)
@@ -86,7 +86,7 @@ def test_json_has_every_fact(toolspace: Toolspace) -> None:
     assert servers["off"] == {"name": "off", "state": "disabled", "transport": "stdio", "required": False}
 
 
-def test_a_required_server_that_is_not_there_is_a_failure_and_still_shown(toolspace: Toolspace, project: Path) -> None:
+def test_a_required_server_that_does_not_start_exits_1_and_is_shown(toolspace: Toolspace, project: Path) -> None:
     (project / "toolspace.yaml").write_text(CONFIG.replace("no-such-program}", "no-such-program, required: true}"))
 
     done = toolspace("servers", "--json")
@@ -103,7 +103,7 @@ def test_the_servers_of_a_running_toolspace_are_shown_and_restarted_there(
     before = by_name(toolspace("servers", "--json"))["small"]
     restarted = toolspace("servers", "restart", "small", "--json")
     after = by_name(toolspace("servers", "--json"))["small"]
-    shown = toolspace("servers")
+    status = toolspace("servers")
     failed = toolspace("servers", "restart", "broken")
     running.stdin.write("small__end\n")
     running.stdin.flush()
@@ -115,14 +115,14 @@ def test_the_servers_of_a_running_toolspace_are_shown_and_restarted_there(
     assert [server["name"] for server in json.loads(restarted.stdout)] == ["small"]
     assert (after["state"], after["restarts"]) == ("ready", 1)
     assert after["pid"] != before["pid"]
-    assert shown.stdout.startswith(f"toolspace, process {running.pid}\n")
+    assert status.stdout.startswith(f"toolspace, process {running.pid}\n")
     assert failed.returncode == 1
     assert "no-such-program" in failed.stderr
     assert "done" not in answer
     assert "exit code 3" in died["lastError"]
 
 
-def test_a_restart_where_nothing_runs_tries_the_server_and_says_so(toolspace: Toolspace) -> None:
+def test_a_restart_without_a_running_toolspace_starts_the_server_as_a_test(toolspace: Toolspace) -> None:
     good, bad = toolspace("servers", "restart", "small"), toolspace("servers", "restart", "broken")
 
     assert (good.returncode, bad.returncode) == (0, 1)
@@ -132,9 +132,9 @@ def test_a_restart_where_nothing_runs_tries_the_server_and_says_so(toolspace: To
 
 @pytest.mark.spec("17.2")
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
-        (("restart",), "which one? toolspace servers restart NAME"),
+        (("restart",), "the name is missing: toolspace servers restart NAME"),
         (("restart", "smal"), 'there is no MCP server "smal"; did you mean "small"?'),
         (("restart", "off"), "off is disabled: toolspace.yaml:6"),
         (("restart", "empty"), 'empty has neither "command" nor "url": toolspace.yaml:8'),
@@ -143,14 +143,14 @@ def test_a_restart_where_nothing_runs_tries_the_server_and_says_so(toolspace: To
     ],
     ids=["no-name", "typo", "disabled", "empty", "action", "login"],
 )
-def test_wrong_words_are_answered_with_the_right_ones(toolspace: Toolspace, words: tuple[str, ...], said: str) -> None:
+def test_wrong_usage_is_reported_with_a_hint(toolspace: Toolspace, words: tuple[str, ...], message: str) -> None:
     done = toolspace("servers", *words)
 
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
 
 
-def test_without_servers_it_says_so_at_once(toolspace: Toolspace, project: Path) -> None:
+def test_without_servers_a_note_is_printed(toolspace: Toolspace, project: Path) -> None:
     (project / "toolspace.yaml").write_text("")
 
     done = toolspace("servers")
@@ -159,14 +159,14 @@ def test_without_servers_it_says_so_at_once(toolspace: Toolspace, project: Path)
     assert done.stderr == "there are no MCP servers in the configuration\n"
 
 
-def test_logging_out_of_a_server_without_a_login_is_no_failure(toolspace: Toolspace) -> None:
+def test_logging_out_without_a_login_is_not_a_failure(toolspace: Toolspace) -> None:
     done = toolspace("servers", "logout", "refusing")
 
     assert (done.returncode, done.stdout) == (0, "There was no login to refusing.\n")
 
 
 @pytest.mark.spec("3.16")
-async def test_a_person_logs_in_on_the_page_that_is_printed_and_out_again(toolspace: Toolspace, project: Path) -> None:
+async def test_a_person_logs_in_on_the_printed_page_and_logs_out(toolspace: Toolspace, project: Path) -> None:
     async with protected_server() as peer:
         (project / "toolspace.yaml").write_text(f"mcpServers: {{guarded: {{url: '{peer.url}'}}}}\n")
         before = by_name(await asyncio.to_thread(toolspace, "servers", "--json"))["guarded"]
@@ -182,17 +182,17 @@ async def test_a_person_logs_in_on_the_page_that_is_printed_and_out_again(toolsp
         await Browser()("guarded", (await process.stderr.readline()).decode().strip())
         out, err = await process.communicate()
         during = by_name(await asyncio.to_thread(toolspace, "servers", "--json"))["guarded"]
-        left = await asyncio.to_thread(toolspace, "servers", "logout", "guarded")
+        logout = await asyncio.to_thread(toolspace, "servers", "logout", "guarded")
         after = by_name(await asyncio.to_thread(toolspace, "servers", "--json"))["guarded"]
 
     assert (process.returncode, out, err) == (0, b"Logged in to guarded.\n", b"")
-    assert [one["state"] == "ready" for one in (before, during, after)] == [False, True, False]
+    assert [server["state"] == "ready" for server in (before, during, after)] == [False, True, False]
     assert "toolspace servers login guarded" in before["lastError"]
-    assert left.stdout == "Logged out of guarded.\n"
+    assert logout.stdout == "Logged out of guarded.\n"
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (("call", "dying__x"), 1, 'error: provider "dying" is not available: {} (transport_error)'),
         (("explain", "dying__x"), 2, 'error: provider "dying" is not available: {}'),
@@ -200,17 +200,17 @@ async def test_a_person_logs_in_on_the_page_that_is_printed_and_out_again(toolsp
     ],
     ids=["call", "explain", "list"],
 )
-def test_why_a_server_is_not_there_is_said_once(
-    toolspace: Toolspace, words: tuple[str, ...], code: int, said: str
+def test_the_reason_why_a_server_does_not_start_is_printed_once(
+    toolspace: Toolspace, words: tuple[str, ...], code: int, message: str
 ) -> None:
     done = toolspace(*words)
 
     reason = "the server ended with exit code 3: connection refused"
     assert done.returncode == code
-    assert [line for line in done.stderr.splitlines() if reason in line] == [said.format(reason)]
+    assert [line for line in done.stderr.splitlines() if reason in line] == [message.format(reason)]
 
 
-def test_what_a_server_does_is_said_with_its_name(toolspace: Toolspace, project: Path) -> None:
+def test_log_lines_of_a_server_have_its_name(toolspace: Toolspace, project: Path) -> None:
     chatty = f"echo Welcome; exec {sys.executable} {PROGRAMS}/small_server.py"
     (project / "toolspace.yaml").write_text(f"mcpServers: {{chatty: {{command: sh, args: ['-c', '{chatty}']}}}}\n")
 
@@ -223,7 +223,7 @@ def test_what_a_server_does_is_said_with_its_name(toolspace: Toolspace, project:
 
 
 @pytest.mark.parametrize(
-    ("words", "others"),
+    ("words", "starts_others"),
     [
         (("call", "small__add", "a=1", "b=2"), False),
         (("call", "plus", "a=1", "b=2"), False),
@@ -234,8 +234,8 @@ def test_what_a_server_does_is_said_with_its_name(toolspace: Toolspace, project:
     ],
     ids=["server", "alias", "explain", "builtin", "bare name", "batch"],
 )
-def test_one_call_starts_only_the_servers_that_it_can_need(
-    toolspace: Toolspace, project: Path, words: tuple[str, ...], others: bool
+def test_a_call_starts_only_the_servers_that_it_may_need(
+    toolspace: Toolspace, project: Path, words: tuple[str, ...], starts_others: bool
 ) -> None:
     (project / "toolspace.yaml").write_text(
         f"""\
@@ -250,7 +250,7 @@ tools:
 
     done = toolspace(*words)
 
-    assert (project / "started").exists() == others
-    assert ("other" in done.stderr) == others
-    if not others:
+    assert (project / "started").exists() == starts_others
+    assert ("other" in done.stderr) == starts_others
+    if not starts_others:
         assert done.returncode == 0, done.stderr

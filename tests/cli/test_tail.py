@@ -22,7 +22,7 @@ from toolspace.client.errors import Unauthorized
 pytestmark = pytest.mark.spec("17.1")
 
 
-class Tail:
+class TailProcess:
     """A running `toolspace tail`."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -31,11 +31,11 @@ class Tail:
         assert process.stderr is not None
         self.out, self.err = process.stdout, process.stderr
 
-    async def line(self) -> str:
+    async def read_line(self) -> str:
         async with asyncio.timeout(30):
             return (await self.out.readline()).decode().rstrip("\n")
 
-    async def says(self, text: str) -> str:
+    async def wait_for(self, text: str) -> str:
         async with asyncio.timeout(30):
             while line := (await self.err.readline()).decode():
                 if text in line:
@@ -44,7 +44,7 @@ class Tail:
 
 
 @asynccontextmanager
-async def tailing(folder: Path, *words: str, **changes: str) -> AsyncIterator[Tail]:
+async def running_tail(folder: Path, *words: str, **changes: str) -> AsyncIterator[TailProcess]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "toolspace", "tail", "--config", str(folder / "toolspace.json"), *words),
@@ -54,14 +54,14 @@ async def tailing(folder: Path, *words: str, **changes: str) -> AsyncIterator[Ta
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        yield Tail(process)
+        yield TailProcess(process)
     finally:
         if process.returncode is None:
             process.kill()
         await process.communicate()
 
 
-async def command(folder: Path, *words: str, **changes: str) -> subprocess.CompletedProcess[str]:
+async def run_command(folder: Path, *words: str, **changes: str) -> subprocess.CompletedProcess[str]:
     return await asyncio.to_thread(
         subprocess.run,
         [sys.executable, "-m", "toolspace", *words, "--config", str(folder / "toolspace.json")],
@@ -74,16 +74,16 @@ async def command(folder: Path, *words: str, **changes: str) -> subprocess.Compl
     )
 
 
-async def test_tail_shows_what_happens_and_ends_well(tmp_path: Path) -> None:
+async def test_tail_prints_events_and_exits_0(tmp_path: Path) -> None:
     write_config(tmp_path)
     async with start_gateway_process(tmp_path) as gateway, ToolspaceClient(gateway.url, secret_key=SECRET) as client:
         ada = await client.entities.create("human", "Ada", id="ada")
         space = await client.spaces.create("Support", members=[ada.id], id="support")
-        async with tailing(tmp_path) as tail:
-            await tail.says("following all events")
+        async with running_tail(tmp_path) as tail:
+            await tail.wait_for("following all events")
             await client.spaces.send_message(space.id, "Hello\nworld", entity_id=ada.id)
-            assert "message.started" in await tail.line()
-            assert (await tail.line()).endswith("message.done      ada  Hello  space:support")
+            assert "message.started" in await tail.read_line()
+            assert (await tail.read_line()).endswith("message.done      ada  Hello  space:support")
             tail.process.send_signal(signal.SIGINT)
             assert await tail.process.wait() == 0
 
@@ -93,49 +93,54 @@ async def test_tail_follows_one_space_as_json_over_a_restart(tmp_path: Path) -> 
     async with start_gateway_process(tmp_path) as gateway, ToolspaceClient(gateway.url, secret_key=SECRET) as client:
         await client.entities.create("human", "Ada", id="ada")
         await client.spaces.create("Support", members=["ada"], id="support")
-        async with tailing(tmp_path, "--space", "support", "--json") as tail:
-            await tail.says("following space:support")
+        async with running_tail(tmp_path, "--space", "support", "--json") as tail:
+            await tail.wait_for("following space:support")
             await client.spaces.send_message("support", "one", entity_id="ada")
-            seen = [json.loads(await tail.line()) for _ in range(2)]
+            records = [json.loads(await tail.read_line()) for _ in range(2)]
             gateway.process.kill()
-            await tail.says("the gateway has ended")
+            await tail.wait_for("the gateway has ended")
             async with start_gateway_process(tmp_path) as again, ToolspaceClient(again.url, secret_key=SECRET) as other:
                 await other.spaces.send_message("support", "two", entity_id="ada")
-                seen += [json.loads(await tail.line()) for _ in range(2)]
+                records += [json.loads(await tail.read_line()) for _ in range(2)]
                 tail.process.send_signal(signal.SIGTERM)
                 assert await tail.process.wait() == 0
-    assert [(one["stream"], one["id"]) for one in seen] == [("space:support", str(number)) for number in range(1, 5)]
-    assert [one["data"]["message"]["content"] for one in seen if one["type"] == "message.done"] == ["one", "two"]
+    assert [(record["stream"], record["id"]) for record in records] == [
+        ("space:support", str(number)) for number in range(1, 5)
+    ]
+    assert [record["data"]["message"]["content"] for record in records if record["type"] == "message.done"] == [
+        "one",
+        "two",
+    ]
 
 
-async def test_tail_of_a_run_shows_its_calls(tmp_path: Path) -> None:
+async def test_tail_of_a_run_prints_its_calls(tmp_path: Path) -> None:
     write_config(tmp_path)
     async with start_gateway_process(tmp_path) as gateway, ToolspaceClient(gateway.url, secret_key=SECRET) as client:
         agent = await client.entities.create("agent", "Bot", id="bot")
         run = await client.runs.open(agent.id, id="run_1")
         changes = {"TOOLSPACE_URL": gateway.url, "TOOLSPACE_SECRET_KEY": SECRET}
-        async with tailing(tmp_path, "--run", run.id, **changes) as tail:
-            await tail.says("following run:run_1")
+        async with running_tail(tmp_path, "--run", run.id, **changes) as tail:
+            await tail.wait_for("following run:run_1")
             await client.runs.call(run.id, "current_time", {"timezone": "Europe/Berlin"})
-            started, done = await tail.line(), await tail.line()
+            started, done = await tail.read_line(), await tail.read_line()
     assert "tool.started" in started
     assert 'current_time  running  {"timezone":"Europe/Berlin"}' in started
     assert "tool.done" in done
     assert " ms  " in done
 
 
-async def test_tail_of_everything_says_once_what_a_run_does_in_a_space(tmp_path: Path) -> None:
+async def test_tail_of_all_streams_prints_calls_of_a_run_once(tmp_path: Path) -> None:
     write_config(tmp_path)
     async with start_gateway_process(tmp_path) as gateway, ToolspaceClient(gateway.url, secret_key=SECRET) as client:
         await client.entities.create("agent", "Bot", id="bot")
         await client.spaces.create("Support", members=["bot"], id="support")
-        async with tailing(tmp_path) as tail:
-            await tail.says("following all events")
+        async with running_tail(tmp_path) as tail:
+            await tail.wait_for("following all events")
             await client.runs.open("bot", space_id="support", id="run_1")
             await client.runs.call("run_1", "send_message", {"text": "Hello"})
             await client.runs.close("run_1")
-            seen = [(await tail.line()).split() for _ in range(6)]
-    assert [(words[1], words[-1]) for words in seen] == [
+            rows = [(await tail.read_line()).split() for _ in range(6)]
+    assert [(words[1], words[-1]) for words in rows] == [
         ("run.started", "run:run_1"),
         ("tool.started", "run:run_1"),
         ("message.started", "space:support"),
@@ -145,32 +150,34 @@ async def test_tail_of_everything_says_once_what_a_run_does_in_a_space(tmp_path:
     ]
 
 
-async def test_tail_without_a_gateway_says_what_to_do(tmp_path: Path) -> None:
+async def test_tail_without_a_gateway_reports_how_to_start_one(tmp_path: Path) -> None:
     (tmp_path / "toolspace.json").write_text("{}")
-    none = await command(tmp_path, "tail")
+    none = await run_command(tmp_path, "tail")
     assert none.returncode == 1
     assert "toolspace serve" in none.stderr
-    elsewhere = await command(tmp_path, "tail", "--url", "http://127.0.0.1:9")
+    elsewhere = await run_command(tmp_path, "tail", "--url", "http://127.0.0.1:9")
     assert elsewhere.returncode == 1
     assert "http://127.0.0.1:9 needs a secret key" in elsewhere.stderr
-    both = await command(tmp_path, "tail", "--space", "a", "--run", "b")
+    both = await run_command(tmp_path, "tail", "--space", "a", "--run", "b")
     assert both.returncode == 2
-    wrong = await command(tmp_path, "tail", "--url", "localhost", "--key", "sk_a")
+    wrong = await run_command(tmp_path, "tail", "--url", "localhost", "--key", "sk_a")
     assert wrong.returncode == 2
 
 
 async def test_tail_with_a_wrong_key_or_of_an_unknown_space_ends(tmp_path: Path) -> None:
     write_config(tmp_path)
     async with start_gateway_process(tmp_path) as gateway:
-        wrong = await command(tmp_path, "tail", "--url", gateway.url, "--key", "sk_wrong_0123456789abcdef0123456789")
-        unknown = await command(tmp_path, "tail", "--space", "nowhere")
+        wrong = await run_command(
+            tmp_path, "tail", "--url", gateway.url, "--key", "sk_wrong_0123456789abcdef0123456789"
+        )
+        unknown = await run_command(tmp_path, "tail", "--space", "nowhere")
     assert wrong.returncode == 2
     assert "401" in wrong.stderr
     assert unknown.returncode == 2
     assert 'Space "nowhere" not found' in unknown.stderr
 
 
-async def test_tail_into_a_pipe_that_is_closed_ends_well(tmp_path: Path) -> None:
+async def test_tail_into_a_closed_pipe_exits_0(tmp_path: Path) -> None:
     write_config(tmp_path)
     async with start_gateway_process(tmp_path) as gateway, ToolspaceClient(gateway.url, secret_key=SECRET) as client:
         await client.entities.create("human", "Ada", id="ada")
@@ -182,37 +189,39 @@ async def test_tail_into_a_pipe_that_is_closed_ends_well(tmp_path: Path) -> None
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        tail = Tail(process)
-        await tail.says("following all events")
+        tail = TailProcess(process)
+        await tail.wait_for("following all events")
         while process.returncode is None:
             await client.spaces.send_message("support", "hello", entity_id="ada")
         assert process.returncode == 0
         await process.communicate()
 
 
-async def test_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
+async def test_keys_are_created_listed_and_revoked(tmp_path: Path) -> None:
     write_config(tmp_path)
     async with start_gateway_process(tmp_path) as gateway:
-        made = await command(tmp_path, "keys", "new", "--kind", "tools", "--name", "friend", "--allow", "current_*")
-        assert made.returncode == 0, made.stderr
-        key = made.stdout.strip()
+        created = await run_command(
+            tmp_path, "keys", "new", "--kind", "tools", "--name", "friend", "--allow", "current_*"
+        )
+        assert created.returncode == 0, created.stderr
+        key = created.stdout.strip()
         assert key.startswith("tk_")
-        listed = await command(tmp_path, "keys", "--json")
-        (record,) = [one for one in json.loads(listed.stdout) if one["name"] == "friend"]
+        listed = await run_command(tmp_path, "keys", "--json")
+        (record,) = [entry for entry in json.loads(listed.stdout) if entry["name"] == "friend"]
         assert record["toolsAllowed"] == ["current_*"]
         assert key not in listed.stdout
-        table = await command(tmp_path, "keys", "list")
+        table = await run_command(tmp_path, "keys", "list")
         assert record["hint"] in table.stdout
         async with ToolspaceClient(gateway.url, secret_key=key) as friend:
             assert {tool.name async for tool in friend.tools.all()} == {"current_time"}
-            revoked = await command(tmp_path, "keys", "revoke", record["id"])
+            revoked = await run_command(tmp_path, "keys", "revoke", record["id"])
             assert revoked.returncode == 0, revoked.stderr
             with pytest.raises(Unauthorized):
                 await friend.tools.list()
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("revok", "key_a"), "did you mean"),
         (("revoke",), "the id is missing"),
@@ -221,8 +230,8 @@ async def test_keys_are_made_listed_and_revoked(tmp_path: Path) -> None:
         (("new", "key_a"), "has no argument"),
     ],
 )
-async def test_wrong_words_after_keys_are_told(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+async def test_wrong_usage_of_keys_is_reported(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
     (tmp_path / "toolspace.json").write_text("{}")
-    done = await command(tmp_path, "keys", *words)
+    done = await run_command(tmp_path, "keys", *words)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr

@@ -19,7 +19,7 @@ def open_terminal(*words: str, project: Path, columns: int = 80, **changes: str)
     return Terminal(*words, cwd=project, environ=environment(**{**COLOUR, **changes}), columns=columns)
 
 
-def test_colour_is_for_terminals_and_for_those_who_want_it(project: Path) -> None:
+def test_colour_is_used_on_terminals_unless_disabled(project: Path) -> None:
     with open_terminal("call", "echo", "n=5", project=project) as coloured:
         assert coloured.end() == 0
     with open_terminal("call", "echo", "n=5", project=project, NO_COLOR="1") as plain:
@@ -29,7 +29,7 @@ def test_colour_is_for_terminals_and_for_those_who_want_it(project: Path) -> Non
     assert plain.output == '{\r\n  "n": 5\r\n}\r\n'
 
 
-def test_a_tool_cannot_command_the_terminal(project: Path) -> None:
+def test_a_tool_cannot_control_the_terminal(project: Path) -> None:
     with open_terminal("call", "give", "what=escapes", project=project) as terminal:
         assert terminal.end() == 0
 
@@ -57,7 +57,7 @@ def test_ctrl_c_cancels_the_call_and_cleans_up(project: Path, tool: str) -> None
     assert (project / "cleaned").exists() == (tool == "waits")
 
 
-def test_a_second_ctrl_c_ends_what_cannot_be_cancelled(project: Path) -> None:
+def test_a_second_ctrl_c_ends_a_call_that_cannot_be_cancelled(project: Path) -> None:
     with open_terminal("call", "blocks", project=project) as terminal:
         terminal.wait_for("started")
         terminal.type("\x03")
@@ -67,7 +67,7 @@ def test_a_second_ctrl_c_ends_what_cannot_be_cancelled(project: Path) -> None:
         assert terminal.end() == 128 + signal.SIGINT
 
 
-def test_what_takes_long_shows_how_far_it_is_and_leaves_no_trace(project: Path) -> None:
+def test_a_long_call_shows_its_progress_and_removes_the_status_line(project: Path) -> None:
     with open_terminal("call", "waits", project=project) as terminal:
         terminal.wait_for("waits 1s 1/4 still here")
         terminal.type("\x03")
@@ -86,7 +86,7 @@ def test_log_lines_are_coloured_by_their_level(project: Path) -> None:
     assert "\x1b[33m[WRN]\x1b[0m tool response ← fails" in terminal.output
 
 
-def test_only_what_a_terminal_would_obey_is_escaped() -> None:
+def test_only_control_characters_are_escaped() -> None:
     assert escape_control_characters("a\tb\nc é 漢\r\nd") == "a\tb\nc é 漢\nd"
     assert escape_control_characters("\x1b\x07\x7f\x9b\u202e") == "\\x1b\\x07\\u007f\\u009b\\u202e"
     assert escape_control_characters("over\rwritten") == "over\\x0dwritten"

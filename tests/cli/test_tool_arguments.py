@@ -102,14 +102,14 @@ def test_a_value_gets_the_type_that_the_schema_asks_for(words: list[str], value:
         (["tags=[a"], "'tags=[a' is not JSON"),
     ],
 )
-def test_a_word_that_means_nothing_says_how_to_write_it(words: list[str], message: str) -> None:
+def test_an_invalid_word_is_reported_with_the_right_form(words: list[str], message: str) -> None:
     with pytest.raises(click.UsageError) as raised:
         combine({}, words, SCHEMA)
 
     assert message in raised.value.message
 
 
-def test_a_typed_value_wins_over_the_same_key_in_args() -> None:
+def test_a_key_value_argument_replaces_the_same_key_of_args() -> None:
     assert combine({"n": 1, "text": "kept"}, ["n=2"], SCHEMA) == {"n": 2, "text": "kept"}
 
 
@@ -129,7 +129,7 @@ JSON = st.recursive(
 
 
 @given(st.lists(st.text()), JSON)
-def test_no_words_and_no_schema_end_in_anything_but_arguments_or_a_usage_error(words: list[str], node: Any) -> None:
+def test_any_words_and_schema_give_arguments_or_a_usage_error(words: list[str], node: Any) -> None:
     schemas: list[Any] = [
         SCHEMA,
         {},
@@ -145,5 +145,5 @@ def test_no_words_and_no_schema_end_in_anything_but_arguments_or_a_usage_error(w
 
 
 @given(st.text())
-def test_a_string_parameter_takes_any_text_as_it_is(text: str) -> None:
+def test_a_string_parameter_gets_any_text_unchanged(text: str) -> None:
     assert combine({}, [f"text={text}"], SCHEMA) == {"text": text}

@@ -1,4 +1,4 @@
-"""A real gateway with tools that workers and people execute, and clients of it."""
+"""A real gateway with tools for workers and people, and a client of it."""
 
 from __future__ import annotations
 

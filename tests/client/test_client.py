@@ -1,4 +1,4 @@
-"""The client against a real gateway: what it gives back, what it raises, what it repeats."""
+"""The client against a real gateway: responses, errors and retries."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ async def serve() -> AsyncIterator[Callable[[Handler], Awaitable[str]]]:
 
 
 @pytest.mark.spec("18")
-def test_client_and_worker_are_names_of_the_package() -> None:
+def test_client_and_worker_are_exported_from_the_package() -> None:
     assert toolspace.ToolspaceClient is ToolspaceClient
     assert toolspace.ToolWorker.__name__ == "ToolWorker"
 
 
 @pytest.mark.spec("13.1")
-async def test_spaces_entities_and_messages_come_as_records(client: ToolspaceClient) -> None:
+async def test_spaces_entities_and_messages_are_records(client: ToolspaceClient) -> None:
     ada = await client.entities.create("human", "Ada", metadata={"team": "a"})
     bot = await client.entities.create("agent", "Bot", id="agent_bot")
     assert isinstance(ada, Entity)
@@ -65,29 +65,29 @@ async def test_spaces_entities_and_messages_come_as_records(client: ToolspaceCli
     assert isinstance(space, Space)
     await client.spaces.add_member(space.id, bot.id)
     assert {member.entity_id for member in await client.spaces.list_members(space.id)} == {ada.id, bot.id}
-    said = await client.spaces.send_message(space.id, "Hello!", entity_id=ada.id)
-    assert isinstance(said, Message)
+    message = await client.spaces.send_message(space.id, "Hello!", entity_id=ada.id)
+    assert isinstance(message, Message)
     page = await client.spaces.list_messages(space.id)
     assert [message.content for message in page.items] == ["Hello!"]
-    assert (await client.spaces.get_message(space.id, said.id)).seq == 1
+    assert (await client.spaces.get_message(space.id, message.id)).seq == 1
     assert (await client.spaces.update(space.id, name="Help")).name == "Help"
-    assert [one.id async for one in client.spaces.all()] == [space.id]
+    assert [listed_space.id async for listed_space in client.spaces.all()] == [space.id]
     await client.spaces.remove_member(space.id, ada.id)
     await client.spaces.delete(space.id)
     with pytest.raises(NotFound):
         await client.spaces.get(space.id)
 
 
-async def test_pages_follow_each_other(client: ToolspaceClient) -> None:
-    made = {(await client.entities.create("human", f"Person {number}")).id for number in range(5)}
+async def test_all_iterates_over_pages(client: ToolspaceClient) -> None:
+    entity_ids = {(await client.entities.create("human", f"Person {number}")).id for number in range(5)}
     page = await client.entities.list(limit=2)
     assert len(page.items) == 2
     assert page.next is not None
-    assert {entity.id async for entity in client.entities.all()} >= made
+    assert {entity.id async for entity in client.entities.all()} >= entity_ids
 
 
 @pytest.mark.spec("13.1")
-async def test_program_with_its_own_loop_opens_a_run_calls_tools_and_closes_it(client: ToolspaceClient) -> None:
+async def test_a_program_opens_a_run_calls_tools_and_closes_it(client: ToolspaceClient) -> None:
     agent = await client.entities.create("agent", "Bot")
     run = await client.runs.open(agent.id, trigger={"why": "test"})
     assert isinstance(run, RunRecord)
@@ -101,7 +101,7 @@ async def test_program_with_its_own_loop_opens_a_run_calls_tools_and_closes_it(c
     closed = await client.runs.close(run.id, usage={"tokens": 3})
     assert (closed.status, closed.usage) == ("completed", {"tokens": 3})
     assert (await client.runs.close(run.id)).status == "completed"
-    assert [one.id for one in (await client.agents.list_runs(agent.id)).items] == [run.id]
+    assert [listed_run.id for listed_run in (await client.agents.list_runs(agent.id)).items] == [run.id]
 
 
 @pytest.mark.spec("13.1")
@@ -125,7 +125,7 @@ async def test_results_are_submitted_to_a_run_and_to_a_space(client: ToolspaceCl
 
 
 @pytest.mark.spec("6.5")
-async def test_second_result_is_a_conflict_that_has_the_first(client: ToolspaceClient) -> None:
+async def test_a_second_result_is_a_conflict_with_the_first_result(client: ToolspaceClient) -> None:
     call = await client.tools.call("later")
     assert call.pending_tool_call_id
     await client.tools.submit_call_result(call.pending_tool_call_id, "first", idempotency_key="one")
@@ -141,11 +141,11 @@ async def test_null_and_false_are_results(client: ToolspaceClient) -> None:
         call = await client.tools.call("later")
         assert call.pending_tool_call_id
         await client.tools.submit_call_result(call.pending_tool_call_id, result)
-        kept = await client.calls.get(call.pending_tool_call_id)
-        assert (kept.status, kept.result) == ("resolved", result)
+        stored_call = await client.calls.get(call.pending_tool_call_id)
+        assert (stored_call.status, stored_call.result) == ("resolved", result)
 
 
-async def test_large_results_are_taken(client: ToolspaceClient) -> None:
+async def test_large_results_are_accepted(client: ToolspaceClient) -> None:
     call = await client.tools.call("later")
     assert call.pending_tool_call_id
     result = "x" * 2_000_000
@@ -154,7 +154,7 @@ async def test_large_results_are_taken(client: ToolspaceClient) -> None:
         await client.tools.submit_call_result(call.pending_tool_call_id, "x" * 5_000_000)
 
 
-async def test_inbox_events_are_pushed_claimed_and_given_back(client: ToolspaceClient) -> None:
+async def test_inbox_events_are_pushed_claimed_and_released(client: ToolspaceClient) -> None:
     agent = await client.entities.create("agent", "Bot")
     assert await client.agents.push_event(agent.id, {"order": 1}, event_id="order_1")
     assert not await client.agents.push_event(agent.id, {"order": 1}, event_id="order_1")
@@ -174,20 +174,20 @@ async def test_tools_are_listed_and_a_failing_one_is_a_result(client: ToolspaceC
         result.unwrap()
 
 
-async def test_entity_with_a_token_sees_its_own_spaces_alone(client: ToolspaceClient, url: str) -> None:
+async def test_an_entity_with_a_token_sees_only_its_own_spaces(client: ToolspaceClient, url: str) -> None:
     ada = await client.entities.create("human", "Ada")
     own = await client.spaces.create("Own", members=[ada.id])
     other = await client.spaces.create("Other")
-    asked = 0
+    token_requests = 0
 
     async def token() -> str:
-        nonlocal asked
-        asked += 1
-        return "expired" if asked == 1 else await client.entities.create_token(ada.id)
+        nonlocal token_requests
+        token_requests += 1
+        return "expired" if token_requests == 1 else await client.entities.create_token(ada.id)
 
     async with ToolspaceClient(url, public_key=PUBLIC, token=token) as someone:
         assert [space.id for space in (await someone.spaces.list()).items] == [own.id]
-        assert asked == 2, "a token that is not taken is renewed, once"
+        assert token_requests == 2, "a token that is not taken is renewed, once"
         assert (await someone.spaces.send_message(own.id, "It is me.")).sender_id == ada.id
         with pytest.raises(Forbidden):
             await someone.spaces.get(other.id)
@@ -197,20 +197,20 @@ async def test_entity_with_a_token_sees_its_own_spaces_alone(client: ToolspaceCl
         assert (await someone.me())["kind"] == "public"
 
 
-async def test_keys_are_made_listed_and_revoked(client: ToolspaceClient, url: str) -> None:
-    made = await client.keys.create("tools", "for a friend", tools_allowed=["hello"])
-    assert made.key
-    assert made.key not in repr(made)
-    async with ToolspaceClient(url, secret_key=made.key) as friend:
+async def test_keys_are_created_listed_and_revoked(client: ToolspaceClient, url: str) -> None:
+    api_key = await client.keys.create("tools", "for a friend", tools_allowed=["hello"])
+    assert api_key.key
+    assert api_key.key not in repr(api_key)
+    async with ToolspaceClient(url, secret_key=api_key.key) as friend:
         assert [tool.name async for tool in friend.tools.all()] == ["hello"]
         assert (await friend.tools.call("hello")).result == "hello"
-        await client.keys.revoke(made.id)
+        await client.keys.revoke(api_key.id)
         with pytest.raises(Unauthorized):
             await friend.tools.call("hello")
-    assert made.id in {key.id async for key in client.keys.all() if key.revoked_at}
+    assert api_key.id in {key.id async for key in client.keys.all() if key.revoked_at}
 
 
-async def test_refusals_are_exceptions_that_say_everything(client: ToolspaceClient, url: str) -> None:
+async def test_refusals_are_exceptions_with_the_problem_document(client: ToolspaceClient, url: str) -> None:
     with pytest.raises(NotFound, match='404 Not Found: Space "spc_none" not found') as refused:
         await client.spaces.get("spc_none")
     assert (refused.value.status, refused.value.problem["status"]) == (404, 404)
@@ -226,7 +226,7 @@ async def test_refusals_are_exceptions_that_say_everything(client: ToolspaceClie
 
 
 @pytest.mark.parametrize("odd", ["..", "a/b", "a?b=c", "a%2Fb", "ü"])
-async def test_ids_with_odd_characters_stay_one_part_of_the_path(client: ToolspaceClient, odd: str) -> None:
+async def test_ids_with_special_characters_stay_one_path_segment(client: ToolspaceClient, odd: str) -> None:
     with pytest.raises(NotFound, match=r"(?i)space"):
         await client.spaces.get(odd)
 
@@ -238,49 +238,51 @@ async def test_ids_with_odd_characters_stay_one_part_of_the_path(client: Toolspa
         ({"public_key": "pk_a"}, "go together"),
     ],
 )
-def test_wrong_credentials_are_told_at_once(credentials: dict[str, str], message: str) -> None:
+def test_contradicting_credentials_are_refused(credentials: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ToolspaceClient("http://127.0.0.1:1", **credentials)  # pyright: ignore[reportArgumentType]
 
 
-def test_wrong_address_is_told_at_once() -> None:
+def test_an_invalid_url_is_refused() -> None:
     with pytest.raises(ValueError, match="such as http"):
         ToolspaceClient("localhost:8787", secret_key=SECRET)
 
 
-async def test_reading_is_repeated_until_the_gateway_can(serve: Callable[[Handler], Awaitable[str]]) -> None:
-    asked: list[str] = []
+async def test_reads_are_retried_until_the_gateway_responds(serve: Callable[[Handler], Awaitable[str]]) -> None:
+    requests: list[str] = []
 
     async def handler(request: web.Request) -> web.StreamResponse:
-        asked.append(request.method)
-        if len(asked) == 1:
+        requests.append(request.method)
+        if len(requests) == 1:
             request.transport.abort()  # type: ignore[union-attr]
-        if len(asked) == 2:
+        if len(requests) == 2:
             return web.json_response({"title": "no", "detail": "later"}, status=503, headers={"Retry-After": "0"})
         return web.json_response({"items": [], "next": None})
 
     async with ToolspaceClient(await serve(handler), secret_key=SECRET) as client:
         assert (await client.spaces.list()).items == []
-    assert asked == ["GET"] * 3
+    assert requests == ["GET"] * 3
 
 
-async def test_call_whose_fate_is_unknown_is_not_sent_again(serve: Callable[[Handler], Awaitable[str]]) -> None:
-    asked: list[str] = []
+async def test_a_call_that_may_have_been_executed_is_not_retried(serve: Callable[[Handler], Awaitable[str]]) -> None:
+    requests: list[str] = []
 
     async def handler(request: web.Request) -> web.StreamResponse:
-        asked.append(await request.text())
+        requests.append(await request.text())
         request.transport.abort()  # type: ignore[union-attr]
         return web.Response()
 
     async with ToolspaceClient(await serve(handler), secret_key=SECRET) as client:
         with pytest.raises(GatewayUnreachable) as lost:
             await client.tools.call("hello")
-    assert len(asked) == 1
+    assert len(requests) == 1
     assert lost.value.was_sent
 
 
 @pytest.mark.spec("13.1")
-async def test_lost_submission_is_repeated_under_one_key(serve: Callable[[Handler], Awaitable[str]]) -> None:
+async def test_a_lost_submission_is_retried_with_the_same_idempotency_key(
+    serve: Callable[[Handler], Awaitable[str]],
+) -> None:
     keys: list[str] = []
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -296,13 +298,13 @@ async def test_lost_submission_is_repeated_under_one_key(serve: Callable[[Handle
     assert len(set(keys)) == 1
 
 
-async def test_gateway_that_stays_away_is_an_error_that_names_it() -> None:
+async def test_an_unreachable_gateway_is_an_error_with_its_url() -> None:
     async with ToolspaceClient("http://127.0.0.1:9", secret_key=SECRET, attempts=2) as client:
         with pytest.raises(GatewayUnreachable, match="cannot be reached"):
             await client.spaces.list()
 
 
-async def test_answers_of_something_else_are_told_as_such(serve: Callable[[Handler], Awaitable[str]]) -> None:
+async def test_responses_of_another_server_are_unexpected(serve: Callable[[Handler], Awaitable[str]]) -> None:
     async def handler(_: web.Request) -> web.StreamResponse:
         return web.Response(text="<html>", content_type="text/html")
 
@@ -313,38 +315,38 @@ async def test_answers_of_something_else_are_told_as_such(serve: Callable[[Handl
             await anext(client.subscribe())
 
 
-async def test_redirect_does_not_take_the_key_elsewhere(serve: Callable[[Handler], Awaitable[str]]) -> None:
-    seen: list[str] = []
+async def test_a_redirect_is_not_followed_with_the_key(serve: Callable[[Handler], Awaitable[str]]) -> None:
+    requests: list[str] = []
 
     async def handler(request: web.Request) -> web.StreamResponse:
-        seen.append(request.path)
+        requests.append(request.path)
         raise web.HTTPFound("/elsewhere")
 
     async with ToolspaceClient(await serve(handler), secret_key=SECRET) as client:
         with pytest.raises(ApiError, match="302"):
             await client.spaces.list()
-    assert seen == ["/api/spaces"]
+    assert requests == ["/api/spaces"]
 
 
-async def test_closed_client_says_so(url: str) -> None:
+async def test_a_closed_client_raises(url: str) -> None:
     async with ToolspaceClient(url, secret_key=SECRET) as client:
         pass
     with pytest.raises(RuntimeError, match="closed"):
         await client.spaces.list()
 
 
-async def test_gateway_that_cannot_now_is_asked_a_bounded_number_of_times(
+async def test_an_unavailable_gateway_is_retried_a_limited_number_of_times(
     serve: Callable[[Handler], Awaitable[str]],
 ) -> None:
-    asked = 0
+    request_count = 0
 
     async def handler(_: web.Request) -> web.StreamResponse:
-        nonlocal asked
-        asked += 1
+        nonlocal request_count
+        request_count += 1
         return web.json_response({"detail": "starting"}, status=503)
 
     async with ToolspaceClient(await serve(handler), secret_key=SECRET, attempts=3) as client:
         async with asyncio.timeout(20):
             with pytest.raises(Unavailable, match="starting"):
                 await client.spaces.list()
-    assert asked == 3
+    assert request_count == 3

@@ -1,4 +1,4 @@
-"""Workers against a real gateway: every call is executed once, and its result arrives."""
+"""Workers against a real gateway: each call is executed once, and its result is submitted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.breaker import breaking
+from tests.client.unreliable_proxy import open_unreliable_proxy
 from tests.server.gateway_api import SECRET
 from toolspace.client.client import ToolspaceClient
 from toolspace.client.errors import BadRequest, Unauthorized
@@ -30,7 +30,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 
 @asynccontextmanager
-async def started(program: str, url: str) -> AsyncIterator[Process]:
+async def running_program(program: str, url: str) -> AsyncIterator[Process]:
     process = await asyncio.create_subprocess_exec(
         sys.executable, PROGRAMS / program, url, SECRET, stdin=PIPE, stdout=PIPE
     )
@@ -42,22 +42,22 @@ async def started(program: str, url: str) -> AsyncIterator[Process]:
         await process.communicate()
 
 
-async def line(process: Process) -> str:
+async def read_line(process: Process) -> str:
     assert process.stdout is not None
     return (await process.stdout.readline()).decode().strip()
 
 
-async def serving_tools(client: ToolspaceClient) -> list[str]:
+async def list_served_tools(client: ToolspaceClient) -> list[str]:
     return [tool for worker in (await client.request("GET", "/api/workers"))["items"] for tool in worker["tools"]]
 
 
-async def served(client: ToolspaceClient, tool: str = "move") -> None:
+async def wait_until_served(client: ToolspaceClient, tool: str = "move") -> None:
     """Asks until a worker serves a tool."""
-    while tool not in await serving_tools(client):
+    while tool not in await list_served_tools(client):
         pass
 
 
-async def resolved(client: ToolspaceClient, pending: CallResult) -> CallRecord:
+async def wait_for_result(client: ToolspaceClient, pending: CallResult) -> CallRecord:
     """Asks until a call has its result."""
     assert pending.pending_tool_call_id
     while (call := await client.calls.get(pending.pending_tool_call_id)).status != "resolved":
@@ -67,7 +67,7 @@ async def resolved(client: ToolspaceClient, pending: CallResult) -> CallRecord:
 
 @pytest.mark.spec("6.7")
 @pytest.mark.spec("13.1")
-async def test_functions_execute_calls_with_their_arguments(client: ToolspaceClient, url: str) -> None:
+async def test_handlers_get_the_arguments_of_calls(client: ToolspaceClient, url: str) -> None:
     worker = ToolWorker(url, secret_key=SECRET)
     main = threading.current_thread()
 
@@ -82,12 +82,12 @@ async def test_functions_execute_calls_with_their_arguments(client: ToolspaceCli
     async with worker:
         inline = await client.tools.call("move", {"to": "left"})
         assert inline.result == {"to": "left", "steps": 1, "in a thread": True}
-        call = await resolved(client, await client.tools.call("later", {"a": 1}))
+        call = await wait_for_result(client, await client.tools.call("later", {"a": 1}))
         assert call.result == {"tool": "later", "id": call.call_id, "rest": {"a": 1}}
 
 
 @pytest.mark.spec("13.1")
-async def test_exception_is_the_error_of_the_call(client: ToolspaceClient, url: str) -> None:
+async def test_an_exception_becomes_the_error_of_the_call(client: ToolspaceClient, url: str) -> None:
     worker = ToolWorker(url, secret_key=SECRET)
 
     @worker.tool
@@ -124,7 +124,7 @@ async def test_two_workers_share_the_calls_and_each_is_executed_once(client: Too
 
 
 @pytest.mark.spec("6.7")
-async def test_call_of_a_worker_that_was_killed_goes_to_another_once(client: ToolspaceClient, url: str) -> None:
+async def test_a_call_of_a_killed_worker_is_executed_once_by_another(client: ToolspaceClient, url: str) -> None:
     executed: list[str] = []
     other = ToolWorker(url, secret_key=SECRET)
 
@@ -133,10 +133,10 @@ async def test_call_of_a_worker_that_was_killed_goes_to_another_once(client: Too
         executed.append(to)
         return f"{to} by another"
 
-    async with started("hanging_worker.py", url) as process:
-        await served(client)
+    async with running_program("hanging_worker.py", url) as process:
+        await wait_until_served(client)
         calling = asyncio.ensure_future(client.tools.call("move", {"to": "left"}))
-        assert await line(process) == "given left"
+        assert await read_line(process) == "given left"
         process.kill()
         async with other:
             assert (await calling).result == "left by another"
@@ -144,35 +144,35 @@ async def test_call_of_a_worker_that_was_killed_goes_to_another_once(client: Too
 
 
 @pytest.mark.spec("13.1")
-async def test_ctrl_c_finishes_what_runs_and_sends_its_result(client: ToolspaceClient, url: str) -> None:
-    async with started("busy_worker.py", url) as process:
-        await served(client)
+async def test_ctrl_c_finishes_running_calls_and_sends_their_results(client: ToolspaceClient, url: str) -> None:
+    async with running_program("busy_worker.py", url) as process:
+        await wait_until_served(client)
         calling = asyncio.ensure_future(client.tools.call("move", {"to": "left"}))
-        assert await line(process) == "given left"
+        assert await read_line(process) == "given left"
         process.send_signal(signal.SIGINT)
-        while await serving_tools(client):
+        while await list_served_tools(client):
             pass
         refused = await client.tools.call("move", {"to": "right"})
         assert "no worker serves" in (refused.error or ""), "it takes no more"
         assert process.stdin is not None
         process.stdin.write(b"done\n")
         assert (await calling).result == "left: done"
-        assert await line(process) == "ended"
+        assert await read_line(process) == "ended"
         assert await process.wait() == 0
 
 
 @pytest.mark.spec("13.1")
-async def test_worker_goes_on_when_the_gateway_was_restarted(config: Path) -> None:
+async def test_a_worker_continues_after_a_restart_of_the_gateway(config: Path) -> None:
     listening = bind_socket("127.0.0.1", 0)
     url, port = socket_url(listening), listening.getsockname()[1]
     worker = ToolWorker(url, secret_key=SECRET)
-    begun, may_end = asyncio.Event(), asyncio.Event()
+    started, may_end = asyncio.Event(), asyncio.Event()
     executed: list[str] = []
 
     @worker.tool
     async def later(to: str) -> str:
         executed.append(to)
-        begun.set()
+        started.set()
         await may_end.wait()
         return f"went {to}"
 
@@ -181,22 +181,22 @@ async def test_worker_goes_on_when_the_gateway_was_restarted(config: Path) -> No
             serve = asyncio.ensure_future(worker.run())
             await worker.ready.wait()
             first = await client.tools.call("later", {"to": "left"})
-            await begun.wait()
+            await started.wait()
         may_end.set()  # Its result has to wait until there is someone to take it.
         async with Gateway.open(config) as gateway, serve_gateway(gateway, bind_socket("127.0.0.1", port)):
-            assert (await resolved(client, first)).result == "went left"
-            await resolved(client, await client.tools.call("later", {"to": "right"}))
+            assert (await wait_for_result(client, first)).result == "went left"
+            await wait_for_result(client, await client.tools.call("later", {"to": "right"}))
             await worker.stop()
             await serve
     assert executed == ["left", "right"]
 
 
 @pytest.mark.spec("6.7")
-async def test_each_call_is_executed_once_over_a_line_that_breaks(client: ToolspaceClient, url: str) -> None:
+async def test_each_call_is_executed_once_over_lost_connections(client: ToolspaceClient, url: str) -> None:
     chance = random.Random(7)
     executed: list[int] = []
-    async with breaking(url, lambda: chance.randint(1_000, 5_000)) as breaker:
-        worker = ToolWorker(breaker.url, secret_key=SECRET, concurrency=4)
+    async with open_unreliable_proxy(url, lambda: chance.randint(1_000, 5_000)) as proxy:
+        worker = ToolWorker(proxy.url, secret_key=SECRET, concurrency=4)
 
         @worker.tool
         async def later(number: int) -> int:
@@ -204,19 +204,19 @@ async def test_each_call_is_executed_once_over_a_line_that_breaks(client: Toolsp
             return number
 
         async with worker:
-            made = [await client.tools.call("later", {"number": number}) for number in range(40)]
-            assert [(await resolved(client, one)).result for one in made] == list(range(40))
-        assert breaker.broken > 2
+            calls = [await client.tools.call("later", {"number": number}) for number in range(40)]
+            assert [(await wait_for_result(client, call)).result for call in calls] == list(range(40))
+        assert proxy.dropped_count > 2
     assert sorted(executed) == list(range(40))
 
 
-async def test_canceled_call_cancels_its_function(client: ToolspaceClient, url: str) -> None:
+async def test_a_canceled_call_cancels_its_handler(client: ToolspaceClient, url: str) -> None:
     worker = ToolWorker(url, secret_key=SECRET)
-    begun, canceled = asyncio.Event(), asyncio.Event()
+    started, canceled = asyncio.Event(), asyncio.Event()
 
     @worker.tool
     async def later() -> None:
-        begun.set()
+        started.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -226,12 +226,12 @@ async def test_canceled_call_cancels_its_function(client: ToolspaceClient, url: 
     async with worker:
         call = await client.tools.call("later")
         assert call.pending_tool_call_id
-        await begun.wait()
+        await started.wait()
         await client.calls.cancel(call.pending_tool_call_id)
         await canceled.wait()
 
 
-async def test_result_that_is_too_large_is_told_as_an_error(client: ToolspaceClient, url: str) -> None:
+async def test_a_result_that_is_too_large_becomes_an_error(client: ToolspaceClient, url: str) -> None:
     worker = ToolWorker(url, secret_key=SECRET)
 
     @worker.tool
@@ -244,13 +244,13 @@ async def test_result_that_is_too_large_is_told_as_an_error(client: ToolspaceCli
     assert "too large" in (result.error or "")
 
 
-async def test_call_that_someone_else_answered_is_let_go(client: ToolspaceClient, url: str) -> None:
+async def test_a_call_that_someone_else_answered_is_abandoned(client: ToolspaceClient, url: str) -> None:
     worker = ToolWorker(url, secret_key=SECRET)
-    begun, ended = asyncio.Event(), asyncio.Event()
+    started, ended = asyncio.Event(), asyncio.Event()
 
     @worker.tool
     async def later() -> None:
-        begun.set()
+        started.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -259,12 +259,12 @@ async def test_call_that_someone_else_answered_is_let_go(client: ToolspaceClient
     async with worker:
         call = await client.tools.call("later")
         assert call.pending_tool_call_id
-        await begun.wait()
+        await started.wait()
         await client.tools.submit_call_result(call.pending_tool_call_id, "by hand")
         await ended.wait()
 
 
-async def test_worker_that_is_not_let_in_says_why(url: str) -> None:
+async def test_a_refused_worker_raises_the_reason(url: str) -> None:
     stranger = ToolWorker(url, secret_key="sk_wrong")
     stranger.tool("move")(lambda: None)
     with pytest.raises(Unauthorized):
@@ -276,7 +276,7 @@ async def test_worker_that_is_not_let_in_says_why(url: str) -> None:
             pass
 
 
-async def test_second_worker_of_one_id_ends_the_first(url: str) -> None:
+async def test_a_second_worker_with_the_same_id_ends_the_first(url: str) -> None:
     first = ToolWorker(url, secret_key=SECRET, worker_id="wrk_same")
     first.tool("move")(lambda: None)
     second = ToolWorker(url, secret_key=SECRET, worker_id="wrk_same")
@@ -288,17 +288,17 @@ async def test_second_worker_of_one_id_ends_the_first(url: str) -> None:
             await running
 
 
-async def test_worker_of_a_tool_that_is_not_there_is_warned(
+async def test_a_worker_of_an_unknown_tool_is_warned(
     client: ToolspaceClient, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = ToolWorker(url, secret_key=SECRET)
     worker.tool("fly")(lambda: None)
     async with worker:
         while 'unknown tools: "fly"' not in caplog.text:
-            await served(client, "fly")
+            await wait_until_served(client, "fly")
 
 
-async def test_mistakes_of_the_program_are_told_at_once(url: str) -> None:
+async def test_wrong_use_of_the_worker_raises_at_once(url: str) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         ToolWorker(url, secret_key=SECRET, concurrency=0)
     worker = ToolWorker(url, secret_key=SECRET)

@@ -41,11 +41,11 @@ async def broken() -> None:
     raise ValueError("the disk is full")
 
 
-def named(tools: list[BaseTool], name: str) -> BaseTool:
-    return next(one for one in tools if one.name == name)
+def find_tool(tools: list[BaseTool], name: str) -> BaseTool:
+    return next(candidate for candidate in tools if candidate.name == name)
 
 
-def call(name: str, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
+def tool_call(name: str, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
     return {"type": "tool_call", "id": "c1", "name": name, "args": arguments or {}}
 
 
@@ -55,7 +55,7 @@ async def test_a_tool_call_becomes_a_tool_message_with_the_result_as_artifact(
 ) -> None:
     async with Toolspace(tools=[add]) as ts:
         events = record(ts)
-        message = await named(to_langchain_tools(ts), "add").ainvoke(call("add", {"a": "1", "b": 2}))
+        message = await find_tool(to_langchain_tools(ts), "add").ainvoke(tool_call("add", {"a": "1", "b": 2}))
 
     assert isinstance(message, ToolMessage)
     assert (message.content, message.tool_call_id, message.name, message.status) == ("3", "c1", "add", "success")
@@ -66,12 +66,12 @@ async def test_a_tool_call_becomes_a_tool_message_with_the_result_as_artifact(
 
 
 @pytest.mark.spec("1.9")
-async def test_plain_arguments_give_what_a_model_would_read() -> None:
+async def test_plain_arguments_return_the_text_for_the_model() -> None:
     async with Toolspace(tools=[add, broken]) as ts:
         tools = to_langchain_tools(ts)
-        assert await named(tools, "add").ainvoke({"a": 1, "b": 2}) == "3"
-        assert await named(tools, "add").ainvoke('{"a": 1, "b": 2}') == "3"
-        assert await named(tools, "broken").ainvoke({}) == "(tool failed: the disk is full)"
+        assert await find_tool(tools, "add").ainvoke({"a": 1, "b": 2}) == "3"
+        assert await find_tool(tools, "add").ainvoke('{"a": 1, "b": 2}') == "3"
+        assert await find_tool(tools, "broken").ainvoke({}) == "(tool failed: the disk is full)"
 
 
 @pytest.mark.spec("1.8")
@@ -82,25 +82,25 @@ async def test_plain_arguments_give_what_a_model_would_read() -> None:
         ("add", {"a": 1}, "invalid_parameters", "(tool failed: Parameter validation failed: b: required, but missing)"),
     ],
 )
-async def test_a_failure_is_an_error_message_that_says_its_kind(
+async def test_a_failure_is_an_error_message_with_its_kind(
     name: str, arguments: dict[str, Any], kind: str, text: str
 ) -> None:
     async with Toolspace(tools=[add, broken]) as ts:
-        message = await named(to_langchain_tools(ts), name).ainvoke(call(name, arguments))
+        message = await find_tool(to_langchain_tools(ts), name).ainvoke(tool_call(name, arguments))
 
     assert (message.status, message.content, message.tool_call_id) == ("error", text, "c1")
     assert message.artifact.error_kind == kind
 
 
 @pytest.mark.spec("1.9")
-async def test_error_handling_of_ones_own_gets_the_failure_with_its_result() -> None:
+async def test_a_custom_error_handler_gets_the_failure_with_its_result() -> None:
     async with Toolspace(tools=[broken]) as ts:
         [failing] = to_langchain_tools(ts)
         failing.handle_tool_error = lambda error: f"kind: {error.result.error_kind}"  # type: ignore[attr-defined]
-        message = await failing.ainvoke(call("broken"))
+        message = await failing.ainvoke(tool_call("broken"))
         failing.handle_tool_error = False
         with pytest.raises(ToolFailure, match="the disk is full") as raised:
-            await failing.ainvoke(call("broken"))
+            await failing.ainvoke(tool_call("broken"))
 
     assert (message.status, message.content) == ("error", "kind: execution_error")
     assert isinstance(raised.value, ToolException)
@@ -109,50 +109,50 @@ async def test_error_handling_of_ones_own_gets_the_failure_with_its_result() -> 
 
 @pytest.mark.spec("1.4")
 @pytest.mark.spec("1.9")
-async def test_a_raw_schema_is_what_langchain_shows_the_model() -> None:
+async def test_a_raw_schema_reaches_the_model_unchanged() -> None:
     raw = {"type": "object", "properties": {"x": {"type": ["string", "null"], "minLength": 2}}, "required": ["x"]}
     bare = {"type": "object"}
     async with Toolspace(tools=[Tool("raw", "Takes it raw.", raw), Tool("bare", "Takes anything.", bare)]) as ts:
         tools = to_langchain_tools(ts)
 
-    assert named(tools, "raw").args_schema == raw
-    assert convert_to_openai_tool(named(tools, "raw")) == {
+    assert find_tool(tools, "raw").args_schema == raw
+    assert convert_to_openai_tool(find_tool(tools, "raw")) == {
         "type": "function",
         "function": {"name": "raw", "description": "Takes it raw.", "parameters": raw},
     }
-    assert named(tools, "raw").args == raw["properties"]
-    assert named(tools, "bare").args == {}
+    assert find_tool(tools, "raw").args == raw["properties"]
+    assert find_tool(tools, "bare").args == {}
 
 
 @pytest.mark.spec("1.9")
-async def test_parameters_may_have_names_that_langchain_uses_itself() -> None:
+async def test_parameters_may_have_names_that_langchain_reserves() -> None:
     async def echo(config: str, run_manager: str, callbacks: str, tool_call_id: str) -> str:
         """Says what it got."""
         return " ".join((config, run_manager, callbacks, tool_call_id))
 
     arguments = {"config": "a", "run_manager": "b", "callbacks": "c", "tool_call_id": "d"}
     async with Toolspace(tools=[echo]) as ts:
-        [one] = to_langchain_tools(ts)
-        assert (await one.ainvoke(call("echo", arguments))).content == "a b c d"
+        [langchain_tool] = to_langchain_tools(ts)
+        assert (await langchain_tool.ainvoke(tool_call("echo", arguments))).content == "a b c d"
 
 
 @pytest.mark.spec("1.9")
-async def test_callbacks_of_langchain_are_told() -> None:
+async def test_callbacks_of_langchain_are_called() -> None:
     class Watcher(AsyncCallbackHandler):
-        seen: tuple[str, ...] = ()
+        events: tuple[str, ...] = ()
 
         async def on_tool_start(self, serialized: Any, input_str: str, **_: Any) -> None:
-            self.seen += ("start",)
+            self.events += ("start",)
 
         async def on_tool_end(self, output: Any, **_: Any) -> None:
-            self.seen += (output.content,)
+            self.events += (output.content,)
 
     watcher = Watcher()
     async with Toolspace(tools=[add]) as ts:
-        [one] = to_langchain_tools(ts)
-        await one.ainvoke(call("add", {"a": 1, "b": 2}), config={"callbacks": [watcher]})
+        [langchain_tool] = to_langchain_tools(ts)
+        await langchain_tool.ainvoke(tool_call("add", {"a": 1, "b": 2}), config={"callbacks": [watcher]})
 
-    assert watcher.seen == ("start", "3")
+    assert watcher.events == ("start", "3")
 
 
 @pytest.mark.spec("1.6")
@@ -164,8 +164,8 @@ async def test_images_reach_the_model_as_content_blocks() -> None:
         return [TextPart(text="before"), ImagePart(data=data)]
 
     async with Toolspace(tools=[look]) as ts:
-        [one] = to_langchain_tools(ts)
-        message = await one.ainvoke(call("look"))
+        [langchain_tool] = to_langchain_tools(ts)
+        message = await langchain_tool.ainvoke(tool_call("look"))
 
     assert message.content == [
         {"type": "text", "text": "before"},
@@ -175,15 +175,15 @@ async def test_images_reach_the_model_as_content_blocks() -> None:
 
 
 @pytest.mark.spec("1.5")
-async def test_context_and_run_hold_for_the_calls() -> None:
+async def test_calls_use_the_context_and_the_run() -> None:
     async def who(context: ToolContext) -> str:
         """Says who calls."""
         return f"{context.user_id} in {context.run_id}"
 
     async with Toolspace(tools=[who]) as ts, ts.run(max_tool_calls_per_turn=1) as run:
         tools = to_langchain_tools(ts, context=ToolContext(user_id="ada"), run=run)
-        first = await named(tools, "who").ainvoke(call("who"))
-        second = await named(tools, "who").ainvoke(call("who"))
+        first = await find_tool(tools, "who").ainvoke(tool_call("who"))
+        second = await find_tool(tools, "who").ainvoke(tool_call("who"))
 
     assert first.content == f"ada in {run.id}"
     assert second.artifact.error_kind == "limit_exceeded"
@@ -191,37 +191,37 @@ async def test_context_and_run_hold_for_the_calls() -> None:
 
 
 @pytest.mark.spec("4.9")
-async def test_without_a_run_all_tools_are_there_and_with_one_what_its_model_should_see() -> None:
+async def test_without_a_run_all_tools_are_listed_and_with_one_those_for_its_model() -> None:
     many = [Tool(f"tool_{number}", f"Counts to {number}.", handler=lambda p, c: 1) for number in range(20)]
     settings = Settings(tool_search_threshold=50)
     async with Toolspace(tools=[*many, add], settings=settings) as ts, ts.run() as run:
-        everything = {one.name for one in to_langchain_tools(ts)}
-        shown = to_langchain_tools(ts, run=run)
-        await named(shown, "agent__find_tools").ainvoke({"query": "adds two numbers", "limit": 1})
-        found = {one.name for one in to_langchain_tools(ts, run=run)}
+        all_names = {langchain_tool.name for langchain_tool in to_langchain_tools(ts)}
+        model_tools = to_langchain_tools(ts, run=run)
+        await find_tool(model_tools, "agent__find_tools").ainvoke({"query": "adds two numbers", "limit": 1})
+        found_names = {langchain_tool.name for langchain_tool in to_langchain_tools(ts, run=run)}
 
-    assert {"add", "tool_0", "tool_19"} <= everything
-    assert "add" not in {one.name for one in shown}
-    assert "add" in found
+    assert {"add", "tool_0", "tool_19"} <= all_names
+    assert "add" not in {langchain_tool.name for langchain_tool in model_tools}
+    assert "add" in found_names
 
 
 @pytest.mark.spec("3.30")
-async def test_tools_that_steer_a_loop_are_not_given_to_a_loop_that_would_not_listen(tmp_path: Path) -> None:
+async def test_loop_tools_are_hidden_from_other_model_loops(tmp_path: Path) -> None:
     (tmp_path / "toolspace.yaml").write_text("tools: {builtins: [current_time]}\n")
     async with Toolspace.open(tmp_path / "toolspace.yaml") as ts:
-        assert {one.name for one in to_langchain_tools(ts)} == {"current_time", "agent__batch"}
+        assert {langchain_tool.name for langchain_tool in to_langchain_tools(ts)} == {"current_time", "agent__batch"}
 
 
 @pytest.mark.spec("1.9")
-def test_a_plain_program_invokes_tools_without_a_loop_of_its_own() -> None:
+def test_synchronous_code_invokes_tools_without_a_loop() -> None:
     ts = Toolspace(tools=[add, length, broken], settings=Settings(queues={"one": QueueSpec(concurrent=1)}))
     tools = to_langchain_tools(ts)
     before = threading.active_count()
 
-    assert named(tools, "add").invoke({"a": 1, "b": 2}) == "3"
-    message = named(tools, "length").invoke(call("length", {"text": "four"}))
+    assert find_tool(tools, "add").invoke({"a": 1, "b": 2}) == "3"
+    message = find_tool(tools, "length").invoke(tool_call("length", {"text": "four"}))
     assert (message.content, message.artifact.result) == ("4", 4)
-    assert named(tools, "broken").invoke(call("broken")).status == "error"
+    assert find_tool(tools, "broken").invoke(tool_call("broken")).status == "error"
 
     private = [thread for thread in threading.enumerate() if thread.name == "toolspace-loop"]
     assert threading.active_count() > before
@@ -231,7 +231,7 @@ def test_a_plain_program_invokes_tools_without_a_loop_of_its_own() -> None:
 
 
 @pytest.mark.spec("1.9")
-async def test_a_plain_call_from_a_thread_runs_on_the_loop_of_the_toolspace() -> None:
+async def test_a_synchronous_call_from_a_thread_runs_on_the_loop_of_the_toolspace() -> None:
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def where() -> str:
@@ -240,33 +240,33 @@ async def test_a_plain_call_from_a_thread_runs_on_the_loop_of_the_toolspace() ->
         return "here"
 
     async with Toolspace(tools=[where]) as ts:
-        [one] = to_langchain_tools(ts)
-        message = await asyncio.to_thread(one.invoke, call("where"))
+        [langchain_tool] = to_langchain_tools(ts)
+        message = await asyncio.to_thread(langchain_tool.invoke, tool_call("where"))
 
     assert message.content == "here"
     assert loops == [asyncio.get_running_loop()]
 
 
 @pytest.mark.spec("1.9")
-async def test_a_plain_call_inside_a_loop_says_what_to_use() -> None:
+async def test_a_synchronous_call_inside_a_loop_raises() -> None:
     async with Toolspace(tools=[add]) as ts:
-        [one] = to_langchain_tools(ts)
+        [langchain_tool] = to_langchain_tools(ts)
         with pytest.raises(RuntimeError, match="use ainvoke"):
-            one.invoke({"a": 1, "b": 2})
+            langchain_tool.invoke({"a": 1, "b": 2})
 
 
 @pytest.mark.spec("1.9")
-def test_tools_that_outlive_their_loop_say_so() -> None:
+def test_tools_of_an_ended_loop_raise() -> None:
     async def make() -> list[BaseTool]:
         return to_langchain_tools(Toolspace(tools=[add]))
 
-    [one] = asyncio.run(make())
+    [langchain_tool] = asyncio.run(make())
     with pytest.raises(RuntimeError, match="has ended; create them again"):
-        one.invoke({"a": 1, "b": 2})
+        langchain_tool.invoke({"a": 1, "b": 2})
 
 
 @pytest.mark.spec("1.9")
-async def test_waiting_for_a_loop_that_waits_for_the_waiter_is_an_error_and_no_deadlock() -> None:
+async def test_waiting_for_a_blocked_loop_raises_instead_of_a_deadlock() -> None:
     home = LoopRunner(start_seconds=0.05)
     ran: list[int] = []
     errors: list[Exception] = []

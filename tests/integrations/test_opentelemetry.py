@@ -35,7 +35,7 @@ from toolspace.integrations.opentelemetry import export_run, instrument
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-class Spans:
+class RecordedSpans:
     """What was exported, by name."""
 
     def __init__(self) -> None:
@@ -51,11 +51,11 @@ class Spans:
     def all(self) -> list[ReadableSpan]:
         return sorted(self._exporter.get_finished_spans(), key=lambda span: span.start_time or 0)
 
-    def named(self, name: str) -> list[ReadableSpan]:
+    def list_named(self, name: str) -> list[ReadableSpan]:
         return [span for span in self.all if span.name == name]
 
-    def one(self, name: str) -> ReadableSpan:
-        [span] = self.named(name)
+    def get(self, name: str) -> ReadableSpan:
+        [span] = self.list_named(name)
         return span
 
     def tree(self, parent: int | None = None) -> list[Any]:
@@ -68,8 +68,8 @@ class Spans:
 
 
 @pytest.fixture
-def spans() -> Spans:
-    return Spans()
+def spans() -> RecordedSpans:
+    return RecordedSpans()
 
 
 @tool
@@ -91,13 +91,13 @@ async def twice(context: ToolContext) -> list[Any]:
 
 
 @pytest.mark.spec("4.8")
-async def test_a_call_is_a_span_with_the_attributes_of_the_conventions(spans: Spans) -> None:
+async def test_a_call_is_a_span_with_the_attributes_of_the_conventions(spans: RecordedSpans) -> None:
     context = ToolContext(user_id="ada", agent_id="helper")
     async with Toolspace(tools=[add], context=context) as ts:
         instrument(ts, spans.provider)
         result = await ts.call("add", '{"a": 1, "b": 22}', call_id="c1")
 
-    span = spans.one("execute_tool add")
+    span = spans.get("execute_tool add")
     attributes = dict(span.attributes or {})
     assert attributes.pop("toolspace.latency_ms") == result.duration_ms
     assert attributes == {
@@ -123,22 +123,22 @@ async def test_a_call_is_a_span_with_the_attributes_of_the_conventions(spans: Sp
 
 
 @pytest.mark.spec("4.10")
-async def test_the_span_carries_the_events_of_the_call(spans: Spans) -> None:
+async def test_the_span_has_the_events_of_the_call(spans: RecordedSpans) -> None:
     async with Toolspace(tools=[add]) as ts:
         instrument(ts, spans.provider)
         await ts.call("add", {"a": 1, "b": 2})
 
-    assert [event.name for event in spans.one("execute_tool add").events] == ["tool_started", "tool_finished"]
+    assert [event.name for event in spans.get("execute_tool add").events] == ["tool_started", "tool_finished"]
 
 
 @pytest.mark.spec("4.8")
-async def test_a_failed_call_is_a_span_with_an_error_and_its_kind(spans: Spans) -> None:
+async def test_a_failed_call_is_a_span_with_an_error_and_its_kind(spans: RecordedSpans) -> None:
     async with Toolspace(tools=[add, broken]) as ts:
         instrument(ts, spans.provider)
         await ts.call("broken")
         await ts.call("add", {"a": 1})
 
-    failed, invalid = spans.one("execute_tool broken"), spans.one("execute_tool add")
+    failed, invalid = spans.get("execute_tool broken"), spans.get("execute_tool add")
     assert failed.status.status_code is invalid.status.status_code is StatusCode.ERROR
     assert failed.attributes["error.type"] == failed.attributes["toolspace.error_kind"] == "execution_error"  # type: ignore[index]
     assert invalid.attributes["error.type"] == "invalid_parameters"  # type: ignore[index]
@@ -147,7 +147,7 @@ async def test_a_failed_call_is_a_span_with_an_error_and_its_kind(spans: Spans) 
 
 
 @pytest.mark.spec("4.11")
-async def test_secrets_and_content_stay_out_unless_content_is_asked_for(spans: Spans) -> None:
+async def test_content_is_only_captured_on_request_and_secrets_are_masked(spans: RecordedSpans) -> None:
     async def login(user: str, password: str) -> str:
         """Logs in."""
         return f"{user} is in with Bearer abcdefghijkl"
@@ -161,16 +161,16 @@ async def test_secrets_and_content_stay_out_unless_content_is_asked_for(spans: S
         instrument(ts, spans.provider, capture_content=True)
         await ts.call("login", arguments)
 
-    first, second = spans.named("execute_tool login")
+    first, second = spans.list_named("execute_tool login")
     assert "gen_ai.tool.call.arguments" not in (first.attributes or {})
     assert "gen_ai.tool.call.result" not in (first.attributes or {})
     assert second.attributes["gen_ai.tool.call.arguments"] == '{"user":"ada","password":"[hidden]"}'  # type: ignore[index]
     assert second.attributes["gen_ai.tool.call.result"] == "ada is in with Bearer [hidden]"  # type: ignore[index]
-    assert spans.one("execute_tool broken").status.description == "the key is [hidden]"
+    assert spans.get("execute_tool broken").status.description == "the key is [hidden]"
 
 
 @pytest.mark.spec("4.8")
-async def test_calls_nest_under_their_call_their_turn_and_their_run(spans: Spans) -> None:
+async def test_calls_nest_under_their_call_their_turn_and_their_run(spans: RecordedSpans) -> None:
     async with Toolspace(tools=[add, twice]) as ts:
         instrument(ts, spans.provider)
         with spans.tracer.start_as_current_span("request"):
@@ -190,16 +190,16 @@ async def test_calls_nest_under_their_call_their_turn_and_their_run(spans: Spans
             ],
         ]
     ]
-    assert dict(spans.one("toolspace.run").attributes or {}) == {"toolspace.run.id": "run_1"}
-    assert [span.attributes["toolspace.turn"] for span in spans.named("toolspace.turn")] == [1, 2]  # type: ignore[index]
-    run_span, last_call = spans.one("toolspace.run"), spans.all[-1]
+    assert dict(spans.get("toolspace.run").attributes or {}) == {"toolspace.run.id": "run_1"}
+    assert [span.attributes["toolspace.turn"] for span in spans.list_named("toolspace.turn")] == [1, 2]  # type: ignore[index]
+    run_span, last_call = spans.get("toolspace.run"), spans.all[-1]
     assert run_span.start_time == pytest.approx(run.trace.started_at * 1e6)
     assert run_span.end_time >= last_call.end_time  # type: ignore[operator]
     assert all(not span.links for span in spans.all)
 
 
 @pytest.mark.spec("4.8")
-async def test_a_run_inside_a_call_nests_under_that_call(spans: Spans) -> None:
+async def test_a_run_inside_a_call_nests_under_that_call(spans: RecordedSpans) -> None:
     async def delegate() -> Any:
         """Lets a child do it."""
         async with ts.run() as child:
@@ -216,7 +216,7 @@ async def test_a_run_inside_a_call_nests_under_that_call(spans: Spans) -> None:
 
 
 @pytest.mark.spec("4.8")
-async def test_the_span_is_current_while_the_tool_runs_on_the_loop_and_in_a_thread(spans: Spans) -> None:
+async def test_the_span_is_current_while_the_tool_runs_on_the_loop_and_in_a_thread(spans: RecordedSpans) -> None:
     def work(name: str) -> None:
         with spans.tracer.start_as_current_span(name):
             pass
@@ -246,7 +246,7 @@ async def test_the_span_is_current_while_the_tool_runs_on_the_loop_and_in_a_thre
 
 
 @pytest.mark.spec("4.8")
-async def test_a_call_below_a_span_that_its_tool_opened_nests_there(spans: Spans) -> None:
+async def test_a_call_below_a_span_that_its_tool_opened_nests_there(spans: RecordedSpans) -> None:
     async def outer(context: ToolContext) -> None:
         """Opens a span of its own."""
         with spans.tracer.start_as_current_span("step"):
@@ -260,7 +260,7 @@ async def test_a_call_below_a_span_that_its_tool_opened_nests_there(spans: Spans
 
 
 @pytest.mark.spec("4.8")
-async def test_a_call_from_a_thread_that_lost_its_context_still_nests_under_its_call(spans: Spans) -> None:
+async def test_a_call_from_a_thread_that_lost_its_context_still_nests_under_its_call(spans: RecordedSpans) -> None:
     async def outer(context: ToolContext) -> None:
         """Calls from a bare thread."""
         loop, done = asyncio.get_running_loop(), asyncio.Event()
@@ -280,21 +280,21 @@ async def test_a_call_from_a_thread_that_lost_its_context_still_nests_under_its_
 
 
 @pytest.mark.spec("4.8")
-async def test_a_call_of_a_run_links_to_the_span_around_it_that_the_run_does_not_know(spans: Spans) -> None:
+async def test_a_call_of_a_run_links_to_the_current_span_outside_the_run(spans: RecordedSpans) -> None:
     async with Toolspace(tools=[add]) as ts:
         instrument(ts, spans.provider)
         async with ts.run() as run:
             with spans.tracer.start_as_current_span("step of my own loop"):
                 await run.call("add", {"a": 1, "b": 2})
 
-    call, step = spans.one("execute_tool add"), spans.one("step of my own loop")
+    call, step = spans.get("execute_tool add"), spans.get("step of my own loop")
     assert call.parent is not None
-    assert call.parent.span_id == spans.one("toolspace.turn").context.span_id
+    assert call.parent.span_id == spans.get("toolspace.turn").context.span_id
     assert [link.context.span_id for link in call.links] == [step.context.span_id]
 
 
 @pytest.mark.spec("4.8")
-async def test_queue_wait_cache_hit_and_namespace_are_told(spans: Spans) -> None:
+async def test_queue_wait_cache_hit_and_namespace_are_attributes(spans: RecordedSpans) -> None:
     class Weather(ToolProvider):
         namespace = "weather"
 
@@ -322,27 +322,27 @@ async def test_queue_wait_cache_hit_and_namespace_are_told(spans: Spans) -> None
         free.set()
         await asyncio.gather(*calls)
 
-    hits = [span.attributes or {} for span in spans.named("execute_tool weather__now")]
-    assert [one["toolspace.cache_hit"] for one in hits] == [False, True]
-    assert [one["toolspace.requested"] for one in hits] == ["weather__now", "now"]
-    assert {one["toolspace.namespace"] for one in hits} == {"weather"}
-    waits = sorted((span.attributes or {})["toolspace.queue_wait_ms"] for span in spans.named("execute_tool slow"))  # type: ignore[type-var]
+    hits = [span.attributes or {} for span in spans.list_named("execute_tool weather__now")]
+    assert [attributes["toolspace.cache_hit"] for attributes in hits] == [False, True]
+    assert [attributes["toolspace.requested"] for attributes in hits] == ["weather__now", "now"]
+    assert {attributes["toolspace.namespace"] for attributes in hits} == {"weather"}
+    waits = sorted((span.attributes or {})["toolspace.queue_wait_ms"] for span in spans.list_named("execute_tool slow"))  # type: ignore[type-var]
     assert waits[0] < waits[1]  # type: ignore[operator]
 
 
 @pytest.mark.spec("4.8")
-async def test_a_name_that_no_tool_has_does_not_become_the_name_of_a_span(spans: Spans) -> None:
+async def test_an_unknown_tool_name_does_not_become_the_name_of_a_span(spans: RecordedSpans) -> None:
     async with Toolspace(tools=[add]) as ts:
         instrument(ts, spans.provider)
         await ts.call("x" * 10_000)
 
-    span = spans.one("execute_tool")
+    span = spans.get("execute_tool")
     assert span.attributes["error.type"] == "unknown_tool"  # type: ignore[index]
     assert all(len(str(value)) <= 200 for value in (span.attributes or {}).values())
 
 
 @pytest.mark.spec("4.5")
-async def test_a_canceled_call_ends_its_span_and_those_of_its_run(spans: Spans) -> None:
+async def test_a_canceled_call_ends_its_span_and_those_of_its_run(spans: RecordedSpans) -> None:
     started = asyncio.Event()
 
     async def endless() -> None:
@@ -363,14 +363,14 @@ async def test_a_canceled_call_ends_its_span_and_those_of_its_run(spans: Spans) 
         caller.cancel()
         await asyncio.gather(caller, return_exceptions=True)
 
-    calls = spans.named("execute_tool endless")
+    calls = spans.list_named("execute_tool endless")
     assert [(span.attributes or {})["error.type"] for span in calls] == ["canceled", "canceled"]
     assert [span.status.description for span in spans.all[:2]] == ["canceled", "canceled"]
     assert len(spans.all) == 4
 
 
 @pytest.mark.spec("4.8")
-async def test_a_run_that_nobody_closes_still_shows(spans: Spans) -> None:
+async def test_a_run_that_is_never_closed_still_has_a_span(spans: RecordedSpans) -> None:
     async with Toolspace(tools=[add]) as ts:
         instrument(ts, spans.provider)
         await ts.run().call("add", {"a": 1, "b": 2})
@@ -380,7 +380,7 @@ async def test_a_run_that_nobody_closes_still_shows(spans: Spans) -> None:
 
 
 @pytest.mark.spec("4.8")
-async def test_instrumenting_takes_hold_of_running_runs_and_lets_go_again(spans: Spans) -> None:
+async def test_instrumenting_includes_open_runs_and_can_be_ended(spans: RecordedSpans) -> None:
     async with Toolspace(tools=[add]) as ts:
         run = ts.run()
         await run.call("add", {"a": 1, "b": 1})
@@ -395,8 +395,8 @@ async def test_instrumenting_takes_hold_of_running_runs_and_lets_go_again(spans:
 
 
 @pytest.mark.spec("4.8")
-async def test_two_providers_each_get_their_spans(spans: Spans) -> None:
-    other = Spans()
+async def test_two_providers_each_get_their_spans(spans: RecordedSpans) -> None:
+    other = RecordedSpans()
     async with Toolspace(tools=[add]) as ts:
         instrument(ts, spans.provider)
         instrument(ts, other.provider)
@@ -408,7 +408,7 @@ async def test_two_providers_each_get_their_spans(spans: Spans) -> None:
 
 
 @pytest.mark.spec("4.8")
-async def test_an_orchestrator_by_itself_can_be_instrumented(spans: Spans) -> None:
+async def test_an_orchestrator_can_be_instrumented(spans: RecordedSpans) -> None:
     orchestrator = ToolOrchestrator()
     orchestrator.register(ToolRegistry([add]))
     instrument(orchestrator, spans.provider)
@@ -417,7 +417,7 @@ async def test_an_orchestrator_by_itself_can_be_instrumented(spans: Spans) -> No
     assert spans.tree() == [["execute_tool add"]]
 
 
-class Broken(SpanProcessor):
+class FailingProcessor(SpanProcessor):
     """A processor of someone else's that fails."""
 
     def __init__(self, where: str) -> None:
@@ -436,7 +436,7 @@ class Broken(SpanProcessor):
 @pytest.mark.parametrize("where", ["start", "end"])
 async def test_telemetry_that_fails_never_fails_a_call(where: str, caplog: pytest.LogCaptureFixture) -> None:
     provider = TracerProvider()
-    provider.add_span_processor(Broken(where))
+    provider.add_span_processor(FailingProcessor(where))
     async with Toolspace(tools=[add, twice]) as ts:
         instrument(ts, provider)
         async with ts.run() as run:
@@ -448,28 +448,28 @@ async def test_telemetry_that_fails_never_fails_a_call(where: str, caplog: pytes
 
 @pytest.mark.spec("4.8")
 async def test_spans_that_are_not_sampled_cost_nothing_but_their_context() -> None:
-    seen: list[trace.SpanContext] = []
+    contexts: list[trace.SpanContext] = []
 
     async def look() -> None:
         """Looks at the current span."""
-        seen.append(trace.get_current_span().get_span_context())
+        contexts.append(trace.get_current_span().get_span_context())
 
     async with Toolspace(tools=[look]) as ts:
         instrument(ts, TracerProvider(sampler=ALWAYS_OFF), capture_content=True)
         assert (await ts.call("look")).ok
 
-    assert seen[0].is_valid
-    assert not seen[0].trace_flags.sampled
+    assert contexts[0].is_valid
+    assert not contexts[0].trace_flags.sampled
 
 
 @pytest.mark.spec("4.8")
-async def test_a_finished_run_exports_as_spans_with_the_times_of_then(spans: Spans) -> None:
+async def test_a_finished_run_is_exported_with_its_original_times(spans: RecordedSpans) -> None:
     async with Toolspace(tools=[add, twice, broken]) as ts, ts.run() as run:
         await run.call("twice")
         run.next_turn()
         await run.call("broken")
     stored = json.loads(json.dumps(run.trace.to_dict()))
-    other = Spans()
+    other = RecordedSpans()
 
     export_run(run.trace, spans.tracer)
     export_run(stored, other.tracer)
@@ -486,10 +486,10 @@ async def test_a_finished_run_exports_as_spans_with_the_times_of_then(spans: Spa
             ]
         ]
     )
-    top = spans.one("toolspace.run")
+    top = spans.get("toolspace.run")
     assert top.start_time == stored["startedAt"] * 1_000_000
     assert top.end_time == stored["endedAt"] * 1_000_000
-    failed = spans.one("execute_tool broken")
+    failed = spans.get("execute_tool broken")
     assert failed.status.status_code is StatusCode.ERROR
     assert failed.attributes["error.type"] == "execution_error"  # type: ignore[index]
     assert failed.attributes["toolspace.tokens_out"] > 0  # type: ignore[index,operator]
@@ -497,7 +497,7 @@ async def test_a_finished_run_exports_as_spans_with_the_times_of_then(spans: Spa
 
 
 @pytest.mark.spec("4.8")
-async def test_a_run_that_still_goes_on_exports_what_there_is(spans: Spans) -> None:
+async def test_an_open_run_is_exported_as_far_as_it_is(spans: RecordedSpans) -> None:
     async with Toolspace(tools=[add]) as ts, ts.run() as run:
         await run.call("add", {"a": 1, "b": 2})
         export_run(run.trace, spans.tracer)

@@ -59,32 +59,32 @@ async def broken() -> None:
     raise ValueError("the disk is full")
 
 
-class Model:
+class ScriptedFunctionModel:
     """Plays a script: each step is the calls it makes, or the answer that ends the run."""
 
     def __init__(self, *script: list[ToolCallPart] | str) -> None:
         self._script = list(script)
-        self.seen: list[AgentInfo] = []
+        self.calls: list[AgentInfo] = []
 
     def __call__(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-        self.seen.append(info)
+        self.calls.append(info)
         step = self._script.pop(0)
         return ModelResponse(parts=[TextPart(step)] if isinstance(step, str) else step)
 
-    def shown(self, step: int) -> set[str]:
-        return {definition.name for definition in self.seen[step].function_tools}
+    def offered_tools(self, step: int) -> set[str]:
+        return {definition.name for definition in self.calls[step].function_tools}
 
 
-def call(name: str, arguments: Any = None, id: str = "c1") -> ToolCallPart:
+def tool_call(name: str, arguments: Any = None, id: str = "c1") -> ToolCallPart:
     return ToolCallPart(name, arguments, tool_call_id=id)
 
 
-async def play(toolset: ToolspaceToolset[Any], model: Model, **options: Any) -> list[ModelMessage]:
+async def run_agent(toolset: ToolspaceToolset[Any], model: ScriptedFunctionModel, **options: Any) -> list[ModelMessage]:
     agent = Agent(FunctionModel(model), toolsets=[toolset])
     return (await agent.run("go", **options)).all_messages()
 
 
-def returns(messages: list[ModelMessage]) -> list[ToolReturnPart]:
+def tool_returns(messages: list[ModelMessage]) -> list[ToolReturnPart]:
     return [part for message in messages for part in message.parts if isinstance(part, ToolReturnPart)]
 
 
@@ -100,13 +100,13 @@ async def test_an_agent_calls_the_tools_of_a_toolspace() -> None:
 @pytest.mark.spec("1.9")
 async def test_the_model_sees_name_description_and_schema_as_they_are() -> None:
     raw = {"type": "object", "properties": {"x": {"$ref": "#/$defs/X"}}, "$defs": {"X": {"type": "string"}}}
-    model = Model("done")
+    model = ScriptedFunctionModel("done")
     async with Toolspace(
         tools=[Tool("raw", "Takes it raw.", raw, tags=("t",), annotations=Annotations(read_only=True))]
     ) as ts:
-        await play(ToolspaceToolset(ts), model)
+        await run_agent(ToolspaceToolset(ts), model)
 
-    [definition] = [one for one in model.seen[0].function_tools if one.name == "raw"]
+    [definition] = [definition for definition in model.calls[0].function_tools if definition.name == "raw"]
     assert definition.description == "Takes it raw."
     assert definition.parameters_json_schema == raw
     assert definition.metadata == {"category": "custom", "annotations": {"readOnly": True}, "tags": ["t"]}
@@ -114,22 +114,24 @@ async def test_the_model_sees_name_description_and_schema_as_they_are() -> None:
 
 @pytest.mark.spec("1.9")
 @pytest.mark.spec("4.10")
-async def test_calls_take_the_way_of_every_call_under_the_ids_of_the_model(
+async def test_calls_go_through_the_pipeline_with_the_ids_of_the_model(
     record: Callable[[Toolspace], Any],
 ) -> None:
     async with Toolspace(tools=[add]) as ts:
         events = record(ts)
-        messages = await play(ToolspaceToolset(ts), Model([call("add", '{"a": "1", "b": 2}', id="c7")], "done"))
+        messages = await run_agent(
+            ToolspaceToolset(ts), ScriptedFunctionModel([tool_call("add", '{"a": "1", "b": 2}', id="c7")], "done")
+        )
         stats = ts.get_stats().to_dict()
 
-    assert [part.content for part in returns(messages)] == ["3"]
+    assert [part.content for part in tool_returns(messages)] == ["3"]
     assert events.types() == ["TOOL_CALL_REQUESTED", "TOOL_CALL_COMPLETED"]
     assert events.events[0].call_id == "c7"
     assert "add" in str(stats)
 
 
 @pytest.mark.spec("11.3")
-async def test_calls_of_one_step_run_side_by_side_and_answer_in_the_order_asked() -> None:
+async def test_calls_of_one_step_run_in_parallel_and_return_in_order() -> None:
     meeting = asyncio.Barrier(3)
 
     async def meet(number: int) -> int:
@@ -137,11 +139,11 @@ async def test_calls_of_one_step_run_side_by_side_and_answer_in_the_order_asked(
         await meeting.wait()
         return number
 
-    calls = [call("meet", {"number": number}, id=f"c{number}") for number in (3, 1, 2)]
+    calls = [tool_call("meet", {"number": number}, id=f"c{number}") for number in (3, 1, 2)]
     async with Toolspace(tools=[meet]) as ts:
-        messages = await play(ToolspaceToolset(ts), Model(calls, "done"))
+        messages = await run_agent(ToolspaceToolset(ts), ScriptedFunctionModel(calls, "done"))
 
-    assert [(part.tool_call_id, part.content) for part in returns(messages)] == [
+    assert [(part.tool_call_id, part.content) for part in tool_returns(messages)] == [
         ("c3", "3"),
         ("c1", "1"),
         ("c2", "2"),
@@ -149,79 +151,83 @@ async def test_calls_of_one_step_run_side_by_side_and_answer_in_the_order_asked(
 
 
 @pytest.mark.spec("1.8")
-async def test_a_failure_reads_as_one_and_the_agent_goes_on() -> None:
+async def test_a_failed_call_is_shown_to_the_model_and_the_agent_continues() -> None:
     async with Toolspace(tools=[broken]) as ts:
-        messages = await play(ToolspaceToolset(ts), Model([call("broken")], "done"))
+        messages = await run_agent(ToolspaceToolset(ts), ScriptedFunctionModel([tool_call("broken")], "done"))
 
-    [part] = returns(messages)
+    [part] = tool_returns(messages)
     assert part.content == "(tool failed: the disk is full)"
     assert part.outcome == "failed"
 
 
 @pytest.mark.spec("1.8")
-async def test_a_time_out_of_the_toolspace_reads_as_timeout() -> None:
+async def test_a_timeout_is_shown_as_a_timeout() -> None:
     @tool(timeout=0.01)
     async def endless() -> None:
         """Never returns."""
         await asyncio.Event().wait()
 
     async with Toolspace(tools=[endless]) as ts:
-        messages = await play(ToolspaceToolset(ts), Model([call("endless")], "done"))
+        messages = await run_agent(ToolspaceToolset(ts), ScriptedFunctionModel([tool_call("endless")], "done"))
 
-    assert [part.content for part in returns(messages)] == ["(tool failed: timeout)"]
+    assert [part.content for part in tool_returns(messages)] == ["(tool failed: timeout)"]
 
 
 @pytest.mark.spec("1.9")
-async def test_wrong_arguments_ask_the_model_to_try_again_with_our_message() -> None:
+async def test_invalid_arguments_ask_the_model_to_retry_with_our_message() -> None:
     async with Toolspace(tools=[add]) as ts:
-        model = Model([call("add", {"a": 1})], [call("add", {"a": 1, "b": 2}, id="c2")], "done")
-        messages = await play(ToolspaceToolset(ts), model)
+        model = ScriptedFunctionModel(
+            [tool_call("add", {"a": 1})], [tool_call("add", {"a": 1, "b": 2}, id="c2")], "done"
+        )
+        messages = await run_agent(ToolspaceToolset(ts), model)
 
-    first, second = returns(messages)
+    first, second = tool_returns(messages)
     assert "Parameter validation failed: b: required, but missing" in str(first.content)
     assert first.outcome != "success"
     assert second.content == "3"
 
 
 @pytest.mark.spec("1.6")
-async def test_a_model_that_never_gets_it_right_does_not_end_the_agents_run() -> None:
-    wrong = [[call("add", {"a": "x"}, id=f"c{number}")] for number in range(4)]
+async def test_repeated_invalid_arguments_do_not_end_the_agent_run() -> None:
+    wrong = [[tool_call("add", {"a": "x"}, id=f"c{number}")] for number in range(4)]
     async with Toolspace(tools=[add]) as ts:
-        messages = await play(ToolspaceToolset(ts, max_retries=1), Model(*wrong, "gave up"))
+        messages = await run_agent(ToolspaceToolset(ts, max_retries=1), ScriptedFunctionModel(*wrong, "gave up"))
 
-    assert len(returns(messages)) == 4
-    assert str(returns(messages)[-1].content).startswith("(tool failed: Parameter validation failed: a:")
+    assert len(tool_returns(messages)) == 4
+    assert str(tool_returns(messages)[-1].content).startswith("(tool failed: Parameter validation failed: a:")
 
 
 @pytest.mark.spec("1.6")
 @pytest.mark.parametrize("text", ["{not json", "[1, 2]", '"text"', "null", '{"a": 1'])
-async def test_arguments_that_are_no_object_are_told_to_the_model_and_booked(
+async def test_arguments_that_are_not_an_object_are_reported_and_logged(
     text: str, record: Callable[[Toolspace], Any]
 ) -> None:
     async with Toolspace(tools=[add]) as ts:
         events = record(ts)
-        messages = await play(ToolspaceToolset(ts, max_retries=0), Model([call("add", text)], "done"))
+        messages = await run_agent(
+            ToolspaceToolset(ts, max_retries=0), ScriptedFunctionModel([tool_call("add", text)], "done")
+        )
 
-    assert "Parameter validation failed" in str(returns(messages)[0].content)
+    assert "Parameter validation failed" in str(tool_returns(messages)[0].content)
     assert events.types() == ["TOOL_CALL_REQUESTED", "TOOL_CALL_FAILED"]
 
 
 @pytest.mark.spec("1.6")
 @given(text=st.text(st.characters(codec=None)) | st.text('{}[]":,a1 ') | st.sampled_from(["[" * 9_999, "9" * 9_999]))
-async def test_whatever_a_model_sends_in_place_of_arguments_becomes_something_it_can_read(text: str) -> None:
+async def test_any_invalid_arguments_become_a_readable_error(text: str) -> None:
     ctx = RunContext(deps=None, model=TestModel(), usage=RunUsage(), tool_call_id="c1", max_retries=1)
     toolset = ToolspaceToolset[None](Toolspace(tools=[add]))
-    [shown] = (await toolset.get_tools(ctx)).values()
+    [toolset_tool] = (await toolset.get_tools(ctx)).values()
 
-    arguments = shown.args_validator.validate_json(text)
+    arguments = toolset_tool.args_validator.validate_json(text)
 
     assert isinstance(arguments, dict)
     with pytest.raises((ModelRetry, ToolFailed)):
-        await toolset.call_tool("add", arguments, ctx, shown)
+        await toolset.call_tool("add", arguments, ctx, toolset_tool)
 
 
 @pytest.mark.spec("1.6")
-async def test_images_and_audio_reach_the_model_as_binary_parts_in_their_places() -> None:
+async def test_images_and_audio_reach_the_model_as_binary_parts() -> None:
     wav = base64.b64encode(b"RIFF").decode()
 
     async def look() -> list[Any]:
@@ -234,11 +240,11 @@ async def test_images_and_audio_reach_the_model_as_binary_parts_in_their_places(
         ]
 
     async with Toolspace(tools=[look]) as ts:
-        messages = await play(ToolspaceToolset(ts), Model([call("look")], "done"))
+        messages = await run_agent(ToolspaceToolset(ts), ScriptedFunctionModel([tool_call("look")], "done"))
 
-    text, image, audio, pdf = returns(messages)[0].content_items()
+    text, image, audio, pdf = tool_returns(messages)[0].content_items()
     assert text == "before"
-    assert [(one.media_type, one.data) for one in (image, audio, pdf)] == [
+    assert [(content.media_type, content.data) for content in (image, audio, pdf)] == [
         ("image/png", base64.b64decode(PNG)),
         ("audio/wav", b"RIFF"),
         ("application/pdf", base64.b64decode(PNG)),
@@ -255,24 +261,26 @@ async def test_images_and_audio_reach_the_model_as_binary_parts_in_their_places(
         ResourcePart(uri="x:y", blob=PNG),
     ],
 )
-async def test_a_part_that_no_model_takes_is_a_placeholder_not_a_broken_request(part: Any) -> None:
+async def test_an_unsupported_media_type_becomes_a_placeholder(part: Any) -> None:
     async def look() -> Any:
         """Shows something."""
         return part
 
     async with Toolspace(tools=[look]) as ts:
-        messages = await play(ToolspaceToolset(ts), Model([call("look")], "done"))
+        messages = await run_agent(ToolspaceToolset(ts), ScriptedFunctionModel([tool_call("look")], "done"))
 
-    assert returns(messages)[0].content == part.placeholder
-    assert not isinstance(returns(messages)[0].content, BinaryContent)
+    assert tool_returns(messages)[0].content == part.placeholder
+    assert not isinstance(tool_returns(messages)[0].content, BinaryContent)
 
 
 @pytest.mark.spec("1.9")
 async def test_the_history_of_a_run_can_be_stored_and_loaded() -> None:
     async with Toolspace(tools=[add]) as ts:
-        messages = await play(ToolspaceToolset(ts), Model([call("add", {"a": 1, "b": 2})], "done"))
+        messages = await run_agent(
+            ToolspaceToolset(ts), ScriptedFunctionModel([tool_call("add", {"a": 1, "b": 2})], "done")
+        )
 
-    [loaded] = returns(ModelMessagesTypeAdapter.validate_json(ModelMessagesTypeAdapter.dump_json(messages)))
+    [loaded] = tool_returns(ModelMessagesTypeAdapter.validate_json(ModelMessagesTypeAdapter.dump_json(messages)))
     assert loaded.metadata["tool"] == "add"
     assert loaded.metadata["callId"] == "c1"
 
@@ -292,28 +300,28 @@ async def test_the_instructions_of_providers_reach_the_system_prompt() -> None:
             return ToolResult(ok=True, result="fine")
 
     async with Toolspace(providers=[Weather()]) as ts:
-        messages = await play(ToolspaceToolset(ts), Model([call("weather__now")], "done"))
+        messages = await run_agent(ToolspaceToolset(ts), ScriptedFunctionModel([tool_call("weather__now")], "done"))
 
     assert messages[0].instructions == "## weather\nAsk for one city at a time."  # type: ignore[union-attr]
-    assert returns(messages)[0].content == "fine"
+    assert tool_returns(messages)[0].content == "fine"
 
 
 @pytest.mark.spec("4.1")
 async def test_each_agent_run_is_a_run_and_each_step_a_turn() -> None:
     settings = Settings(max_tool_calls_per_turn=1)
-    model = Model(
-        [call("add", {"a": 1, "b": 1}, "c1"), call("add", {"a": 2, "b": 2}, "c2")],
-        [call("add", {"a": 3, "b": 3}, "c3")],
+    model = ScriptedFunctionModel(
+        [tool_call("add", {"a": 1, "b": 1}, "c1"), tool_call("add", {"a": 2, "b": 2}, "c2")],
+        [tool_call("add", {"a": 3, "b": 3}, "c3")],
         "done",
     )
     runs: set[str | None] = set()
     async with Toolspace(tools=[add], settings=settings) as ts:
         ts.bus.subscribe(lambda event: runs.add(event.run_id), EventType.TOOL_CALL_REQUESTED)
         toolset = ToolspaceToolset[None](ts)
-        messages = await play(toolset, model)
-        await play(toolset, Model([call("add", {"a": 1, "b": 1})], "done"))
+        messages = await run_agent(toolset, model)
+        await run_agent(toolset, ScriptedFunctionModel([tool_call("add", {"a": 1, "b": 1})], "done"))
 
-    contents = [str(part.content) for part in returns(messages)]
+    contents = [str(part.content) for part in tool_returns(messages)]
     assert sorted(contents) == [
         "(tool failed: at most 1 tool calls are allowed in one turn (maxToolCallsPerTurn))",
         "2",
@@ -324,12 +332,12 @@ async def test_each_agent_run_is_a_run_and_each_step_a_turn() -> None:
 
 
 @pytest.mark.spec("4.8")
-async def test_a_given_run_is_used_turn_by_turn_and_left_open() -> None:
+async def test_an_existing_run_is_used_turn_by_turn_and_left_open() -> None:
     async with Toolspace(tools=[add]) as ts, ts.run() as run:
         toolset = ToolspaceToolset[None](ts, run=run)
-        await play(toolset, Model([call("add", {"a": 1, "b": 1})], "done"))
+        await run_agent(toolset, ScriptedFunctionModel([tool_call("add", {"a": 1, "b": 1})], "done"))
         assert run.turn == 2
-        await play(toolset, Model([call("add", {"a": 1, "b": 1})], "done"))
+        await run_agent(toolset, ScriptedFunctionModel([tool_call("add", {"a": 1, "b": 1})], "done"))
         assert run.turn == 4
         assert run.trace.ended_at is None
         turns = [len(turn.children) for turn in run.trace.children]
@@ -338,61 +346,63 @@ async def test_a_given_run_is_used_turn_by_turn_and_left_open() -> None:
 
 
 @pytest.mark.spec("3.30")
-async def test_tools_that_steer_a_loop_are_shown_only_for_a_run_whose_owner_reads_them() -> None:
+async def test_loop_tools_are_offered_only_for_an_existing_run() -> None:
     async with Toolspace(tools=[add]) as ts, ts.run() as run:
-        own, given = Model("done"), Model("done")
-        await play(ToolspaceToolset(ts), own)
-        await play(ToolspaceToolset(ts, run=run), given)
+        own, existing = ScriptedFunctionModel("done"), ScriptedFunctionModel("done")
+        await run_agent(ToolspaceToolset(ts), own)
+        await run_agent(ToolspaceToolset(ts, run=run), existing)
 
-    assert own.shown(0) == {"add", "agent__batch"}
-    assert given.shown(0) == {"add", "agent__batch", "agent__final_report", "agent__task_status"}
+    assert own.offered_tools(0) == {"add", "agent__batch"}
+    assert existing.offered_tools(0) == {"add", "agent__batch", "agent__final_report", "agent__task_status"}
 
 
 @pytest.mark.spec("1.5")
-async def test_the_context_says_who_calls() -> None:
+async def test_the_context_is_passed_to_the_tool() -> None:
     async def who(context: ToolContext) -> str:
         """Says who calls."""
         return f"{context.user_id} in {context.space_id}"
 
     context = ToolContext(user_id="ada", space_id="lab")
     async with Toolspace(tools=[who]) as ts:
-        messages = await play(ToolspaceToolset(ts, context=context), Model([call("who")], "done"))
+        messages = await run_agent(
+            ToolspaceToolset(ts, context=context), ScriptedFunctionModel([tool_call("who")], "done")
+        )
 
-    assert returns(messages)[0].content == "ada in lab"
+    assert tool_returns(messages)[0].content == "ada in lab"
 
 
 @pytest.mark.spec("4.9")
-async def test_many_tools_are_found_by_search_and_shown_from_then_on() -> None:
+async def test_tools_that_a_search_found_are_offered_from_then_on() -> None:
     many = [Tool(f"tool_{number}", f"Counts to {number}.", handler=lambda p, c: 1) for number in range(20)]
-    model = Model(
-        [call("agent__find_tools", {"query": "adds two numbers", "limit": 1})],
-        [call("add", {"a": 1, "b": 2}, id="c2")],
+    model = ScriptedFunctionModel(
+        [tool_call("agent__find_tools", {"query": "adds two numbers", "limit": 1})],
+        [tool_call("add", {"a": 1, "b": 2}, id="c2")],
         "done",
     )
     async with Toolspace(tools=[*many, add], settings=Settings(tool_search_threshold=50)) as ts:
-        messages = await play(ToolspaceToolset(ts), model)
+        messages = await run_agent(ToolspaceToolset(ts), model)
 
-    assert "add" not in model.shown(0)
-    assert "add" in model.shown(1)
-    assert returns(messages)[-1].content == "3"
+    assert "add" not in model.offered_tools(0)
+    assert "add" in model.offered_tools(1)
+    assert tool_returns(messages)[-1].content == "3"
 
 
 @pytest.mark.spec("4.6")
-async def test_what_one_run_of_a_conversation_stored_the_next_can_read_back() -> None:
+async def test_stored_outputs_are_readable_in_the_next_run_of_a_conversation() -> None:
     async def log() -> str:
         """A long log."""
         return "\n".join(f"line {number}" for number in range(5_000))
 
     async with Toolspace(tools=[log], settings=Settings(tool_response_max_bytes=2_000)) as ts:
         toolset = ToolspaceToolset[None](ts)
-        first = await play(toolset, Model([call("log")], "done"))
-        handle = str(returns(first)[0].content).split('"handle":"')[1].split('"')[0]
-        read = call("agent__read_output", {"handle": handle, "offset": 4_000, "limit": 1}, id="c2")
-        second = await play(toolset, Model([read], "done"), message_history=first)
-        strange = await play(toolset, Model([read], "done"))
+        first = await run_agent(toolset, ScriptedFunctionModel([tool_call("log")], "done"))
+        handle = str(tool_returns(first)[0].content).split('"handle":"')[1].split('"')[0]
+        read = tool_call("agent__read_output", {"handle": handle, "offset": 4_000, "limit": 1}, id="c2")
+        second = await run_agent(toolset, ScriptedFunctionModel([read], "done"), message_history=first)
+        strange = await run_agent(toolset, ScriptedFunctionModel([read], "done"))
 
-    assert "line 4000" in str(returns(second)[-1].content) or "line 3999" in str(returns(second)[-1].content)
-    assert "line " not in str(returns(strange)[-1].content)
+    assert "line 4000" in str(tool_returns(second)[-1].content) or "line 3999" in str(tool_returns(second)[-1].content)
+    assert "line " not in str(tool_returns(strange)[-1].content)
 
 
 @pytest.mark.spec("4.5")
@@ -411,7 +421,7 @@ async def test_cancelling_the_agent_cancels_the_tool() -> None:
     async with Toolspace(tools=[endless]) as ts:
         failed: list[CallEvent] = []
         ts.bus.subscribe(failed.append, EventType.TOOL_CALL_FAILED)
-        running = asyncio.create_task(play(ToolspaceToolset(ts), Model([call("endless")])))
+        running = asyncio.create_task(run_agent(ToolspaceToolset(ts), ScriptedFunctionModel([tool_call("endless")])))
         await started.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -423,14 +433,14 @@ async def test_cancelling_the_agent_cancels_the_tool() -> None:
 
 @pytest.mark.spec("1.9")
 async def test_the_toolset_composes_with_those_of_pydantic_ai() -> None:
-    model = Model([call("my_add", {"a": 1, "b": 2})], "done")
+    model = ScriptedFunctionModel([tool_call("my_add", {"a": 1, "b": 2})], "done")
     async with Toolspace(tools=[add, broken]) as ts:
-        toolset = ToolspaceToolset[None](ts, id="tools").filtered(lambda ctx, one: one.name == "add")
+        toolset = ToolspaceToolset[None](ts, id="tools").filtered(lambda ctx, definition: definition.name == "add")
         agent = Agent(FunctionModel(model), toolsets=[toolset.prefixed("my")])
         messages = (await agent.run("go")).all_messages()
 
-    assert model.shown(0) == {"my_add"}
-    assert returns(messages)[0].content == "3"
+    assert model.offered_tools(0) == {"my_add"}
+    assert tool_returns(messages)[0].content == "3"
 
 
 @pytest.mark.spec("1.9")

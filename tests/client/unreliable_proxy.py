@@ -1,4 +1,4 @@
-"""A line between a client and a gateway that breaks when a test says so, or after some bytes."""
+"""A TCP proxy between a client and a gateway that drops connections on request, or after some bytes."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 
-class Breaker:
-    """Forwards connections. `break_after` says after how many bytes of an answer each breaks; None: never."""
+class UnreliableProxy:
+    """Forwards connections. `break_after` returns after how many bytes of a response to disconnect; None: never."""
 
     def __init__(self, target: str, break_after: Callable[[], int | None] = lambda: None) -> None:
         parts = urlsplit(target)
         self.target = parts.hostname or "", parts.port or 80
         self.break_after = break_after
-        self.broken = 0
+        self.dropped_count = 0
         self.url = ""
         self._writers: set[asyncio.StreamWriter] = set()
 
-    def cut(self) -> None:
-        """Breaks every connection there is, as a lost network does."""
+    def disconnect_all(self) -> None:
+        """Drops all connections, as a lost network does."""
         for writer in tuple(self._writers):
             writer.transport.abort()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         try:
-            there, out = await asyncio.open_connection(*self.target)
+            gateway_reader, gateway_writer = await asyncio.open_connection(*self.target)
         except OSError:
             writer.transport.abort()
             self._writers.discard(writer)
             return
-        self._writers.add(out)
-        sending = asyncio.ensure_future(self._forward(reader, out, None))
+        self._writers.add(gateway_writer)
+        sending = asyncio.ensure_future(self._forward(reader, gateway_writer, None))
         try:
-            await self._forward(there, writer, self.break_after())
+            await self._forward(gateway_reader, writer, self.break_after())
         finally:
             sending.cancel()
-            for one in (writer, out):
-                self._writers.discard(one)
-                one.transport.abort()
+            for stream in (writer, gateway_writer):
+                self._writers.discard(stream)
+                stream.transport.abort()
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: int | None) -> None:
         try:
@@ -48,7 +48,7 @@ class Breaker:
                 if limit is not None and len(data) > limit:
                     writer.write(data[:limit])
                     await writer.drain()
-                    self.broken += 1
+                    self.dropped_count += 1
                     return
                 limit = None if limit is None else limit - len(data)
                 writer.write(data)
@@ -58,12 +58,14 @@ class Breaker:
 
 
 @asynccontextmanager
-async def breaking(target: str, break_after: Callable[[], int | None] = lambda: None) -> AsyncIterator[Breaker]:
-    breaker = Breaker(target, break_after)
-    server = await asyncio.start_server(breaker._serve, "127.0.0.1", 0)
-    breaker.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+async def open_unreliable_proxy(
+    target: str, break_after: Callable[[], int | None] = lambda: None
+) -> AsyncIterator[UnreliableProxy]:
+    proxy = UnreliableProxy(target, break_after)
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+    proxy.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
-        yield breaker
+        yield proxy
     finally:
         server.close()
-        breaker.cut()
+        proxy.disconnect_all()
