@@ -392,21 +392,16 @@ class Toolspace:
         self._reload()
         await self._finish_reload()
 
-    async def wait_for_removed_providers(self) -> None:
-        """Waits until the providers that a reload removed are closed."""
-        await self._background.wait_for_uncancellable()
-
     def watch(self, *, interval: float = 1.0) -> None:
         """Reloads whenever a file of the configuration changes, and on SIGHUP."""
         # `watch_files` reads the files now, not when the task starts: no change between the two is missed.
-        self._background.start(self._reload_on(watch_files(self.list_config_files, interval=interval)))
+        self._background.start(self._reload_on(watch_files(self._list_files, interval=interval)))
         # Not on this platform, or not in this thread.
         with suppress(AttributeError, NotImplementedError, RuntimeError, ValueError):
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_in_background)
             self._handles_sighup = True
 
-    def list_config_files(self) -> Sequence[Path]:
-        """The files of the configuration, and the Python files of its functions and providers."""
+    def _list_files(self) -> Sequence[Path]:
         return self._parts.files() if self._parts is not None else ()
 
     def _reload(self) -> None:

@@ -38,9 +38,6 @@ class BackgroundTasks:
     def has_uncancellable(self) -> bool:
         return bool(self._uncancellable_tasks)
 
-    async def wait_for_uncancellable(self) -> None:
-        await asyncio.gather(*self._uncancellable_tasks)
-
     def cancel(self) -> None:
         for task in tuple(self._tasks):
             task.cancel()
