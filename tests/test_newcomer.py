@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.spec("17.1"), pytest.mark.spec("13.1")]
 
 
 def blocks(page: str, kind: str) -> list[str]:
-    return [text for found, text in BLOCK.findall((ROOT / page).read_text()) if found == kind]
+    return [text for language, text in BLOCK.findall((ROOT / page).read_text()) if language == kind]
 
 
 @asynccontextmanager
@@ -58,20 +58,20 @@ class Terminal:
 
     def __init__(self, folder: Path, gateway: GatewayProcess) -> None:
         self.folder = folder
-        self._replaced = {"http://127.0.0.1:8787": gateway.url, "sk_…": gateway.keys["secret"]}
-        self._typed = ""
+        self._placeholders = {"http://127.0.0.1:8787": gateway.url, "sk_…": gateway.keys["secret"]}
+        self._input_text = ""
         # What the commands name stands where they are run, as in the folder of the project.
         (folder / ".venv").symlink_to(Path(sys.executable).parent.parent)
         (folder / "examples").symlink_to(ROOT / "examples")
 
-    def filled(self, text: str) -> str:
-        for shown, real in self._replaced.items():
-            text = text.replace(shown, real)
+    def fill_placeholders(self, text: str) -> str:
+        for placeholder, real in self._placeholders.items():
+            text = text.replace(placeholder, real)
         return text
 
     def remember(self, text: str) -> None:
         """Settings of the shell, that hold for what follows."""
-        self._typed += self.filled(text)
+        self._input_text += self.fill_placeholders(text)
 
     async def paste(self, text: str) -> list[str]:
         """The lines that a command prints."""
@@ -82,7 +82,7 @@ class Terminal:
 
     async def start(self, text: str) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
-            *("bash", "-c", self._typed + self.filled(text)),
+            *("bash", "-c", self._input_text + self.fill_placeholders(text)),
             cwd=self.folder,
             env={**os.environ, "PYTHONWARNINGS": ""},
             stdout=asyncio.subprocess.PIPE,
@@ -96,7 +96,7 @@ async def test_what_the_pages_say_to_paste_works_from_the_first_key_to_an_mcp_cl
     (client,) = blocks("docs/gateway.md", "json")
 
     async with made_to_run(tmp_path) as gateway, open_process_api(gateway, gateway.keys["secret"]) as api:
-        more_keys = re.search(r"\((\S+) keys new makes more\)", await gateway.wait_for_line("shown this once"))
+        more_keys = re.search(r"\((\S+) keys new creates more\)", await gateway.wait_for_line("shown only once"))
         assert more_keys is not None
         assert shutil.which(more_keys[1]) is not None  # Where nobody put it on the path, it is named by its own.
         terminal = Terminal(tmp_path, gateway)
@@ -108,8 +108,8 @@ async def test_what_the_pages_say_to_paste_works_from_the_first_key_to_an_mcp_cl
         async with _worker(terminal, start_worker, api):
             assert _data(await terminal.paste(call_worker))["ok"] is True
 
-        made = [json.loads(line) for line in await terminal.paste(make_room)]
-        assert [one["id"] for one in made] == ["ann", "robot", "workshop", "monday"]
+        records = [json.loads(line) for line in await terminal.paste(make_room)]
+        assert [record["id"] for record in records] == ["ann", "robot", "workshop", "monday"]
         pending = _data(await terminal.paste(ask))
         assert (pending["status"], pending["pendingToolCallId"]) == ("pending", "ask-ann")
         assert _data(await terminal.paste(answer))["status"] == "resolved"
@@ -117,7 +117,7 @@ async def test_what_the_pages_say_to_paste_works_from_the_first_key_to_an_mcp_cl
         (event,) = _data(await terminal.paste(look))["items"]
         assert (event["type"], event["data"]["result"]) == ("tool_result", {"approved": True})
 
-        (tmp_path / ".mcp.json").write_text(terminal.filled(client))
+        (tmp_path / ".mcp.json").write_text(terminal.fill_placeholders(client))
         assert "Asia/Tokyo" in "\n".join(await terminal.paste(use_mcp))
 
         os.killpg(gateway.process.pid, signal.SIGINT)  # As Ctrl-C does, to all in the terminal.

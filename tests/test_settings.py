@@ -1,18 +1,20 @@
-"""5.3: every documented setting has an effect. One test a setting; a setting without one fails here."""
+"""Every documented setting has an effect: settings of calls, local tools, queues and providers."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.setting_coverage import SettingCoverage
 from toolspace import ProviderError, ToolContext, Toolspace
-from toolspace.config.documentation import list_all_rows
+
+pytestmark = pytest.mark.spec("5.3")
 
 TOOLS = """
 import asyncio
@@ -44,203 +46,205 @@ async def counted(key: str = "") -> int:
     return runs
 """
 
-Check = Callable[[Callable[..., Toolspace], Path], Awaitable[None]]
-CHECKS: dict[str, Check] = {}
+coverage = SettingCoverage()
 
 
-def shows(*settings: str) -> Callable[[Check], Check]:
-    def keep(check: Check) -> Check:
-        for setting in settings:
-            CHECKS[setting] = check
-        return check
-
-    return keep
+OpenToolspace = Callable[..., Toolspace]
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Callable[..., Toolspace]:
+def folder(tmp_path: Path) -> Path:
     (tmp_path / "tools.py").write_text(TOOLS)
+    return tmp_path
+
+
+@pytest.fixture
+def open_toolspace(folder: Path) -> OpenToolspace:
 
     def open_with(**config: Any) -> Toolspace:
-        path = tmp_path / "toolspace.yaml"
+        path = folder / "toolspace.yaml"
         path.write_text(yaml.safe_dump({"functions": "./tools.py", "storage": {"dir": "./state"}, **config}))
-        return Toolspace.open(path, environ={"HOME": str(tmp_path), "PATH": os.environ["PATH"]})
+        return Toolspace.open(path, environ={"HOME": str(folder), "PATH": os.environ["PATH"]})
 
     return open_with
 
 
-@shows("defaults.toolTimeout", "tools.timeout")
-async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
+@coverage.covers("defaults.toolTimeout", "tools.timeout")
+async def test_calls_time_out_after_the_configured_time(open_toolspace: OpenToolspace, folder: Path) -> None:
     for config in ({"defaults": {"toolTimeout": 20}}, {"tools": {"timeout": "20ms"}}):
-        async with opened(**config) as ts:
+        async with open_toolspace(**config) as ts:
             assert (await ts.call("slow")).error == "Tool execution timed out after 20ms"
 
 
-@shows("defaults.toolResponseMaxBytes")
-async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
-    async with opened(defaults={"toolResponseMaxBytes": 1000}) as ts:
+@coverage.covers("defaults.toolResponseMaxBytes")
+async def test_larger_results_are_stored(open_toolspace: OpenToolspace, folder: Path) -> None:
+    async with open_toolspace(defaults={"toolResponseMaxBytes": 1000}) as ts:
         assert "tool_output" in (await ts.call("big", {"size": 2000})).result
 
 
-@shows("defaults.toolOutputTtl", "storage.dir")
-async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
-    async with opened(defaults={"toolResponseMaxBytes": 1000, "toolOutputTtl": "1h"}) as ts:
+@coverage.covers("defaults.toolOutputTtl", "storage.dir")
+async def test_stored_results_expire_and_lie_in_the_state_directory(
+    open_toolspace: OpenToolspace, folder: Path
+) -> None:
+    async with open_toolspace(defaults={"toolResponseMaxBytes": 1000, "toolOutputTtl": "1h"}) as ts:
         result = await ts.call("big", {"size": 2000})
         assert abs(result.extras["expiresAt"] - result.completed_at - 3_600_000) < 60_000
         assert list((folder / "state" / "outputs").rglob("*"))
 
 
-@shows("defaults.maxToolCallsPerTurn")
-async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
-    async with opened(defaults={"maxToolCallsPerTurn": 1}) as ts:
+@coverage.covers("defaults.maxToolCallsPerTurn")
+async def test_a_turn_has_a_limit_of_calls(open_toolspace: OpenToolspace, folder: Path) -> None:
+    async with open_toolspace(defaults={"maxToolCallsPerTurn": 1}) as ts:
         run = ts.run()
         assert [(await run.call("counted")).ok for _ in range(2)] == [True, False]
 
 
-@shows("defaults.maxConcurrentTools", "tools.maxConcurrent")
-async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
+@coverage.covers("defaults.maxConcurrentTools", "tools.maxConcurrent")
+async def test_a_run_has_a_limit_of_concurrent_calls(open_toolspace: OpenToolspace, folder: Path) -> None:
     for config in ({"defaults": {"maxConcurrentTools": 2}}, {"tools": {"maxConcurrent": 2}}):
-        async with opened(**config) as ts:
+        async with open_toolspace(**config) as ts:
             run = ts.run()
             results = await asyncio.gather(*(run.call("busy", {"n": n}) for n in range(6)))
             assert max(result.result for result in results) == 2
 
 
-@shows("defaults.contextWindow")
-async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
-    async with opened(defaults={"contextWindow": 1000}) as ts:
+@coverage.covers("defaults.contextWindow")
+async def test_results_beyond_the_context_window_are_stored(open_toolspace: OpenToolspace, folder: Path) -> None:
+    async with open_toolspace(defaults={"contextWindow": 1000}) as ts:
         result = await ts.run().call("big", {"size": 50_000})
         assert result.result["tool_output"]["reason"] == "token_budget"
 
 
-@shows("defaults.toolSearchThreshold")
-async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
-    def shown(ts: Toolspace) -> list[str]:
-        return [one["name"] for one in ts.to_llm_tools("anthropic")]
+@coverage.covers("defaults.toolSearchThreshold")
+async def test_many_definitions_are_replaced_by_a_search_tool(open_toolspace: OpenToolspace, folder: Path) -> None:
+    def list_model_tools(ts: Toolspace) -> list[str]:
+        return [tool["name"] for tool in ts.to_llm_tools("anthropic")]
 
-    assert "counted" in shown(opened())
-    searching = shown(opened(defaults={"toolSearchThreshold": 10}))
-    assert "agent__find_tools" in searching
-    assert "counted" not in searching
+    assert "counted" in list_model_tools(open_toolspace())
+    names_with_search = list_model_tools(open_toolspace(defaults={"toolSearchThreshold": 10}))
+    assert "agent__find_tools" in names_with_search
+    assert "counted" not in names_with_search
 
 
-@shows("queues.<name>.concurrent", "tools.overrides.<name>.queue")
-async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
+@coverage.covers("queues.<name>.concurrent", "tools.overrides.<name>.queue")
+async def test_a_queue_limits_concurrent_calls(open_toolspace: OpenToolspace, folder: Path) -> None:
     config = {"queues": {"q": {"concurrent": 3}}, "tools": {"overrides": {"busy": {"queue": "q"}}}}
-    async with opened(**config) as ts:
+    async with open_toolspace(**config) as ts:
         results = await asyncio.gather(*(ts.call("busy", {"n": n}) for n in range(9)))
         assert max(result.result for result in results) == 3
 
 
-@shows("queues.<name>.rate", "queues.<name>.waitTimeout")
-async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
+@coverage.covers("queues.<name>.rate", "queues.<name>.waitTimeout")
+async def test_a_queue_limits_the_rate_and_the_wait_of_calls(open_toolspace: OpenToolspace, folder: Path) -> None:
     queue = {"concurrent": 5, "rate": "2/hour", "waitTimeout": 20}
-    async with opened(queues={"q": queue}, tools={"overrides": {"counted": {"queue": "q"}}}) as ts:
+    async with open_toolspace(queues={"q": queue}, tools={"overrides": {"counted": {"queue": "q"}}}) as ts:
         assert [(await ts.call("counted")).error_kind for _ in range(3)] == [None, None, "limit_exceeded"]
 
 
-@shows("queues.<name>.maxWaiting")
-async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
+@coverage.covers("queues.<name>.maxWaiting")
+async def test_a_queue_limits_how_many_calls_wait(open_toolspace: OpenToolspace, folder: Path) -> None:
     queue = {"concurrent": 1, "maxWaiting": 1}
-    async with opened(queues={"q": queue}, tools={"overrides": {"busy": {"queue": "q"}}}) as ts:
+    async with open_toolspace(queues={"q": queue}, tools={"overrides": {"busy": {"queue": "q"}}}) as ts:
         results = await asyncio.gather(*(ts.call("busy") for _ in range(4)))
         assert [result.error_kind for result in results].count("limit_exceeded") == 2
 
 
-@shows("tools.allowedPaths")
-async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
+@coverage.covers("tools.allowedPaths")
+async def test_file_tools_use_allowed_paths_only(open_toolspace: OpenToolspace, folder: Path) -> None:
     (folder / "in").mkdir()
     (folder / "in" / "a.txt").write_text("a")
     (folder / "b.txt").write_text("b")
-    async with opened(tools={"allowedPaths": ["./in"]}) as ts:
+    async with open_toolspace(tools={"allowedPaths": ["./in"]}) as ts:
         assert (await ts.call("read_file", {"path": str(folder / "in" / "a.txt")})).ok
         assert (await ts.call("read_file", {"path": str(folder / "b.txt")})).error_kind == "not_permitted"
 
 
-@shows("tools.allowedEnv")
-async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
+@coverage.covers("tools.allowedEnv")
+async def test_environment_tools_use_allowed_variables_only(open_toolspace: OpenToolspace, folder: Path) -> None:
     os.environ["TOOLSPACE_TEST_NAME"] = "ann"
     try:
-        async with opened() as ts:
+        async with open_toolspace() as ts:
             assert (await ts.call("get_env", {"key": "TOOLSPACE_TEST_NAME"})).error_kind == "not_permitted"
-        async with opened(tools={"allowedEnv": ["TOOLSPACE_TEST_NAME"]}) as ts:
+        async with open_toolspace(tools={"allowedEnv": ["TOOLSPACE_TEST_NAME"]}) as ts:
             assert (await ts.call("get_env", {"key": "TOOLSPACE_TEST_NAME"})).result == {"value": "ann"}
-        async with opened(tools={"allowedEnv": []}) as ts:
+        async with open_toolspace(tools={"allowedEnv": []}) as ts:
             assert (await ts.call("get_env", {"key": "LANG"})).error_kind == "not_permitted"
     finally:
         del os.environ["TOOLSPACE_TEST_NAME"]
 
 
-@shows("tools.memoryDir")
-async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
-    async with opened(tools={"memoryDir": "./notes"}) as ts:
+@coverage.covers("tools.memoryDir")
+async def test_memory_tools_write_to_the_memory_directory(open_toolspace: OpenToolspace, folder: Path) -> None:
+    async with open_toolspace(tools={"memoryDir": "./notes"}) as ts:
         assert (await ts.call("memory_write", {"path": "facts/a.md", "content": "x"})).ok
     assert (folder / "notes" / "facts" / "a.md").read_text() == "x"
 
 
-@shows("tools.sessionDir")
-async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
+@coverage.covers("tools.sessionDir")
+async def test_archived_sessions_are_read_from_the_session_directory(
+    open_toolspace: OpenToolspace, folder: Path
+) -> None:
     from toolspace.builtin.tasks import session_tools
 
     (folder / "sessions").mkdir()
     (folder / "sessions" / "old.md").write_text("what was said")
-    async with opened(tools={"sessionDir": "./sessions"}) as ts:
+    async with open_toolspace(tools={"sessionDir": "./sessions"}) as ts:
         ts.add_tool(session_tools[0])
         assert (await ts.call("session_archive_read", {"file": "old.md"})).result == "what was said"
         assert (await ts.call("session_archive_read", {"file": "../tools.py"})).error_kind == "not_permitted"
 
 
-@shows("tools.builtins")
-async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
-    assert opened().find_tool("json_parse") is not None
-    assert opened(tools={"builtins": False}).find_tool("json_parse") is None
-    some = opened(tools={"builtins": ["json_*"]})
+@coverage.covers("tools.builtins")
+async def test_built_in_tools_are_selected(open_toolspace: OpenToolspace, folder: Path) -> None:
+    assert open_toolspace().find_tool("json_parse") is not None
+    assert open_toolspace(tools={"builtins": False}).find_tool("json_parse") is None
+    some = open_toolspace(tools={"builtins": ["json_*"]})
     assert some.find_tool("json_parse") is not None
     assert some.find_tool("read_file") is None
 
 
-@shows("tools.toolsAllowed", "tools.toolsDenied")
-async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
-    ts = opened(tools={"toolsAllowed": ["json_*", "counted"], "toolsDenied": ["*_stringify"]})
-    local = [one.name for one in ts.list_tools() if not one.name.startswith("agent__")]
+@coverage.covers("tools.toolsAllowed", "tools.toolsDenied")
+async def test_local_tools_are_allowed_and_denied(open_toolspace: OpenToolspace, folder: Path) -> None:
+    ts = open_toolspace(tools={"toolsAllowed": ["json_*", "counted"], "toolsDenied": ["*_stringify"]})
+    local = [tool.name for tool in ts.list_tools() if not tool.name.startswith("agent__")]
     assert local == ["json_parse", "counted"]
     assert (await ts.call("slow")).error_kind == "not_permitted"
 
 
-@shows("tools.aliases")
-async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
-    async with opened(tools={"aliases": {"tally": "counted"}}) as ts:
+@coverage.covers("tools.aliases")
+async def test_an_alias_calls_its_tool(open_toolspace: OpenToolspace, folder: Path) -> None:
+    async with open_toolspace(tools={"aliases": {"tally": "counted"}}) as ts:
         assert (await ts.call("tally")).tool == "counted"
 
 
-@shows("tools.overrides", "tools.overrides.<name>.timeout")
-async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
-    async with opened(tools={"overrides": {"sl*": {"timeout": 15}}}) as ts:
+@coverage.covers("tools.overrides", "tools.overrides.<name>.timeout")
+async def test_an_override_sets_the_timeout(open_toolspace: OpenToolspace, folder: Path) -> None:
+    async with open_toolspace(tools={"overrides": {"sl*": {"timeout": 15}}}) as ts:
         assert (await ts.call("slow")).error == "Tool execution timed out after 15ms"
 
 
-@shows("tools.overrides.<name>.cache", "tools.overrides.<name>.cachePerUser")
-async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
+@coverage.covers("tools.overrides.<name>.cache", "tools.overrides.<name>.cachePerUser")
+async def test_an_override_sets_the_cache_for_all_or_each_user(open_toolspace: OpenToolspace, folder: Path) -> None:
     for per_user, expected in ((False, [1, 1, 1]), (True, [1, 2, 1])):
-        async with opened(tools={"overrides": {"counted": {"cache": "1m", "cachePerUser": per_user}}}) as ts:
+        async with open_toolspace(tools={"overrides": {"counted": {"cache": "1m", "cachePerUser": per_user}}}) as ts:
             users = [ToolContext(user_id=user) for user in ("ann", "bob", "ann")]
             assert [(await ts.call("counted", context=user)).result for user in users] == expected
 
 
-@shows("tools.overrides.<name>.maxBytes")
-async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
-    async with opened(tools={"overrides": {"big": {"maxBytes": 500}}}) as ts:
+@coverage.covers("tools.overrides.<name>.maxBytes")
+async def test_an_override_sets_the_size_limit(open_toolspace: OpenToolspace, folder: Path) -> None:
+    async with open_toolspace(tools={"overrides": {"big": {"maxBytes": 500}}}) as ts:
         assert "tool_output" in (await ts.call("big", {"size": 1000})).result
 
 
-@shows("tools.overrides.<name>.enabled", "tools.overrides.<name>.visible")
-async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
-    ts = opened(tools={"overrides": {"slow": {"enabled": False}, "counted": {"visible": False}}})
-    assert "slow" not in [one.name for one in ts.list_tools()]
+@coverage.covers("tools.overrides.<name>.enabled", "tools.overrides.<name>.visible")
+async def test_an_override_disables_or_hides_a_tool(open_toolspace: OpenToolspace, folder: Path) -> None:
+    ts = open_toolspace(tools={"overrides": {"slow": {"enabled": False}, "counted": {"visible": False}}})
+    assert "slow" not in [tool.name for tool in ts.list_tools()]
     assert (await ts.call("slow")).error_kind == "not_permitted"
-    found = ts.find_tool("counted")
-    assert found is not None
-    assert found.visible is False
+    tool = ts.find_tool("counted")
+    assert tool is not None
+    assert tool.visible is False
 
 
 DEFINITION = {
@@ -262,41 +266,44 @@ DEFINITION = {
 }
 
 
-@shows(
+@coverage.covers(
     "tools.definitions",
     *(f"tools.definitions.<name>.{key}" for key in DEFINITION if key != "name"),
     "tools.definitions.<name>.cachePerUser",
     "tools.definitions.<name>.enabled",
 )
-async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
+async def test_a_definition_becomes_a_tool_with_all_its_settings(open_toolspace: OpenToolspace, folder: Path) -> None:
     queues = {"q": {"concurrent": 1}}
-    async with opened(queues=queues, tools=[{**DEFINITION, "cachePerUser": True}]) as ts:
-        found = ts.find_tool("greet")
-        assert found is not None
-        wire = found.to_dict()
+    async with open_toolspace(queues=queues, tools=[{**DEFINITION, "cachePerUser": True}]) as ts:
+        definition = ts.find_tool("greet")
+        assert definition is not None
+        wire = definition.to_dict()
         for key in ("description", "inputSchema", "outputSchema", "category", "visible", "isAsync", "version", "tags"):
             assert wire[key] == DEFINITION[key], key
         assert (wire["timeout"], wire["cache"], wire["annotations"]) == (7000, 60000, {"readOnly": True})
         assert (await ts.call("greet", {"who": "Ann"})).result == "Hello Ann"
         assert (await ts.call("greet", {})).error_kind == "invalid_parameters"
-        explained = ts.orchestrator.explain("greet")
-        assert explained is not None
-        assert (explained[1].queue.value, explained[1].cache_per_user.value) == ("q", True)
-    assert opened(queues=queues, tools={"definitions": [{**DEFINITION, "enabled": False}]}).find_tool("greet") is None
-    internal = opened(tools=[{"name": "show", "executionType": "internal", "inputSchema": {"type": "object"}}])
+        explanation = ts.orchestrator.explain("greet")
+        assert explanation is not None
+        assert (explanation[1].queue.value, explanation[1].cache_per_user.value) == ("q", True)
+    assert (
+        open_toolspace(queues=queues, tools={"definitions": [{**DEFINITION, "enabled": False}]}).find_tool("greet")
+        is None
+    )
+    internal = open_toolspace(tools=[{"name": "show", "executionType": "internal", "inputSchema": {"type": "object"}}])
     assert (await internal.call("show", {"a": 1})).result == {"success": True, "args": {"a": 1}}
 
 
-@shows("defaults.pendingCallTtl", "tools.definitions.<name>.expiresAfter")
-async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
+@coverage.covers("defaults.pendingCallTtl", "tools.definitions.<name>.expiresAfter")
+async def test_pending_calls_expire_after_the_configured_time(open_toolspace: OpenToolspace, folder: Path) -> None:
     from tests.server.gateway_api import SECRET, open_api
     from toolspace.server.gateway import Gateway
 
-    asked = {"executionType": "external", "isAsync": True, "visible": False}
-    opened(
+    external_tool = {"executionType": "external", "isAsync": True, "visible": False}
+    open_toolspace(
         server={"secretKey": SECRET},
         defaults={"pendingCallTtl": "3d"},
-        tools=[{"name": "long", **asked}, {"name": "short", **asked, "expiresAfter": "2h"}],
+        tools=[{"name": "long", **external_tool}, {"name": "short", **external_tool, "expiresAfter": "2h"}],
     )
     async with (
         Gateway.open(folder / "toolspace.yaml", environ={"HOME": str(folder)}) as gateway,
@@ -308,20 +315,20 @@ async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
             assert round((call["expiresAt"] - call["createdAt"]) / 3_600_000, 3) == hours
 
 
-@shows("storage.cache")
-async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
+@coverage.covers("storage.cache")
+async def test_the_cache_on_disk_survives_a_restart(open_toolspace: OpenToolspace, folder: Path) -> None:
     config = {"storage": {"dir": "./state", "cache": "disk"}, "tools": {"overrides": {"counted": {"cache": "1h"}}}}
     answers = []
     for _ in range(2):
-        async with opened(**config) as ts:
+        async with open_toolspace(**config) as ts:
             answers.append((await ts.call("counted")).result)
     assert answers == [1, 1]
 
 
-@shows("functions")
-async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
-    assert opened().find_tool("counted") is not None
-    assert opened(functions="./tools.py:slow").find_tool("counted") is None
+@coverage.covers("functions")
+async def test_functions_are_selected(open_toolspace: OpenToolspace, folder: Path) -> None:
+    assert open_toolspace().find_tool("counted") is not None
+    assert open_toolspace(functions="./tools.py:slow").find_tool("counted") is None
 
 
 PROVIDER = """
@@ -352,11 +359,15 @@ class Plug(ToolProvider):
 """
 
 
-@shows("providers.<name>.uses", "providers.<name>.namespace", "providers.<name>.settings", "providers.<name>.enabled")
-async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
+@coverage.covers(
+    "providers.<name>.uses", "providers.<name>.namespace", "providers.<name>.settings", "providers.<name>.enabled"
+)
+async def test_a_provider_is_created_with_its_namespace_and_settings(
+    open_toolspace: OpenToolspace, folder: Path
+) -> None:
     (folder / "plug.py").write_text(PROVIDER)
     plug = {"uses": "./plug.py:Plug"}
-    async with opened(
+    async with open_toolspace(
         providers={
             "a": plug,
             "b": {**plug, "namespace": "other", "settings": {"greeting": "hi"}},
@@ -368,92 +379,86 @@ async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
         assert (await ts.call("third__greet")).error_kind == "unknown_tool"
 
 
-@shows("providers.<name>.required")
-async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
+@coverage.covers("providers.<name>.required")
+async def test_a_required_provider_must_start(open_toolspace: OpenToolspace, folder: Path) -> None:
     (folder / "plug.py").write_text(PROVIDER)
     plug = {"uses": "./plug.py:Plug", "settings": {"start": False}}
-    async with opened(providers={"a": plug}) as ts:
+    async with open_toolspace(providers={"a": plug}) as ts:
         assert ts.orchestrator.unavailable_providers() == {"plug": "nobody answers"}
     with pytest.raises(ProviderError, match="nobody answers"):
-        await opened(providers={"a": {**plug, "required": True}}).__aenter__()
+        await open_toolspace(providers={"a": {**plug, "required": True}}).__aenter__()
 
 
-@shows("providers.<name>.toolsAllowed", "providers.<name>.toolsDenied")
-async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
+@coverage.covers("providers.<name>.toolsAllowed", "providers.<name>.toolsDenied")
+async def test_tools_of_a_provider_are_allowed_and_denied(open_toolspace: OpenToolspace, folder: Path) -> None:
     (folder / "plug.py").write_text(PROVIDER)
     plug = {"uses": "./plug.py:Plug", "toolsAllowed": ["*U*", "greet"], "toolsDenied": ["busy"]}
-    async with opened(providers={"a": plug}) as ts:
-        assert [one.name for one in ts.list_tools() if one.name.startswith("plug")] == ["plug__greet", "plug__counted"]
+    async with open_toolspace(providers={"a": plug}) as ts:
+        assert [tool.name for tool in ts.list_tools() if tool.name.startswith("plug")] == [
+            "plug__greet",
+            "plug__counted",
+        ]
         assert (await ts.call("plug__busy")).error_kind == "not_permitted"
 
 
-@shows("providers.<name>.queue", "providers.<name>.cache", "providers.<name>.requestTimeoutMs")
-async def _(opened: Callable[..., Toolspace], folder: Path) -> None:
+@coverage.covers("providers.<name>.queue", "providers.<name>.cache", "providers.<name>.requestTimeoutMs")
+async def test_a_provider_sets_queue_cache_and_timeout_of_its_tools(
+    open_toolspace: OpenToolspace, folder: Path
+) -> None:
     (folder / "plug.py").write_text(PROVIDER)
     plug = {"uses": "./plug.py:Plug"}
-    async with opened(queues={"q": {"concurrent": 2}}, providers={"a": {**plug, "queue": "q"}}) as ts:
+    async with open_toolspace(queues={"q": {"concurrent": 2}}, providers={"a": {**plug, "queue": "q"}}) as ts:
         results = await asyncio.gather(*(ts.call("plug__busy", {"n": n}) for n in range(6)))
         assert max(result.result for result in results) == 2
-    async with opened(providers={"a": {**plug, "cache": "1m", "requestTimeoutMs": 15}}) as ts:
+    async with open_toolspace(providers={"a": {**plug, "cache": "1m", "requestTimeoutMs": 15}}) as ts:
         assert [(await ts.call("plug__counted")).result for _ in range(2)] == [1, 1]
         assert (await ts.call("plug__slow")).error == "Tool execution timed out after 15ms"
 
 
-LATER: dict[str, dict[str, Any]] = {
-    "storage.redis": {"storage": {"redis": "redis://localhost"}},
-}
-"""Settings that this version reads and checks, and says of that nothing follows them yet."""
+@coverage.covers("storage.redis")
+def test_redis_has_no_effect_yet_and_a_warning(open_toolspace: OpenToolspace) -> None:
+    warnings = open_toolspace(storage={"redis": "redis://localhost"}).warnings
+    assert any("not in effect" in warning for warning in warnings)
 
 
-def later(setting: str) -> str | None:
-    return next((one for one in LATER if setting == one or (one.endswith(".") and setting.startswith(one))), None)
-
-
-NETWORK = ("tools.allowedHosts", "tools.webSearch")
-"""Shown in test_network_settings below: they need a server."""
-SOURCES = (
+OTHER_MODULES = (
+    # test_source_settings.py
     "mcpServers.",
     "restTools.",
     "openapi.",
     "defaults.mcpInitConcurrency",
     "defaults.traceMCP",
     "tools.mcpServers",
+    # test_gateway_settings.py
+    "server.",
+    "storage.url",
+    # test_agent_settings.py
+    "agents.",
+    "router.",
+    "notifications.",
+    "embeddings.",
+    "demo",
 )
-"""Shown in test_source_settings.py."""
-GATEWAY = ("server.", "storage.url")
-"""Shown in test_gateway_settings.py."""
-AGENTS = ("agents.", "router.", "notifications.", "embeddings.", "demo")
-"""Shown in test_agent_settings.py."""
-ELSEWHERE = (*NETWORK, *SOURCES, *GATEWAY, *AGENTS)
 
 
-@pytest.mark.spec("5.3")
-@pytest.mark.parametrize("setting", [row.path for row in list_all_rows() if not row.path.startswith(ELSEWHERE)])
-async def test_every_documented_setting_has_an_effect(
-    setting: str, opened: Callable[..., Toolspace], tmp_path: Path
-) -> None:
-    if (name := later(setting)) is not None:
-        warnings = opened(**LATER[name]).warnings
-        assert any("not in effect" in warning for warning in warnings), f"{setting} is swallowed without a word"
-        return
-    assert setting in CHECKS, f"{setting} is documented, and no check shows what it does"
-    await CHECKS[setting](opened, tmp_path)
-
-
-@pytest.mark.spec("5.3")
-async def test_network_settings_have_an_effect(opened: Callable[..., Toolspace]) -> None:
+@coverage.covers(
+    "tools.allowedHosts",
+    "tools.webSearch",
+    *(f"tools.webSearch.{key}" for key in ("provider", "apiKey", "maxResults", "searchEngineId", "url")),
+)
+async def test_network_tools_use_allowed_hosts_and_the_search_engine(open_toolspace: OpenToolspace) -> None:
     from aiohttp import web
 
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     async def search(request: web.Request) -> web.Response:
         body = await request.json()
-        asked.append((request.headers.get("Authorization"), body))
+        requests.append((request.headers.get("Authorization"), body))
         results = [{"title": f"t{n}", "url": f"https://example.com/{n}", "content": "c"} for n in range(9)]
         return web.json_response({"results": results})
 
     async def custom(request: web.Request) -> web.Response:
-        asked.append(dict(request.query))
+        requests.append(dict(request.query))
         return web.json_response({"items": [{"title": "t", "link": "https://example.com", "snippet": "s"}]})
 
     async def answer(request: web.Request) -> web.Response:
@@ -470,18 +475,22 @@ async def test_network_settings_have_an_effect(opened: Callable[..., Toolspace])
     try:
         port = runner.addresses[0][1]
         url = f"http://127.0.0.1:{port}"
-        async with opened() as ts:
+        async with open_toolspace() as ts:
             assert (await ts.call("http_get", {"url": url})).error_kind == "not_permitted"
-        async with opened(tools={"allowedHosts": [f"127.0.0.1:{port}"]}) as ts:
+        async with open_toolspace(tools={"allowedHosts": [f"127.0.0.1:{port}"]}) as ts:
             assert (await ts.call("http_get", {"url": url})).result["body"] == "hello"
         settings = {"provider": "tavily", "apiKey": "key-123", "maxResults": 4, "url": f"{url}/search"}
-        async with opened(tools={"webSearch": settings}) as ts:
-            found = (await ts.call("web_search", {"query": "x", "limit": 8})).result["results"]
-            assert len(found) == 4
-            assert asked[-1][0] == "Bearer key-123"
+        async with open_toolspace(tools={"webSearch": settings}) as ts:
+            results = (await ts.call("web_search", {"query": "x", "limit": 8})).result["results"]
+            assert len(results) == 4
+            assert requests[-1][0] == "Bearer key-123"
         settings = {"provider": "google", "apiKey": "key-123", "searchEngineId": "engine", "url": f"{url}/custom"}
-        async with opened(tools={"webSearch": settings}) as ts:
+        async with open_toolspace(tools={"webSearch": settings}) as ts:
             assert (await ts.call("web_search", {"query": "x"})).ok
-            assert asked[-1]["cx"] == "engine"
+            assert requests[-1]["cx"] == "engine"
     finally:
         await runner.cleanup()
+
+
+def test_every_documented_setting_has_a_test() -> None:
+    assert coverage.list_missing("", other_modules=OTHER_MODULES) == []

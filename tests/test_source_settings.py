@@ -1,4 +1,4 @@
-"""5.3 for what comes from outside: every setting of MCP servers, REST tools and OpenAPI services has an effect."""
+"""Every documented setting of MCP servers, REST tools and OpenAPI services has an effect."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ import yaml
 from aiohttp import web
 
 from tests.providers.mcp.conftest import until
-from tests.test_settings import SOURCES
+from tests.setting_coverage import SettingCoverage
 from toolspace import ConfigError, ProviderError, ToolContext, Toolspace
-from toolspace.config.documentation import list_all_rows
+
+pytestmark = [pytest.mark.spec("5.3"), pytest.mark.spec("3.2")]
 
 SERVER = """
 import json, os, sys, threading, time
@@ -72,25 +73,25 @@ for line in sys.stdin:
 """An MCP server by hand: one of the library takes a second to start."""
 
 
-class Outside:
+class ExternalServer:
     """A web server that says what arrived, and is an OpenAPI service and a stateless MCP server as well."""
 
     def __init__(self) -> None:
         self.url = ""
-        self.inside = self.most = self.runs = 0
-        self.seen: list[dict[str, Any]] = []
+        self.active_count = self.most = self.runs = 0
+        self.requests: list[dict[str, Any]] = []
 
     async def rest(self, request: web.Request) -> web.Response:
         self.runs += 1
-        self.inside += 1
-        self.most = max(self.most, self.inside)
+        self.active_count += 1
+        self.most = max(self.most, self.active_count)
         try:
             if request.path == "/slow":
                 await asyncio.sleep(60)
             await asyncio.sleep(0.02)
         finally:
-            self.inside -= 1
-        arrived = {
+            self.active_count -= 1
+        received_request = {
             "method": request.method,
             "path": request.path,
             "query": dict(request.query),
@@ -100,12 +101,14 @@ class Outside:
             "body": await request.text(),
             "run": self.runs,
         }
-        self.seen.append(arrived)
-        return web.json_response(arrived)
+        self.requests.append(received_request)
+        return web.json_response(received_request)
 
     async def mcp(self, request: web.Request) -> web.Response:
         message = await request.json()
-        self.seen.append({"team": request.headers.get("x-team"), "authorization": request.headers.get("authorization")})
+        self.requests.append(
+            {"team": request.headers.get("x-team"), "authorization": request.headers.get("authorization")}
+        )
         if message["method"] == "server/discover":
             result: dict[str, Any] = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}}
             result |= {"resultType": "complete", "ttlMs": 0, "cacheScope": "public"}
@@ -137,27 +140,27 @@ class Outside:
 
 
 @pytest.fixture
-async def outside() -> AsyncIterator[Outside]:
-    made = Outside()
+async def external_server() -> AsyncIterator[ExternalServer]:
+    server = ExternalServer()
     app = web.Application()
-    app.router.add_post("/mcp", made.mcp)
-    app.router.add_post("/token", made.token)
-    app.router.add_route("*", "/{rest:.*}", made.rest)
+    app.router.add_post("/mcp", server.mcp)
+    app.router.add_post("/token", server.token)
+    app.router.add_route("*", "/{rest:.*}", server.rest)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield made
+    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield server
     await runner.cleanup()
 
 
-class World:
+class SourceSetup:
     """What a check has to work with."""
 
-    def __init__(self, folder: Path, outside: Outside) -> None:
+    def __init__(self, folder: Path, external_server: ExternalServer) -> None:
         self.folder = folder
-        self.outside = outside
+        self.external_server = external_server
 
     def open(self, **config: Any) -> Toolspace:
         path = self.folder / "toolspace.yaml"
@@ -173,111 +176,109 @@ class World:
         return self.open(mcpServers={"s": self.server(**settings)}, queues={"q": {"concurrent": 2}})
 
     def rest(self, **settings: Any) -> Toolspace:
-        tool = {"url": f"{self.outside.url}/hello", **settings}
+        tool = {"url": f"{self.external_server.url}/hello", **settings}
         return self.open(restTools={"r": tool}, queues={"q": {"concurrent": 2}})
 
     def openapi(self, **settings: Any) -> Toolspace:
-        (self.folder / "api.json").write_text(json.dumps(self.outside.document()))
+        (self.folder / "api.json").write_text(json.dumps(self.external_server.document()))
         return self.open(openapi={"o": {"spec": "./api.json", **settings}}, queues={"q": {"concurrent": 2}})
 
 
-Check = Callable[[World], Awaitable[None]]
-CHECKS: dict[str, Check] = {}
+coverage = SettingCoverage()
 
 
-def shows(*settings: str) -> Callable[[Check], Check]:
-    def keep(check: Check) -> Check:
-        CHECKS.update(dict.fromkeys(settings, check))
-        return check
-
-    return keep
+@pytest.fixture
+def setup(tmp_path: Path, external_server: ExternalServer) -> SourceSetup:
+    return SourceSetup(tmp_path, external_server)
 
 
 def names(ts: Toolspace, namespace: str) -> list[str]:
     return [tool.name.partition("__")[2] for tool in ts.list_tools() if tool.name.startswith(namespace + "__")]
 
 
-@shows("mcpServers.<name>.command", "mcpServers.<name>.args", "mcpServers.<name>.env", "mcpServers.<name>.cwd")
-async def _(world: World) -> None:
-    (world.folder / "inner").mkdir()
-    server = world.server("x", "y", env={"COLOUR": "blue"}, cwd="./inner")
-    async with world.open(mcpServers={"s": server}) as ts:
-        assert (await ts.call("s__where")).text == f"{(world.folder / 'inner').resolve()}|blue|x|y"
+@coverage.covers(
+    "mcpServers.<name>.command", "mcpServers.<name>.args", "mcpServers.<name>.env", "mcpServers.<name>.cwd"
+)
+async def test_an_mcp_server_starts_with_command_arguments_environment_and_directory(setup: SourceSetup) -> None:
+    (setup.folder / "inner").mkdir()
+    server = setup.server("x", "y", env={"COLOUR": "blue"}, cwd="./inner")
+    async with setup.open(mcpServers={"s": server}) as ts:
+        assert (await ts.call("s__where")).text == f"{(setup.folder / 'inner').resolve()}|blue|x|y"
 
 
-@shows("tools.mcpServers")
-async def _(world: World) -> None:
-    async with world.open(tools={"mcpServers": [{"name": "s", **world.server()}]}) as ts:
+@coverage.covers("tools.mcpServers")
+async def test_mcp_servers_may_be_listed_under_tools(setup: SourceSetup) -> None:
+    async with setup.open(tools={"mcpServers": [{"name": "s", **setup.server()}]}) as ts:
         assert (await ts.call("s__where")).ok
 
 
-@shows("mcpServers.<name>.url", "mcpServers.<name>.headers", "mcpServers.<name>.type")
-async def _(world: World) -> None:
-    server = {"type": "http", "url": f"{world.outside.url}/mcp", "headers": {"x-team": "blue"}}
-    async with world.open(mcpServers={"s": server}) as ts:
+@coverage.covers("mcpServers.<name>.url", "mcpServers.<name>.headers", "mcpServers.<name>.type")
+async def test_an_mcp_server_is_reached_by_url_with_headers(setup: SourceSetup) -> None:
+    server = {"type": "http", "url": f"{setup.external_server.url}/mcp", "headers": {"x-team": "blue"}}
+    async with setup.open(mcpServers={"s": server}) as ts:
         assert (await ts.call("s__t")).result == "hi"
-        assert world.outside.seen[-1]["team"] == "blue"
-    async with world.open(mcpServers={"s": {**server, "type": "websocket"}}) as ts:
+        assert setup.external_server.requests[-1]["team"] == "blue"
+    async with setup.open(mcpServers={"s": {**server, "type": "websocket"}}) as ts:
         assert "ws://" in ts.orchestrator.unavailable_providers()["s"]
 
 
-@shows("mcpServers.<name>.auth")
-async def _(world: World) -> None:
+@coverage.covers("mcpServers.<name>.auth")
+async def test_an_mcp_server_is_authorized_with_oauth(setup: SourceSetup) -> None:
     auth = {"type": "client_credentials", "clientId": "me", "clientSecret": "s3cret-s3cret", "colour": "red"}
     with pytest.raises(ConfigError, match="colour"):
-        world.open(mcpServers={"s": {"url": f"{world.outside.url}/mcp", "auth": auth}})
+        setup.open(mcpServers={"s": {"url": f"{setup.external_server.url}/mcp", "auth": auth}})
 
 
-@shows("mcpServers.<name>.enabled")
-async def _(world: World) -> None:
-    async with world.mcp(enabled=False) as ts:
+@coverage.covers("mcpServers.<name>.enabled")
+async def test_an_mcp_server_can_be_disabled(setup: SourceSetup) -> None:
+    async with setup.mcp(enabled=False) as ts:
         assert names(ts, "s") == []
 
 
-@shows("mcpServers.<name>.required")
-async def _(world: World) -> None:
+@coverage.covers("mcpServers.<name>.required")
+async def test_a_required_mcp_server_must_start(setup: SourceSetup) -> None:
     broken = {"command": "no-such-command"}
-    async with world.open(mcpServers={"s": broken}) as ts:
+    async with setup.open(mcpServers={"s": broken}) as ts:
         assert "no-such-command" in ts.orchestrator.unavailable_providers()["s"]
     with pytest.raises(ProviderError, match="no-such-command"):
-        await world.open(mcpServers={"s": {**broken, "required": True}}).__aenter__()
+        await setup.open(mcpServers={"s": {**broken, "required": True}}).__aenter__()
 
 
-@shows("mcpServers.<name>.toolsAllowed", "mcpServers.<name>.toolsDenied")
-async def _(world: World) -> None:
-    async with world.mcp(toolsAllowed=["*U*"], toolsDenied=["busy"]) as ts:
+@coverage.covers("mcpServers.<name>.toolsAllowed", "mcpServers.<name>.toolsDenied")
+async def test_tools_of_an_mcp_server_are_allowed_and_denied(setup: SourceSetup) -> None:
+    async with setup.mcp(toolsAllowed=["*U*"], toolsDenied=["busy"]) as ts:
         assert names(ts, "s") == ["counted"]
         assert (await ts.call("s__busy", {"n": 1})).error_kind == "not_permitted"
 
 
-@shows("mcpServers.<name>.queue", "mcpServers.<name>.cache", "mcpServers.<name>.requestTimeoutMs")
-async def _(world: World) -> None:
-    async with world.mcp(queue="q", cache="1m") as ts:
+@coverage.covers("mcpServers.<name>.queue", "mcpServers.<name>.cache", "mcpServers.<name>.requestTimeoutMs")
+async def test_an_mcp_server_sets_queue_cache_and_timeout_of_its_tools(setup: SourceSetup) -> None:
+    async with setup.mcp(queue="q", cache="1m") as ts:
         results = await asyncio.gather(*(ts.call("s__busy", {"n": n}) for n in range(4)))
         assert max(int(result.text) for result in results) == 2
         assert [(await ts.call("s__counted")).text for _ in range(2)] == ["1", "1"]
-    async with world.mcp(requestTimeoutMs=100) as ts:
+    async with setup.mcp(requestTimeoutMs=100) as ts:
         assert (await ts.call("s__slow")).error == "Tool execution timed out after 100ms"
 
 
-@shows("mcpServers.<name>.idleTimeout")
-async def _(world: World) -> None:
-    async with world.mcp(idleTimeout="100ms") as ts:
+@coverage.covers("mcpServers.<name>.idleTimeout")
+async def test_an_idle_mcp_server_is_stopped(setup: SourceSetup) -> None:
+    async with setup.mcp(idleTimeout="100ms") as ts:
         await until(lambda: ts.list_servers()[0].state == "idle")
 
 
-@shows("defaults.mcpInitConcurrency")
-async def _(world: World) -> None:
-    log = world.folder / "starts.log"
+@coverage.covers("defaults.mcpInitConcurrency")
+async def test_concurrent_starts_of_mcp_servers_are_limited(setup: SourceSetup) -> None:
+    log = setup.folder / "starts.log"
     script = Path(__file__).parent / "providers" / "mcp" / "servers" / "scripted.py"
     servers = {f"s{index}": {"command": sys.executable, "args": [str(script), str(log)]} for index in range(3)}
-    async with world.open(mcpServers=servers, defaults={"mcpInitConcurrency": 1}):
+    async with setup.open(mcpServers=servers, defaults={"mcpInitConcurrency": 1}):
         words = [line.split()[0] for line in log.read_text().splitlines()]
     assert [word for word in words if word in ("start", "greeted")] == ["start", "greeted"] * 3
 
 
-@shows("defaults.traceMCP")
-async def _(world: World) -> None:
+@coverage.covers("defaults.traceMCP")
+async def test_messages_of_mcp_servers_are_logged(setup: SourceSetup) -> None:
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
@@ -285,11 +286,11 @@ async def _(world: World) -> None:
     level = logger.level
     logger.addHandler(handler)
     try:
-        server = {"url": f"{world.outside.url}/mcp"}
-        async with world.open(mcpServers={"s": server}) as ts:
+        server = {"url": f"{setup.external_server.url}/mcp"}
+        async with setup.open(mcpServers={"s": server}) as ts:
             await ts.call("s__t")
         assert not any("tools/call" in line for line in lines)
-        async with world.open(mcpServers={"s": server}, defaults={"traceMCP": True}) as ts:
+        async with setup.open(mcpServers={"s": server}, defaults={"traceMCP": True}) as ts:
             await ts.call("s__t")
         assert any("s → " in line and "tools/call" in line for line in lines)
     finally:
@@ -297,39 +298,39 @@ async def _(world: World) -> None:
         logger.setLevel(level)
 
 
-@shows(
+@coverage.covers(
     "restTools.<name>.url",
     "restTools.<name>.method",
     "restTools.<name>.headers",
     "restTools.<name>.query",
     "restTools.<name>.body",
 )
-async def _(world: World) -> None:
+async def test_a_rest_tool_sends_the_configured_request(setup: SourceSetup) -> None:
     tool: dict[str, Any] = {
-        "url": f"{world.outside.url}/of/${{parameters.who}}",
+        "url": f"{setup.external_server.url}/of/${{parameters.who}}",
         "method": "PUT",
         "headers": {"x-team": "blue"},
         "query": {"page": "${parameters.page}"},
         "body": {"name": "${parameters.who}"},
     }
-    async with world.rest(**tool) as ts:
-        arrived = (await ts.call("rest__r", {"who": "a/b", "page": 3})).result
-    assert arrived["method"] == "PUT"
-    assert arrived["team"] == "blue"
-    assert arrived["query"] == {"page": "3"}
-    assert json.loads(arrived["body"]) == {"name": "a/b"}
+    async with setup.rest(**tool) as ts:
+        received_request = (await ts.call("rest__r", {"who": "a/b", "page": 3})).result
+    assert received_request["method"] == "PUT"
+    assert received_request["team"] == "blue"
+    assert received_request["query"] == {"page": "3"}
+    assert json.loads(received_request["body"]) == {"name": "a/b"}
 
 
-@shows(
+@coverage.covers(
     "restTools.<name>.description",
     "restTools.<name>.parametersSchema",
     "restTools.<name>.outputSchema",
     "restTools.<name>.annotations",
     "restTools.<name>.tags",
 )
-async def _(world: World) -> None:
+async def test_a_rest_tool_has_the_configured_description_and_schemas(setup: SourceSetup) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-    tool = world.rest(
+    tool = setup.rest(
         description="Says hello.",
         parametersSchema=schema,
         outputSchema={"type": "object"},
@@ -342,88 +343,83 @@ async def _(world: World) -> None:
     assert tool.tags == ("greeting",)
 
 
-@shows("restTools.<name>.cache", "restTools.<name>.cachePerUser")
-async def _(world: World) -> None:
+@coverage.covers("restTools.<name>.cache", "restTools.<name>.cachePerUser")
+async def test_a_rest_tool_caches_its_results(setup: SourceSetup) -> None:
     for per_user, most in ((False, 1), (True, 2)):
-        world.outside.runs = 0
-        async with world.rest(cache="1m", cachePerUser=per_user) as ts:
+        setup.external_server.runs = 0
+        async with setup.rest(cache="1m", cachePerUser=per_user) as ts:
             for user in ("ann", "bob", "ann"):
                 await ts.call("rest__r", context=ToolContext(user_id=user))
-        assert world.outside.runs == most
+        assert setup.external_server.runs == most
 
 
-@shows("restTools.<name>.queue", "restTools.<name>.timeout", "restTools.<name>.enabled")
-async def _(world: World) -> None:
-    async with world.rest(queue="q", query={"n": "${parameters.n}"}) as ts:
+@coverage.covers("restTools.<name>.queue", "restTools.<name>.timeout", "restTools.<name>.enabled")
+async def test_a_rest_tool_has_a_queue_and_a_timeout_and_can_be_disabled(setup: SourceSetup) -> None:
+    async with setup.rest(queue="q", query={"n": "${parameters.n}"}) as ts:
         await asyncio.gather(*(ts.call("rest__r", {"n": n}) for n in range(6)))
-        assert world.outside.most == 2
-    async with world.rest(url=f"{world.outside.url}/slow", timeout=50) as ts:
+        assert setup.external_server.most == 2
+    async with setup.rest(url=f"{setup.external_server.url}/slow", timeout=50) as ts:
         assert (await ts.call("rest__r")).error == "Tool execution timed out after 50ms"
-    async with world.rest(enabled=False) as ts:
+    async with setup.rest(enabled=False) as ts:
         assert names(ts, "rest") == []
 
 
-@shows("openapi.<name>.spec", "openapi.<name>.baseUrl", "openapi.<name>.headers", "openapi.<name>.auth")
-async def _(world: World) -> None:
-    async with world.openapi(headers={"x-team": "blue"}, auth={"key": "k-123456789"}) as ts:
-        arrived = (await ts.call("o__safe")).result
-        assert (arrived["path"], arrived["team"], arrived["key"]) == ("/safe", "blue", "k-123456789")
-    async with world.openapi() as ts:
+@coverage.covers("openapi.<name>.spec", "openapi.<name>.baseUrl", "openapi.<name>.headers", "openapi.<name>.auth")
+async def test_an_openapi_service_is_called_with_url_headers_and_credentials(setup: SourceSetup) -> None:
+    async with setup.openapi(headers={"x-team": "blue"}, auth={"key": "k-123456789"}) as ts:
+        received_request = (await ts.call("o__safe")).result
+        assert (received_request["path"], received_request["team"], received_request["key"]) == (
+            "/safe",
+            "blue",
+            "k-123456789",
+        )
+    async with setup.openapi() as ts:
         assert "key" in (await ts.call("o__safe")).error
-    async with world.openapi(baseUrl=f"{world.outside.url}/v2") as ts:
+    async with setup.openapi(baseUrl=f"{setup.external_server.url}/v2") as ts:
         assert (await ts.call("o__listCats")).result["path"] == "/v2/cats"
 
 
-@shows("openapi.<name>.tags", "openapi.<name>.methods", "openapi.<name>.paths", "openapi.<name>.operations")
-async def _(world: World) -> None:
-    for filters, left in (
+@coverage.covers("openapi.<name>.tags", "openapi.<name>.methods", "openapi.<name>.paths", "openapi.<name>.operations")
+async def test_operations_of_an_openapi_service_are_selected(setup: SourceSetup) -> None:
+    for filters, expected_names in (
         ({"tags": ["cats"]}, ["addCat", "listCats"]),
         ({"methods": ["post"]}, ["addCat"]),
         ({"paths": ["/d*"]}, ["listDogs"]),
         ({"operations": ["list*"]}, ["listCats", "listDogs"]),
     ):
-        async with world.openapi(**filters) as ts:
-            assert sorted(names(ts, "o")) == left, filters
+        async with setup.openapi(**filters) as ts:
+            assert sorted(names(ts, "o")) == expected_names, filters
 
 
-@shows("openapi.<name>.toolsAllowed", "openapi.<name>.toolsDenied", "openapi.<name>.enabled")
-async def _(world: World) -> None:
-    async with world.openapi(toolsAllowed=["list*"], toolsDenied=["*dogs"]) as ts:
+@coverage.covers("openapi.<name>.toolsAllowed", "openapi.<name>.toolsDenied", "openapi.<name>.enabled")
+async def test_tools_of_an_openapi_service_are_allowed_and_denied(setup: SourceSetup) -> None:
+    async with setup.openapi(toolsAllowed=["list*"], toolsDenied=["*dogs"]) as ts:
         assert names(ts, "o") == ["listCats"]
-    async with world.openapi(enabled=False) as ts:
+    async with setup.openapi(enabled=False) as ts:
         assert names(ts, "o") == []
 
 
-@shows("openapi.<name>.queue", "openapi.<name>.cache", "openapi.<name>.requestTimeoutMs")
-async def _(world: World) -> None:
-    async with world.openapi(queue="q") as ts:
+@coverage.covers("openapi.<name>.queue", "openapi.<name>.cache", "openapi.<name>.requestTimeoutMs")
+async def test_an_openapi_service_sets_queue_cache_and_timeout_of_its_tools(setup: SourceSetup) -> None:
+    async with setup.openapi(queue="q") as ts:
         await asyncio.gather(*(ts.call(name) for name in ("o__listCats", "o__listDogs", "o__addCat", "o__listCats")))
-        assert world.outside.most == 2
-    async with world.openapi(requestTimeoutMs=80) as ts:
+        assert setup.external_server.most == 2
+    async with setup.openapi(requestTimeoutMs=80) as ts:
         assert (await ts.call("o__slow")).error == "Tool execution timed out after 80ms"
-    async with world.openapi(cache="1m") as ts:
+    async with setup.openapi(cache="1m") as ts:
         runs = [(await ts.call("o__listCats")).result["run"] for _ in range(2)]
         assert runs[0] == runs[1]
 
 
-@shows("openapi.<name>.required")
-async def _(world: World) -> None:
-    async with world.openapi(spec="./missing.json") as ts:
+@coverage.covers("openapi.<name>.required")
+async def test_a_required_openapi_service_must_start(setup: SourceSetup) -> None:
+    async with setup.openapi(spec="./missing.json") as ts:
         assert "missing.json" in ts.orchestrator.unavailable_providers()["o"]
     with pytest.raises(ProviderError, match=r"missing\.json"):
-        await world.openapi(spec="./missing.json", required=True).__aenter__()
+        await setup.openapi(spec="./missing.json", required=True).__aenter__()
 
 
-@pytest.mark.parametrize("setting", [row.path for row in list_all_rows() if row.path.startswith(SOURCES)])
-def test_every_documented_setting_of_a_source_has_a_check(setting: str) -> None:
-    assert setting in CHECKS, f"{setting} is documented, and no check shows what it does"
-
-
-TOGETHER = {check: [setting for setting, one in CHECKS.items() if one is check] for check in CHECKS.values()}
-
-
-@pytest.mark.spec("5.3")
-@pytest.mark.spec("3.2")
-@pytest.mark.parametrize("check", TOGETHER, ids=[settings[0] for settings in TOGETHER.values()])
-async def test_the_settings_of_a_source_have_an_effect(check: Check, outside: Outside, tmp_path: Path) -> None:
-    await check(World(tmp_path, outside))
+def test_every_documented_setting_of_a_source_has_a_test() -> None:
+    prefixes = ("mcpServers.", "restTools.", "openapi.")
+    settings = ("defaults.mcpInitConcurrency", "defaults.traceMCP", "tools.mcpServers")
+    assert coverage.list_missing(*prefixes, *settings) == []

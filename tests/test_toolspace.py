@@ -51,10 +51,10 @@ async def test_the_three_formats_mean_the_same(folder: Path, name: str) -> None:
         assert (await ts.call("version")).result == 1
         assert (await ts.call("wait")).error == "Tool execution timed out after 50ms"
         assert (await ts.call("json_parse", {"text": "1"})).result == {"data": 1}
-        explained = ts.orchestrator.explain("wait")
-    assert explained is not None
+        explanation = ts.orchestrator.explain("wait")
+    assert explanation is not None
     line = {"toolspace.yaml": 3, "toolspace.json": 1, "toolspace.toml": 3}[name]
-    assert explained[1].timeout.source.endswith(f"{name}:{line} (defaults.toolTimeout)")
+    assert explanation[1].timeout.source.endswith(f"{name}:{line} (defaults.toolTimeout)")
 
 
 @pytest.mark.spec("5.1")
@@ -95,17 +95,17 @@ async def test_a_reload_applies_what_changed_and_calls_in_flight_finish_under_th
     config = folder / "toolspace.yaml"
     config.write_text("functions: ./tools.py\ndefaults: {toolTimeout: 400ms}\n")
     async with Toolspace.open(config) as ts:
-        seen = EventRecorder(ts)
-        running = asyncio.create_task(ts.call("wait"))
-        await seen.wait_for_start("wait")
+        events = EventRecorder(ts)
+        running_call = asyncio.create_task(ts.call("wait"))
+        await events.wait_for_start("wait")
         (folder / "tools.py").write_text(TOOLS.replace("return 1", "return 22222"))
         config.write_text("functions: ./tools.py\ndefaults: {toolTimeout: 20ms}\ntools: {toolsDenied: [json_*]}\n")
         await ts.reload()
         assert (await ts.call("version")).result == 22222
         assert (await ts.call("wait")).error == "Tool execution timed out after 20ms"
         assert (await ts.call("json_parse", {"text": "1"})).error_kind == "not_permitted"
-        assert (await running).error == "Tool execution timed out after 400ms"
-        assert seen.of_type(EventType.TOOLS_CHANGED)
+        assert (await running_call).error == "Tool execution timed out after 400ms"
+        assert events.of_type(EventType.TOOLS_CHANGED)
 
 
 @pytest.mark.spec("5.4")
@@ -154,12 +154,12 @@ async def _until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def _reloaded(ts: Toolspace, act: Callable[[], Any]) -> Any:
+async def _wait_for_reload(ts: Toolspace, act: Callable[[], Any]) -> Any:
     """What `version` answers after the reload that an act brings about."""
-    seen = EventRecorder(ts)
+    events = EventRecorder(ts)
     act()
-    await seen.wait_for(lambda event: event.type is EventType.TOOLS_CHANGED)
-    seen.stop()
+    await events.wait_for(lambda event: event.type is EventType.TOOLS_CHANGED)
+    events.stop()
     return (await ts.call("version")).result
 
 
@@ -171,17 +171,17 @@ async def test_a_changed_file_is_reloaded_by_itself_and_so_is_a_hangup(
     path.write_text("functions: ./tools.py\n")
     async with Toolspace.open(path) as ts:
         ts.watch(interval=0.02)
-        changed = TOOLS.replace("return 1", "return 22222")
-        assert await _reloaded(ts, lambda: (folder / "tools.py").write_text(changed)) == 22222
+        changed_tools = TOOLS.replace("return 1", "return 22222")
+        assert await _wait_for_reload(ts, lambda: (folder / "tools.py").write_text(changed_tools)) == 22222
         path.write_text("functions: [")
         await _until(lambda: "the changed configuration is invalid" in caplog.text)
         assert (await ts.call("version")).result == 22222
         (folder / "other.py").write_text(TOOLS.replace("return 1", "return 333"))
-        assert await _reloaded(ts, lambda: path.write_text("functions: ./other.py\n")) == 333
+        assert await _wait_for_reload(ts, lambda: path.write_text("functions: ./other.py\n")) == 333
     async with Toolspace.open(path) as ts:
         ts.watch(interval=3600)
         (folder / "other.py").write_text(TOOLS.replace("return 1", "return 4444"))
-        assert await _reloaded(ts, lambda: os.kill(os.getpid(), signal.SIGHUP)) == 4444
+        assert await _wait_for_reload(ts, lambda: os.kill(os.getpid(), signal.SIGHUP)) == 4444
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
 
 
@@ -203,8 +203,8 @@ async def test_the_files_that_configure_it_cannot_be_changed_by_its_tools(
         for name in ("helper.py", "sub/toolspace.yaml", "toolspace.toml", "Toolspace.JSON"):
             assert (await ts.call("write_file", {"path": name, "content": "x"})).error_kind == "not_permitted"
         assert (await ts.call("write_file", {"path": "notes.txt", "content": "x"})).ok
-        moved = await ts.call("move_file", {"from": "notes.txt", "to": "sub/toolspace.yml"})
-        assert moved.error_kind == "not_permitted"
+        move_result = await ts.call("move_file", {"from": "notes.txt", "to": "sub/toolspace.yml"})
+        assert move_result.error_kind == "not_permitted"
 
 
 def test_rules_that_fit_no_tool_are_said(folder: Path) -> None:
@@ -233,11 +233,11 @@ async def test_tools_declared_in_configuration_are_called_like_any_other(folder:
     (folder / "toolspace.json").write_text(json.dumps({"tools": definitions}))
     async with Toolspace.open(folder / "toolspace.json") as ts:
         chart = await ts.call("displayChart", {"data": [1]})
-        greeting = await ts.call("greet", {"who": {"name": "Ann"}, "n": 3})
+        greeting_result = await ts.call("greet", {"who": {"name": "Ann"}, "n": 3})
         elsewhere = await ts.call("confirmAction", {})
         tools = {tool.name: tool for tool in ts.list_tools()}
     assert chart.result == {"success": True, "args": {"data": [1]}}
-    assert greeting.result == {"text": "Hi Ann", "n": 3, "list": [3]}
+    assert greeting_result.result == {"text": "Hi Ann", "n": 3, "list": [3]}
     assert "is executed by a person in a space; start the gateway" in str(elsewhere.error)
     assert (tools["displayChart"].visible, tools["greet"].visible, tools["confirmAction"].is_async) == (
         True,
@@ -250,8 +250,8 @@ async def test_a_persistent_session_reads_its_outputs_back_in_another_process(fo
     path = folder / "toolspace.yaml"
     path.write_text("defaults: {toolResponseMaxBytes: 500}\nstorage: {dir: ./state}\n")
     async with Toolspace.open(path, session="me") as ts:
-        stored = await ts.call("json_stringify", {"data": list(range(1000))})
-        handle = stored.result["tool_output"]["handle"]
+        stored_result = await ts.call("json_stringify", {"data": list(range(1000))})
+        handle = stored_result.result["tool_output"]["handle"]
     async with Toolspace.open(path, session="me") as ts:
         assert "agent__read_output" in [tool.name for tool in ts.list_tools()]
         assert (await ts.call("agent__read_output", {"handle": handle})).ok
@@ -264,21 +264,21 @@ async def test_tools_that_the_program_added_stay_through_a_reload(folder: Path) 
     (folder / "toolspace.yaml").write_text("functions: ./tools.py\n")
 
     @tool
-    async def mine() -> str:
-        return "mine"
+    async def own_tool() -> str:
+        return "own_tool"
 
     async with Toolspace.open(folder / "toolspace.yaml") as ts:
-        ts.add_tool(mine)
+        ts.add_tool(own_tool)
         (folder / "tools.py").write_text(TOOLS.replace("return 1", "return 2"))
         await ts.reload()
         assert (await ts.call("version")).result == 2
-        assert (await ts.call("mine")).result == "mine"
-        (folder / "tools.py").write_text(TOOLS.replace("version", "mine"))
-        with pytest.raises(ToolNameConflict, match="mine"):
+        assert (await ts.call("own_tool")).result == "own_tool"
+        (folder / "tools.py").write_text(TOOLS.replace("version", "own_tool"))
+        with pytest.raises(ToolNameConflict, match="own_tool"):
             await ts.reload()
-        ts.remove_tool("mine")
+        ts.remove_tool("own_tool")
         await ts.reload()
-        assert (await ts.call("mine")).result == 1
+        assert (await ts.call("own_tool")).result == 1
 
 
 @pytest.mark.spec("5.4")
@@ -331,14 +331,14 @@ class Waiting(ToolProvider):
     config.write_text("providers:\n  w:\n    uses: ./provider.py:Waiting\n")
     async with asyncio.timeout(10):
         async with Toolspace.open(config) as ts:
-            seen = EventRecorder(ts)
+            events = EventRecorder(ts)
             call = asyncio.create_task(ts.orchestrator.execute("w__wait", call_id="c", defer_completion=True))
-            await seen.wait_for_start("w__wait")
+            await events.wait_for_start("w__wait")
             config.write_text("functions: ./tools.py\n")
             await ts.reload()
             ts.cancel("c")
             await call  # Its caller forgets to say so.
-        assert seen.types()[-1] == "TOOL_CALL_FAILED"
+        assert events.types()[-1] == "TOOL_CALL_FAILED"
 
 
 async def test_a_reload_that_fails_in_an_unforeseen_way_does_not_end_the_watching(
@@ -347,19 +347,19 @@ async def test_a_reload_that_fails_in_an_unforeseen_way_does_not_end_the_watchin
     config = folder / "toolspace.yaml"
     config.write_text("functions: ./tools.py\n")
     async with Toolspace.open(config) as ts:
-        seen = EventRecorder(ts)
+        events = EventRecorder(ts)
         ts.watch(interval=0.01)
         with monkeypatch.context() as broken:
             broken.setattr("toolspace.config.load.load_config", lambda *_, **__: 1 / 0)
-            said = asyncio.Event()
+            spoke_event = asyncio.Event()
             listener = logging.Handler()
-            listener.emit = lambda _: said.set()
+            listener.emit = lambda _: spoke_event.set()
             broken.setattr(logging.getLogger("toolspace"), "handlers", [listener])
             (folder / "tools.py").write_text(TOOLS.replace("return 1", "return 20"))
             async with asyncio.timeout(10):
-                await said.wait()
+                await spoke_event.wait()
         (folder / "tools.py").write_text(TOOLS.replace("return 1", "return 300"))
-        await seen.wait_for(lambda event: event.type is EventType.TOOLS_CHANGED)
+        await events.wait_for(lambda event: event.type is EventType.TOOLS_CHANGED)
         assert (await ts.call("version")).result == 300
 
 

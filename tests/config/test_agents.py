@@ -50,9 +50,9 @@ def agent(load: Any) -> Any:
 @pytest.fixture
 def faults(load: Any) -> Any:
     def faults(text: str, name: str = "toolspace.yaml", **environ: str) -> list[str]:
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(ConfigError) as error_info:
             load(text, name, **environ)
-        return str(caught.value).splitlines()
+        return str(error_info.value).splitlines()
 
     return faults
 
@@ -163,7 +163,7 @@ agents:
 
 @pytest.mark.spec("11.1")
 @pytest.mark.parametrize(
-    ("written", "model"),
+    ("model_text", "expected"),
     [
         ("openai:gpt-5", ("openai", "gpt-5", None)),
         ("Ollama:llama3:8b", ("ollama", "llama3:8b", None)),
@@ -176,9 +176,11 @@ agents:
         ("", (None, None, None)),
     ],
 )
-def test_a_model_is_written_in_one_word_or_in_full(agent: Any, written: str, model: tuple[str | None, ...]) -> None:
-    found = agent(f"model: {written}").model
-    assert (found.provider, found.name, found.reasoning) == model
+def test_a_model_is_written_in_one_word_or_in_full(
+    agent: Any, model_text: str, expected: tuple[str | None, ...]
+) -> None:
+    model = agent(f"model: {model_text}").model
+    assert (model.provider, model.name, model.reasoning) == expected
 
 
 def test_the_one_tool_to_call_is_named_as_others_name_it_too(agent: Any) -> None:
@@ -228,8 +230,8 @@ def test_the_one_tool_to_call_is_named_as_others_name_it_too(agent: Any) -> None
     ],
 )
 def test_what_is_wrong_in_an_agent_is_said_with_its_place(faults: Any, text: str, message: str) -> None:
-    found = faults("agents:\n  a: {" + text + "}\n")
-    assert any(fault.startswith(f"toolspace.yaml:2: agents.a.{message}") for fault in found), found
+    problems = faults("agents:\n  a: {" + text + "}\n")
+    assert any(fault.startswith(f"toolspace.yaml:2: agents.a.{message}") for fault in problems), problems
 
 
 # Where agents are described
@@ -239,7 +241,7 @@ def test_what_is_wrong_in_an_agent_is_said_with_its_place(faults: Any, text: str
 def test_agents_stand_in_place_and_in_files_under_the_name_of_the_entry(load: Any, write: Any, tmp_path: Path) -> None:
     write("agent: {name: someone, system: From a file.}\nknowledge: ./notes\n", "agents/r.yaml")
     config = load("agents:\n  researcher: ./agents/r.yaml\n  writer: {system: In place.}\n")
-    assert [(one.name, one.system) for one in config.agents.values()] == [
+    assert [(agent.name, agent.system) for agent in config.agents.values()] == [
         ("researcher", "From a file."),
         ("writer", "In place."),
     ]
@@ -322,8 +324,8 @@ def test_one_file_may_be_several_agents(load: Any, write: Any) -> None:
 def test_an_entry_that_leads_nowhere_is_said(faults: Any, write: Any, text: str, message: str) -> None:
     write("agent: {name: a}\n", "a.yaml")
     write("words\n", "plain.txt")
-    found = faults(text)
-    assert any(fault.startswith(f"toolspace.yaml:{message}") for fault in found), found
+    problems = faults(text)
+    assert any(fault.startswith(f"toolspace.yaml:{message}") for fault in problems), problems
 
 
 @pytest.mark.spec("5.2")
@@ -331,8 +333,8 @@ def test_what_is_wrong_in_other_files_is_said_with_theirs(faults: Any, write: An
     write("agent: {name: a}\nmodle: {}\nlimits: {maxDepth: '${DEEP}'}\nagents: [b]\n", "a.yaml")
     write("model: {}\n", "none.yaml")
     write("agent: {name: [}\n", "broken.yaml")
-    found = faults("server: {port: x}\nagents: {a: ./a.yaml, none: ./none.yaml, broken: ./broken.yaml}\n")
-    assert [fault.split(" ")[0] for fault in found] == [
+    problems = faults("server: {port: x}\nagents: {a: ./a.yaml, none: ./none.yaml, broken: ./broken.yaml}\n")
+    assert [fault.split(" ")[0] for fault in problems] == [
         "toolspace.yaml:1:",
         "a.yaml:2:",
         "a.yaml:3:",
@@ -340,15 +342,15 @@ def test_what_is_wrong_in_other_files_is_said_with_theirs(faults: Any, write: An
         "none.yaml:",
         "broken.yaml:1:16:",
     ]
-    assert 'modle: unknown key; did you mean "model"?' in found[1]
-    assert "the variable DEEP is not set" in found[2]
-    assert 'there is no agent "b"' in found[3]
-    assert '"agent" is missing; expected a mapping' in found[4]
+    assert 'modle: unknown key; did you mean "model"?' in problems[1]
+    assert "the variable DEEP is not set" in problems[2]
+    assert 'there is no agent "b"' in problems[3]
+    assert '"agent" is missing; expected a mapping' in problems[4]
 
 
 def test_who_refers_to_an_agent_that_is_wrong_is_not_told_that_there_is_none(faults: Any) -> None:
-    found = faults("agents: {a: {agents: [b], router: {destinations: [b]}}, b: ./gone.yaml}")
-    assert len(found) == 1
+    problems = faults("agents: {a: {agents: [b], router: {destinations: [b]}}, b: ./gone.yaml}")
+    assert len(problems) == 1
 
 
 def test_what_only_the_main_file_can_say_has_no_effect_elsewhere(load: Any, write: Any) -> None:
@@ -370,30 +372,30 @@ def test_a_name_that_fits_a_tool_is_taken(load: Any, name: str) -> None:
 @pytest.mark.spec("3.40")
 @pytest.mark.parametrize("name", ["", "x" * 58, "a/b", "a\nb", "-", "研究員", " a", "a ", "a\0", "\ud800"])
 def test_a_name_that_fits_no_tool_is_refused(faults: Any, name: str) -> None:
-    (found,) = faults(json.dumps({"agents": {name: {}}}), "t.json")
-    assert "cannot name an agent; use 1 to 57 letters, digits, spaces, and _ - ." in found or "half" in found
+    (problems,) = faults(json.dumps({"agents": {name: {}}}), "t.json")
+    assert "cannot name an agent; use 1 to 57 letters, digits, spaces, and _ - ." in problems or "half" in problems
 
 
 @pytest.mark.spec("3.40")
 def test_the_tools_that_every_agent_has_keep_their_names(faults: Any) -> None:
     for name in RESERVED_AGENT_NAMES:
-        (found,) = faults(f"agents: {{{name.replace('_', '-')}: {{}}}}")
-        assert f"cannot name an agent, as every agent has a tool agent__{name}; take another name" in found
+        (problems,) = faults(f"agents: {{{name.replace('_', '-')}: {{}}}}")
+        assert f"cannot name an agent, as every agent has a tool agent__{name}; take another name" in problems
 
 
 def test_the_reserved_names_are_those_of_the_internal_tools() -> None:
     from toolspace.providers.internal_tools import InternalProvider
     from toolspace.storage.outputs.memory import MemoryOutputs
 
-    made = InternalProvider(search=lambda *_: [], outputs=MemoryOutputs(), has_stored_output=lambda _: False)
-    assert {tool.name for tool in made.list_tools()} == RESERVED_AGENT_NAMES
+    provider = InternalProvider(search=lambda *_: [], outputs=MemoryOutputs(), has_stored_output=lambda _: False)
+    assert {tool.name for tool in provider.list_tools()} == RESERVED_AGENT_NAMES
 
 
 @pytest.mark.spec("3.40")
 def test_two_names_that_would_be_one_tool_are_refused(faults: Any) -> None:
-    (found,) = faults("agents:\n  help-desk: {}\n  Help_Desk: {}\n")
-    assert found.startswith("toolspace.yaml:3: agents.Help_Desk: ")
-    assert '"Help_Desk" and "help-desk" would be one tool, agent__Help_Desk; rename one' in found
+    (problems,) = faults("agents:\n  help-desk: {}\n  Help_Desk: {}\n")
+    assert problems.startswith("toolspace.yaml:3: agents.Help_Desk: ")
+    assert '"Help_Desk" and "help-desk" would be one tool, agent__Help_Desk; rename one' in problems
 
 
 # Routers
@@ -419,7 +421,7 @@ def test_a_router_does_not_hand_off_to_itself(faults: Any) -> None:
 @pytest.mark.spec("3.41")
 def test_a_circle_of_routers_is_refused_with_its_way_and_its_place(faults: Any, write: Any) -> None:
     write("agent: {name: b}\n\nrouter: {destinations: [c]}\n", "b.yaml")
-    found = faults(
+    problems = faults(
         "agents:\n"
         "  first: {router: {destinations: [a]}}\n"
         "  a: {router: {destinations: [x, b]}}\n"
@@ -427,7 +429,7 @@ def test_a_circle_of_routers_is_refused_with_its_way_and_its_place(faults: Any, 
         "  c: {router: {destinations: [a, x]}}\n"
         "  x: {}\n"
     )
-    assert found == [
+    assert problems == [
         "toolspace.yaml:3: agents.a.router.destinations[1]: handing off could go in a circle: a → b → c → a; "
         "take one of them out"
     ]
@@ -444,10 +446,10 @@ def test_routers_that_share_destinations_are_no_circle(load: Any) -> None:
 
 def test_every_circle_is_said_once(faults: Any) -> None:
     names = "abcd"
-    described = ", ".join(f"{name}: {{router: {{destinations: [{', '.join(names)}]}}}}" for name in names)
-    found = faults(f"agents: {{{described}}}")
-    assert len(found) == len(set(found))
-    assert any("a → b → a" in fault for fault in found)
+    definitions = ", ".join(f"{name}: {{router: {{destinations: [{', '.join(names)}]}}}}" for name in names)
+    problems = faults(f"agents: {{{definitions}}}")
+    assert len(problems) == len(set(problems))
+    assert any("a → b → a" in fault for fault in problems)
 
 
 # Its own tools
@@ -474,19 +476,19 @@ queues: {own: {concurrent: 1}}
     )
     assert list(config.mcp_servers) == ["theirs"]
     assert config.tools.definitions == {}
-    own = config.agents["a"].config
-    assert own is not None
+    own_config = config.agents["a"].config
+    assert own_config is not None
     assert config.agents["a"].has_own_tools
-    assert set(own.mcp_servers) == {"gh", "files"}
-    assert own.mcp_servers["files"].cwd == tmp_path / "deep" / "here"
-    assert list(own.tools.definitions) == ["ask"]
-    assert list(own.rest_tools) == ["weather"]
-    assert own.functions == ("./mine.py",)
-    assert own.base_dir == tmp_path / "deep"
-    assert own.state_dir == config.state_dir
-    assert set(own.queues) == {"shared", "own"}
-    assert own.tools.builtins is False, "those that all share are there already"
-    assert own.tools.allowed_paths == (tmp_path / "data",)
+    assert set(own_config.mcp_servers) == {"gh", "files"}
+    assert own_config.mcp_servers["files"].cwd == tmp_path / "deep" / "here"
+    assert list(own_config.tools.definitions) == ["ask"]
+    assert list(own_config.rest_tools) == ["weather"]
+    assert own_config.functions == ("./mine.py",)
+    assert own_config.base_dir == tmp_path / "deep"
+    assert own_config.state_dir == config.state_dir
+    assert set(own_config.queues) == {"shared", "own"}
+    assert own_config.tools.builtins is False, "those that all share are there already"
+    assert own_config.tools.allowed_paths == (tmp_path / "data",)
     assert tmp_path / "deep" / "mine.py" in config.files()
 
 
@@ -616,8 +618,8 @@ def test_several_agents_as_people_have_them_load_together() -> None:
     config = load_config(SEEDS / "toolspace.yaml", environ={})
     assert config.warnings == ()
     assert list(config.agents) == ["goal-aware-assistant", "github-helper", "support-agent", "travel-agent"]
-    own = {name: spec.config for name, spec in config.agents.items()}
-    goals, github, support, travel = own.values()
+    own_configs = {name: spec.config for name, spec in config.agents.items()}
+    goals, github, support, travel = own_configs.values()
     assert goals is not None
     assert list(goals.tools.definitions) == ["setGoals", "getGoals"]
     assert github is not None

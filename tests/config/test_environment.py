@@ -87,8 +87,8 @@ def test_a_near_miss_is_a_warning_and_strangers_are_left_alone(load: Any) -> Non
 
 
 def test_every_variable_means_one_setting_and_none_is_reserved() -> None:
-    known = list_variables()
-    assert len({path for path, _ in known.values()}) == len(known)
-    assert not RESERVED & set(known)
-    assert known["TOOLSPACE_MCP_INIT_CONCURRENCY"][0] == ("defaults", "mcpInitConcurrency")
-    assert "TOOLSPACE_TOOLS_TIMEOUT" not in known
+    variables = list_variables()
+    assert len({path for path, _ in variables.values()}) == len(variables)
+    assert not RESERVED & set(variables)
+    assert variables["TOOLSPACE_MCP_INIT_CONCURRENCY"][0] == ("defaults", "mcpInitConcurrency")
+    assert "TOOLSPACE_TOOLS_TIMEOUT" not in variables

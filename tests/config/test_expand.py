@@ -67,22 +67,22 @@ def test_what_cannot_be_filled_in_says_why(text: str, reason: str) -> None:
 
 
 def test_only_strings_in_values_are_touched() -> None:
-    expanded = run('"${NAME}": 1\nlist: ["${NAME}", 5, true, null]\n')
-    assert expanded.data == {"${NAME}": 1, "list": ["value", 5, True, None]}
-    assert expanded.original_texts == {("list", 0): "${NAME}"}
+    document = run('"${NAME}": 1\nlist: ["${NAME}", 5, true, null]\n')
+    assert document.data == {"${NAME}": 1, "list": ["value", 5, True, None]}
+    assert document.original_texts == {("list", 0): "${NAME}"}
 
 
 def test_every_unset_variable_is_a_problem_of_its_own() -> None:
-    expanded = run("a: ${ONE}\nb: {c: ['${TWO}']}\n")
-    assert [problem.path for problem in expanded.problems] == [("a",), ("b", "c", 0)]
-    assert "ONE" in expanded.problems[0].message
+    document = run("a: ${ONE}\nb: {c: ['${TWO}']}\n")
+    assert [problem.path for problem in document.problems] == [("a",), ("b", "c", 0)]
+    assert "ONE" in document.problems[0].message
 
 
 @pytest.mark.parametrize("off", ["enabled: false", "enabled: off", "enabled: ${NOPE:-false}", "disabled: true"])
 def test_something_switched_off_needs_no_variables(off: str) -> None:
-    expanded = run(f"mcpServers:\n  a:\n    {off}\n    env: {{KEY: '${{SECRET}}', N: '${{NAME}}'}}\n")
-    assert expanded.problems == []
-    assert expanded.data["mcpServers"]["a"]["env"] == {"KEY": "${SECRET}", "N": "value"}
+    document = run(f"mcpServers:\n  a:\n    {off}\n    env: {{KEY: '${{SECRET}}', N: '${{NAME}}'}}\n")
+    assert document.problems == []
+    assert document.data["mcpServers"]["a"]["env"] == {"KEY": "${SECRET}", "N": "value"}
 
 
 def test_something_switched_on_needs_them() -> None:

@@ -40,9 +40,9 @@ def load(write: Any) -> Any:
 @pytest.fixture
 def faults(load: Any) -> Any:
     def faults(text: str, name: str = "toolspace.yaml", **environ: str) -> list[str]:
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(ConfigError) as error_info:
             load(text, name, **environ)
-        return str(caught.value).splitlines()
+        return str(error_info.value).splitlines()
 
     return faults
 
@@ -120,15 +120,15 @@ agents: {a: {system: x}, b: {system: y}}
 
 
 @pytest.mark.parametrize(
-    ("written", "seconds"),
+    ("text", "seconds"),
     [("1500", 1.5), ("250ms", 0.25), ("30s", 30), ("5m", 300), ("2h", 7200), ("1d", 86400), ("1w", 604800)],
 )
-def test_durations_are_milliseconds_or_text(load: Any, written: str, seconds: float) -> None:
-    assert load(f"defaults: {{toolTimeout: {written}}}").defaults.tool_timeout == seconds
+def test_durations_are_milliseconds_or_text(load: Any, text: str, seconds: float) -> None:
+    assert load(f"defaults: {{toolTimeout: {text}}}").defaults.tool_timeout == seconds
 
 
 @pytest.mark.parametrize(
-    ("written", "rate"),
+    ("text", "rate"),
     [
         ("5/second", (5, 1)),
         ("5/s", (5, 1)),
@@ -138,8 +138,8 @@ def test_durations_are_milliseconds_or_text(load: Any, written: str, seconds: fl
         ("9/h", (9, 3600)),
     ],
 )
-def test_rates_are_so_many_per_time(load: Any, written: str, rate: tuple[int, float]) -> None:
-    read = load(f"queues: {{q: {{concurrent: 1, rate: {written}}}}}").queues["q"].rate
+def test_rates_are_so_many_per_time(load: Any, text: str, rate: tuple[int, float]) -> None:
+    read = load(f"queues: {{q: {{concurrent: 1, rate: {text}}}}}").queues["q"].rate
     assert (read.count, read.seconds) == rate
 
 
@@ -240,12 +240,12 @@ def test_a_wrong_setting_is_said_with_line_key_and_the_way_out(faults: Any, text
 
 @pytest.mark.spec("5.2")
 def test_everything_wrong_is_said_at_once_from_top_to_bottom(faults: Any) -> None:
-    found = faults(
+    problems = faults(
         "defaults: {toolTimeot: 5}\nqueues: {q: {concurrent: x}}\nmcpServers:\n  a: {command: c, env: {K: '${NOPE}'}}\n"
         "  b: {command: c, queue: r}\nrestTol: {}\n",
         TOOLSPACE_SERVER_PORT="none",
     )
-    assert [fault.split(" ")[0] for fault in found] == [
+    assert [fault.split(" ")[0] for fault in problems] == [
         "toolspace.yaml:1:",
         "toolspace.yaml:2:",
         "toolspace.yaml:4:",
@@ -511,7 +511,7 @@ providers:
 
 @pytest.mark.spec("5.2")
 def test_faults_of_providers_name_their_place(faults: Any) -> None:
-    found = faults(
+    problems = faults(
         """
 providers:
   a: {use: x}
@@ -521,7 +521,7 @@ providers:
   e: {enabled: false, queue: nowhere, settings: {key: "${NOT_SET_ANYWHERE}"}}
 """
     )
-    assert [line.partition("toolspace.yaml:")[2].partition("; ")[0] for line in found] == [
+    assert [line.partition("toolspace.yaml:")[2].partition("; ")[0] for line in problems] == [
         "3: providers.a.use: unknown key",
         "4: providers.b.uses: expected a name, got 5",
         '4: providers.b.namespace: expected a name, got " "',

@@ -30,9 +30,9 @@ def complaint(content: bytes, name: str) -> str:
 
 
 def fault(text: str, name: str = "toolspace.yaml") -> str:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error_info:
         parse(text, name)
-    return str(caught.value)
+    return str(error_info.value)
 
 
 YAML = """\

@@ -42,8 +42,8 @@ def _forget() -> Iterator[None]:
 def test_secrets_are_known_by_their_key_or_by_their_variable(tmp_path: Path) -> None:
     path = tmp_path / "toolspace.yaml"
     path.write_text(CONFIG)
-    given = {"TOOLSPACE_TOOLS_WEB_SEARCH_API_KEY": "from-outside", "TOOLSPACE_STORAGE_DIR": "/elsewhere"}
-    config = load_config(path, environ=ENVIRON | given)
+    environ = {"TOOLSPACE_TOOLS_WEB_SEARCH_API_KEY": "from-outside", "TOOLSPACE_STORAGE_DIR": "/elsewhere"}
+    config = load_config(path, environ=ENVIRON | environ)
     assert config.secret_values == {"written-down", "in-a-token", "under-a-header", "from-outside"}
     assert "in-a-token" not in repr(config)
 
@@ -64,5 +64,5 @@ async def test_what_configuration_holds_as_a_secret_is_in_no_log(
 
 @pytest.mark.parametrize("variable", ["STRIPE_KEY", "GITHUB_PAT", "SENTRY_AUTH"])
 def test_a_variable_with_a_brief_name_for_a_secret_counts(variable: str) -> None:
-    written = {"url": f"https://example.com/${{{variable}}}/x"}
-    assert list(find_secrets(written, {variable: "value-of-it"})) == ["value-of-it"]
+    data = {"url": f"https://example.com/${{{variable}}}/x"}
+    assert list(find_secrets(data, {variable: "value-of-it"})) == ["value-of-it"]

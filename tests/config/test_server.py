@@ -19,7 +19,7 @@ def load(folder: Path, text: str, **environ: str) -> Config:
 
 @pytest.mark.spec("15.1")
 @pytest.mark.parametrize(
-    ("written", "meant"),
+    ("url", "expected_url"),
     [
         (
             "postgresql://me:p%40ss@db:5432/tools?sslmode=require",
@@ -31,21 +31,19 @@ def load(folder: Path, text: str, **environ: str) -> Config:
         ("sqlite:////var/lib/tools.db", "sqlite:////var/lib/tools.db"),
     ],
 )
-def test_a_database_is_a_postgresql_or_a_file(tmp_path: Path, written: str, meant: str) -> None:
-    assert load(tmp_path, f"storage: {{url: '{written}'}}").storage.url == meant
+def test_a_database_is_a_postgresql_or_a_file(tmp_path: Path, url: str, expected_url: str) -> None:
+    assert load(tmp_path, f"storage: {{url: '{url}'}}").storage.url == expected_url
 
 
 def test_a_database_file_is_relative_to_the_configuration(tmp_path: Path) -> None:
-    for written in ("./data/tools.db", "sqlite:///data/tools.db"):
-        assert load(tmp_path, f"storage: {{url: '{written}'}}").storage.url == f"sqlite:///{tmp_path}/data/tools.db"
+    for url in ("./data/tools.db", "sqlite:///data/tools.db"):
+        assert load(tmp_path, f"storage: {{url: '{url}'}}").storage.url == f"sqlite:///{tmp_path}/data/tools.db"
 
 
-@pytest.mark.parametrize(
-    "written", ["mysql://db/tools", "redis://db", "https://db", "sqlite://", "sqlite:///", "''", "7"]
-)
-def test_another_database_is_an_error_that_names_the_two(tmp_path: Path, written: str) -> None:
+@pytest.mark.parametrize("url", ["mysql://db/tools", "redis://db", "https://db", "sqlite://", "sqlite:///", "''", "7"])
+def test_another_database_is_an_error_that_names_the_two(tmp_path: Path, url: str) -> None:
     with pytest.raises(ConfigError, match=r"toolspace.yaml:1: storage.url: expected (postgresql|sqlite)"):
-        load(tmp_path, f"storage: {{url: {written}}}")
+        load(tmp_path, f"storage: {{url: {url}}}")
 
 
 @pytest.mark.spec("8.3")
@@ -91,9 +89,9 @@ def test_every_limit_can_be_set_and_rates_can_be_taken_away(tmp_path: Path) -> N
 )
 def test_what_cannot_work_is_an_error_that_shows_no_secret(tmp_path: Path, wrong: str) -> None:
     key, _, value = wrong.partition(": ")
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error_info:
         load(tmp_path, f"server: {{{wrong}}}")
 
-    assert f"server.{key}: expected " in str(caught.value)
+    assert f"server.{key}: expected " in str(error_info.value)
     if "Secret" in key or "secret" in key:
-        assert value.strip("'") not in str(caught.value)
+        assert value.strip("'") not in str(error_info.value)

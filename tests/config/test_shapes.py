@@ -261,7 +261,7 @@ def test_tool_definitions_with_comments(load: Any) -> None:
 
 @pytest.mark.spec("6.1")
 @pytest.mark.parametrize(
-    ("written", "execution", "means"),
+    ("written_type", "execution", "means"),
     [
         ("request", {"url": "https://x"}, "gateway"),
         ("basic", None, "external"),
@@ -276,8 +276,8 @@ def test_tool_definitions_with_comments(load: Any) -> None:
         (None, {"url": "https://x"}, "gateway"),
     ],
 )
-def test_older_execution_types_mean_the_same(tool: Any, written: str | None, execution: Any, means: str) -> None:
-    assert tool(executionType=written, execution=execution).execution_type == means
+def test_older_execution_types_mean_the_same(tool: Any, written_type: str | None, execution: Any, means: str) -> None:
+    assert tool(executionType=written_type, execution=execution).execution_type == means
 
 
 @pytest.mark.spec("6.2")
@@ -305,7 +305,7 @@ def test_a_basic_tool_without_timeout_pauses_its_run(tool: Any) -> None:
 
 
 def test_a_definition_takes_every_field(tool: Any) -> None:
-    made = tool(
+    definition = tool(
         executionType="space",
         category="data",
         cache="5m",
@@ -315,9 +315,14 @@ def test_a_definition_takes_every_field(tool: Any) -> None:
         version=1.5,
         outputSchema={"type": "array"},
     )
-    assert made.category is ToolCategory.DATA
-    assert (made.cache, made.cache_per_user, made.tags, made.version) == (300, True, ("a",), "1.5")
-    assert (made.annotations.read_only, made.annotations.open_world) == (True, False)
+    assert definition.category is ToolCategory.DATA
+    assert (definition.cache, definition.cache_per_user, definition.tags, definition.version) == (
+        300,
+        True,
+        ("a",),
+        "1.5",
+    )
+    assert (definition.annotations.read_only, definition.annotations.open_world) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -336,9 +341,9 @@ def test_a_definition_takes_every_field(tool: Any) -> None:
     ],
 )
 def test_a_wrong_definition_is_said_with_its_place(tool: Any, definition: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error_info:
         tool(**definition)
-    assert message in str(caught.value)
+    assert message in str(error_info.value)
 
 
 # MCP servers of other programs

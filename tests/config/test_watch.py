@@ -41,9 +41,9 @@ class Looks:
         self.task = asyncio.ensure_future(notify())
 
     async def more(self, number: int) -> None:
-        wanted = self.count + number
+        target_count = self.count + number
         async with asyncio.timeout(PATIENCE), self.condition:
-            await self.condition.wait_for(lambda: self.count >= wanted)
+            await self.condition.wait_for(lambda: self.count >= target_count)
 
 
 @pytest.mark.spec("5.4")
@@ -69,29 +69,29 @@ async def test_a_save_by_renaming_is_a_change_even_at_the_same_time_and_size(tmp
     path.write_text("a")
     stat = path.stat()
     changes = watch_files(lambda: [path], interval=FAST)
-    other = tmp_path / "toolspace.yaml.tmp"
-    other.write_text("b")
-    os.utime(other, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    other.replace(path)
+    other_path = tmp_path / "toolspace.yaml.tmp"
+    other_path.write_text("b")
+    os.utime(other_path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    other_path.replace(path)
     await change(changes)
 
 
 async def test_a_file_that_vanishes_for_a_moment_is_no_change(tmp_path: Path) -> None:
-    path, other = tmp_path / "toolspace.yaml", tmp_path / "b.py"
+    path, other_path = tmp_path / "toolspace.yaml", tmp_path / "b.py"
     path.write_text("a")
-    other.write_text("b")
-    looks = Looks(path, other)
+    other_path.write_text("b")
+    looks = Looks(path, other_path)
     changes = watch_files(looks, interval=FAST)
-    waiting = asyncio.ensure_future(anext(changes))
+    next_change = asyncio.ensure_future(anext(changes))
     await looks.more(1)
     path.rename(tmp_path / "aside")
     await looks.more(1)
     (tmp_path / "aside").rename(path)
     await looks.more(4)
-    assert not waiting.done()
-    other.write_text("changed")
+    assert not next_change.done()
+    other_path.write_text("changed")
     async with asyncio.timeout(PATIENCE):
-        await waiting
+        await next_change
 
 
 async def test_a_file_that_stays_away_is_a_change_once(tmp_path: Path) -> None:
@@ -101,25 +101,25 @@ async def test_a_file_that_stays_away_is_a_change_once(tmp_path: Path) -> None:
     changes = watch_files(looks, interval=FAST)
     path.unlink()
     await change(changes)
-    waiting = asyncio.ensure_future(anext(changes))
+    next_change = asyncio.ensure_future(anext(changes))
     await looks.more(6)
-    assert not waiting.done()
+    assert not next_change.done()
     path.write_text("back")
     async with asyncio.timeout(PATIENCE):
-        await waiting
+        await next_change
 
 
 async def test_files_may_join_without_being_a_change(tmp_path: Path) -> None:
-    path, joined = tmp_path / "toolspace.yaml", tmp_path / "tools.py"
+    path, added_path = tmp_path / "toolspace.yaml", tmp_path / "tools.py"
     path.write_text("a")
-    joined.write_text("b")
+    added_path.write_text("b")
     looks = Looks(path)
     changes = watch_files(looks, interval=FAST)
-    waiting = asyncio.ensure_future(anext(changes))
+    next_change = asyncio.ensure_future(anext(changes))
     await looks.more(2)
-    looks.paths.append(joined)
+    looks.paths.append(added_path)
     await looks.more(4)
-    assert not waiting.done()
-    joined.write_text("changed")
+    assert not next_change.done()
+    added_path.write_text("changed")
     async with asyncio.timeout(PATIENCE):
-        await waiting
+        await next_change

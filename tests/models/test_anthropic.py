@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from tests.models.asking import ADD, HELLO, hear
-from tests.models.servers import (
-    Loopback,
+from tests.models.model_server import (
+    ModelTestServer,
+    anthropic_message,
+    error_reply,
     events,
-    message,
-    status,
-    stream,
+    stream_reply,
     text_block,
-    thought_block,
-    use_block,
+    thinking_block,
+    tool_use_block,
 )
+from tests.models.requests import ADD, HELLO, respond_and_record
 from toolspace import ImagePart
 from toolspace.core.model import (
     CallDelta,
@@ -39,34 +39,34 @@ from toolspace.models.registry import open_model
 KEPT = {"cache_control": {"type": "ephemeral"}}
 
 
-def opened(server: Loopback, name: str = "claude-sonnet-4-5") -> Model:
+def open_anthropic(server: ModelTestServer, name: str = "claude-sonnet-4-5") -> Model:
     return open_model("anthropic", name, base_url=server.url, api_key="sk-ant-secret-1234567890", environ={}, retries=0)
 
 
 @pytest.fixture
-async def model(server: Loopback) -> AsyncIterator[Model]:
-    made = opened(server)
-    yield made
-    await made.aclose()
+async def model(server: ModelTestServer) -> AsyncIterator[Model]:
+    anthropic = open_anthropic(server)
+    yield anthropic
+    await anthropic.aclose()
 
 
 @pytest.mark.spec("11.7")
 @pytest.mark.parametrize("split", [0, 1, 3])
 async def test_text_and_parallel_calls_are_heard_as_they_are_written(
-    server: Loopback, model: Model, split: int
+    server: ModelTestServer, model: Model, split: int
 ) -> None:
-    body = message(
+    body = anthropic_message(
         text_block("Größe ", "🎉"),
-        use_block("toolu_1", "add", "", '{"a"', ": 1}"),
-        use_block("toolu_2", "now"),
+        tool_use_block("toolu_1", "add", "", '{"a"', ": 1}"),
+        tool_use_block("toolu_2", "now"),
         stop="tool_use",
     )
-    server.reply(stream(body, split=split))
-    turn, heard = await hear(model)
+    server.reply(stream_reply(body, split=split))
+    turn, parts = await respond_and_record(model)
     assert turn.text == "Größe 🎉"
     assert turn.calls == (ModelCall("toolu_1", "add", '{"a": 1}'), ModelCall("toolu_2", "now", "{}"))
     assert turn.finish == "tools"
-    assert heard == [
+    assert parts == [
         TextDelta("Größe "),
         TextDelta("🎉"),
         CallStarted(0, "toolu_1", "add"),
@@ -80,19 +80,19 @@ async def test_text_and_parallel_calls_are_heard_as_they_are_written(
     assert usage.cost == pytest.approx((100 * 3 + 600 * 0.3 + 300 * 3.75 + 50 * 15) / 1e6)
 
 
-async def test_a_request_is_what_the_api_documents(server: Loopback, model: Model) -> None:
-    server.reply(stream(message(text_block("ok"))))
+async def test_a_request_is_what_the_api_documents(server: ModelTestServer, model: Model) -> None:
+    server.reply(stream_reply(anthropic_message(text_block("ok"))))
     settings = ModelSettings(temperature=1.5, max_output_tokens=100)
     await model.respond(
         ModelRequest(
             system="Be brief.", turns=[UserTurn("Hello")], tools=(ADD,), tool_choice="required", settings=settings
         )
     )
-    asked = server.asked[0]
-    assert (asked.method, asked.path) == ("POST", "/v1/messages")
-    assert asked.headers["x-api-key"] == "sk-ant-secret-1234567890"
-    assert asked.headers["anthropic-version"] == "2023-06-01"
-    assert asked.json == {
+    request = server.requests[0]
+    assert (request.method, request.path) == ("POST", "/v1/messages")
+    assert request.headers["x-api-key"] == "sk-ant-secret-1234567890"
+    assert request.headers["anthropic-version"] == "2023-06-01"
+    assert request.json == {
         "model": "claude-sonnet-4-5",
         "max_tokens": 100,
         "stream": True,
@@ -105,7 +105,7 @@ async def test_a_request_is_what_the_api_documents(server: Loopback, model: Mode
 
 
 @pytest.mark.parametrize(
-    ("name", "reasoning", "sent"),
+    ("name", "reasoning", "expected_thinking"),
     [
         ("claude-opus-5-5", "high", {"thinking": {"type": "adaptive", "display": "summarized"}, "effort": "high"}),
         ("claude-opus-4-6", "low", {"thinking": {"type": "adaptive", "display": "summarized"}, "effort": "low"}),
@@ -117,47 +117,47 @@ async def test_a_request_is_what_the_api_documents(server: Loopback, model: Mode
     ],
 )
 async def test_each_generation_is_told_how_much_to_think_in_its_own_words(
-    server: Loopback, name: str, reasoning: str | None, sent: dict[str, Any]
+    server: ModelTestServer, name: str, reasoning: str | None, expected_thinking: dict[str, Any]
 ) -> None:
-    server.reply(stream(message(text_block("ok"))))
-    model = opened(server, name)
+    server.reply(stream_reply(anthropic_message(text_block("ok"))))
+    model = open_anthropic(server, name)
     settings = ModelSettings(reasoning=reasoning, max_output_tokens=1000)
     await model.respond(ModelRequest(system="", turns=[UserTurn("x")], settings=settings))
     await model.aclose()
-    body = server.asked[0].json
-    assert body.get("thinking") == sent.get("thinking")
-    assert body.get("output_config", {}).get("effort") == sent.get("effort")
-    assert body["max_tokens"] == 1000 + sent.get("thinking", {}).get("budget_tokens", 0)
+    body = server.requests[0].json
+    assert body.get("thinking") == expected_thinking.get("thinking")
+    assert body.get("output_config", {}).get("effort") == expected_thinking.get("effort")
+    assert body["max_tokens"] == 1000 + expected_thinking.get("thinking", {}).get("budget_tokens", 0)
 
 
-async def test_thoughts_go_back_sealed_and_in_their_place(server: Loopback, model: Model) -> None:
-    first = message(
-        thought_block("Let me ", "see.", signature="c2VhbA=="),
+async def test_thoughts_go_back_sealed_and_in_their_place(server: ModelTestServer, model: Model) -> None:
+    first = anthropic_message(
+        thinking_block("Let me ", "see.", signature="c2VhbA=="),
         text_block("I look."),
         ({"type": "redacted_thinking", "data": "b3BhcXVl"}, []),
-        use_block("toolu_1", "add", '{"a":1}'),
+        tool_use_block("toolu_1", "add", '{"a":1}'),
         stop="tool_use",
     )
-    server.reply(stream(first), stream(message(text_block("2"))))
-    turn, heard = await hear(model)
-    assert heard[:3] == [ThinkingDelta("Let me "), ThinkingDelta("see."), TextDelta("I look.")]
+    server.reply(stream_reply(first), stream_reply(anthropic_message(text_block("2"))))
+    turn, parts = await respond_and_record(model)
+    assert parts[:3] == [ThinkingDelta("Let me "), ThinkingDelta("see."), TextDelta("I look.")]
     turns = [UserTurn("x"), turn, ResultsTurn((ModelToolResult("toolu_1", "add", "2"),))]
-    await hear(model, ModelRequest(system="", turns=turns))
-    assert server.asked[1].json["messages"][1]["content"] == [
+    await respond_and_record(model, ModelRequest(system="", turns=turns))
+    assert server.requests[1].json["messages"][1]["content"] == [
         {"type": "thinking", "thinking": "Let me see.", "signature": "c2VhbA=="},
         {"type": "text", "text": "I look."},
         {"type": "redacted_thinking", "data": "b3BhcXVl"},
         {"type": "tool_use", "id": "toolu_1", "name": "add", "input": {"a": 1}},
     ]
     # Another model cannot read them.
-    other = opened(server, "claude-opus-5-5")
-    await other.respond(ModelRequest(system="", turns=turns))
-    await other.aclose()
-    assert [one["type"] for one in server.asked[2].json["messages"][1]["content"]] == ["text", "tool_use"]
+    other_model = open_anthropic(server, "claude-opus-5-5")
+    await other_model.respond(ModelRequest(system="", turns=turns))
+    await other_model.aclose()
+    assert [block["type"] for block in server.requests[2].json["messages"][1]["content"]] == ["text", "tool_use"]
 
 
-async def test_a_conversation_is_written_so_that_it_is_accepted(server: Loopback, model: Model) -> None:
-    server.reply(stream(message(text_block("ok"))))
+async def test_a_conversation_is_written_so_that_it_is_accepted(server: ModelTestServer, model: Model) -> None:
+    server.reply(stream_reply(anthropic_message(text_block("ok"))))
     picture = ImagePart(data="AAAA", mime_type="image/png")
     odd = ImagePart(data="AAAA", mime_type="image/tiff")
     turns = [
@@ -174,7 +174,7 @@ async def test_a_conversation_is_written_so_that_it_is_accepted(server: Loopback
         UserTurn("and now?"),
     ]
     await model.respond(ModelRequest(system=" ", turns=turns))
-    body = server.asked[0].json
+    body = server.requests[0].json
     assert "system" not in body
     block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
     assert body["messages"] == [
@@ -224,78 +224,82 @@ async def test_a_conversation_is_written_so_that_it_is_accepted(server: Loopback
         (500, {"type": "error", "error": {"type": "api_error", "message": "oops"}}, "unavailable"),
     ],
 )
-async def test_a_refusal_says_who_acts_next(server: Loopback, model: Model, code: int, body: object, kind: str) -> None:
-    server.reply(status(code, body, retry_after="3"))
-    with pytest.raises(ModelError) as caught:
+async def test_a_refusal_says_who_acts_next(
+    server: ModelTestServer, model: Model, code: int, body: object, kind: str
+) -> None:
+    server.reply(error_reply(code, body, retry_after="3"))
+    with pytest.raises(ModelError) as error_info:
         await model.respond(HELLO)
-    assert (caught.value.kind, caught.value.status, caught.value.retry_after) == (kind, code, 3.0)
+    assert (error_info.value.kind, error_info.value.status, error_info.value.retry_after) == (kind, code, 3.0)
 
 
 @pytest.mark.parametrize(
-    ("named", "kind"),
+    ("error_type", "kind"),
     [("overloaded_error", "overloaded"), ("api_error", "unavailable"), ("rate_limit_error", "rate_limited")],
 )
-async def test_an_error_event_ends_the_answer(server: Loopback, model: Model, named: str, kind: str) -> None:
-    begun = message(text_block("Hel")).partition(b"event: content_block_stop")[0]
-    error = events({"type": "error", "error": {"type": named, "message": "Overloaded"}}, named=True)
-    server.reply(stream(begun + error))
-    with pytest.raises(ModelError, match="Overloaded") as caught:
+async def test_an_error_event_ends_the_answer(
+    server: ModelTestServer, model: Model, error_type: str, kind: str
+) -> None:
+    partial_stream = anthropic_message(text_block("Hel")).partition(b"event: content_block_stop")[0]
+    error = events({"type": "error", "error": {"type": error_type, "message": "Overloaded"}}, is_named=True)
+    server.reply(stream_reply(partial_stream + error))
+    with pytest.raises(ModelError, match="Overloaded") as error_info:
         await model.respond(HELLO)
-    assert caught.value.kind == kind
+    assert error_info.value.kind == kind
 
 
 @pytest.mark.parametrize("end", [True, False])
-async def test_a_stream_that_breaks_off_is_no_answer(server: Loopback, model: Model, end: bool) -> None:
-    server.reply(stream(message(text_block("Hel")).partition(b"event: content_block_stop")[0], end=end))
-    with pytest.raises(ModelError) as caught:
+async def test_a_stream_that_breaks_off_is_no_answer(server: ModelTestServer, model: Model, end: bool) -> None:
+    server.reply(stream_reply(anthropic_message(text_block("Hel")).partition(b"event: content_block_stop")[0], end=end))
+    with pytest.raises(ModelError) as error_info:
         await model.respond(HELLO)
-    assert caught.value.kind == "broken"
+    assert error_info.value.kind == "broken"
 
 
 @pytest.mark.parametrize(
     ("stop", "finish"),
     [("refusal", "filter"), ("max_tokens", "length"), ("pause_turn", "other"), ("stop_sequence", "stop")],
 )
-async def test_why_it_stopped_is_told(server: Loopback, model: Model, stop: str, finish: str) -> None:
-    server.reply(stream(message(text_block("hi"), stop=stop)))
-    turn, _ = await hear(model)
+async def test_why_it_stopped_is_told(server: ModelTestServer, model: Model, stop: str, finish: str) -> None:
+    server.reply(stream_reply(anthropic_message(text_block("hi"), stop=stop)))
+    turn, _ = await respond_and_record(model)
     assert turn.finish == finish
 
 
-async def test_new_kinds_of_events_and_blocks_are_passed_over(server: Loopback, model: Model) -> None:
-    body = message(
+async def test_new_kinds_of_events_and_blocks_are_passed_over(server: ModelTestServer, model: Model) -> None:
+    body = anthropic_message(
         ({"type": "server_tool_use", "id": "x", "name": "web"}, [{"type": "new_delta", "x": 1}]), text_block("hi")
     )
-    server.reply(stream(events({"type": "brand_new", "delta": {"type": "what"}}, named=True) + body))
-    turn, _ = await hear(model)
+    server.reply(stream_reply(events({"type": "brand_new", "delta": {"type": "what"}}, is_named=True) + body))
+    turn, _ = await respond_and_record(model)
     assert (turn.text, turn.calls) == ("hi", ())
 
 
-async def test_temperature_that_a_model_no_longer_takes_is_left_out(server: Loopback, model: Model) -> None:
+async def test_temperature_that_a_model_no_longer_takes_is_left_out(server: ModelTestServer, model: Model) -> None:
     error = {"type": "invalid_request_error", "message": "`temperature` is deprecated for this model."}
-    server.reply(status(400, {"type": "error", "error": error}), stream(message(text_block("ok"))))
+    server.reply(error_reply(400, {"type": "error", "error": error}), stream_reply(anthropic_message(text_block("ok"))))
     request = ModelRequest(system="", turns=[UserTurn("x")], settings=ModelSettings(temperature=0.3))
     assert (await model.respond(request)).text == "ok"
-    assert "temperature" not in server.asked[1].json
+    assert "temperature" not in server.requests[1].json
 
 
-async def test_the_real_sdk_understands_the_server(server: Loopback) -> None:
+async def test_the_real_sdk_understands_the_server(server: ModelTestServer) -> None:
     anthropic = pytest.importorskip("anthropic")
-    body = message(
-        thought_block("Hm", signature="c2VhbA=="),
+    body = anthropic_message(
+        thinking_block("Hm", signature="c2VhbA=="),
         text_block("Wait."),
-        use_block("toolu_1", "add", '{"a"', ": 1}"),
+        tool_use_block("toolu_1", "add", '{"a"', ": 1}"),
         stop="tool_use",
     )
-    server.reply(stream(body, split=7))
+    server.reply(stream_reply(body, split=7))
     async with (
         anthropic.AsyncAnthropic(base_url=server.url, api_key="k", max_retries=0) as client,
         client.messages.stream(
             model="claude-opus-5-5", max_tokens=100, messages=[{"role": "user", "content": "hi"}]
-        ) as heard,
+        ) as parts,
     ):
-        whole = await heard.get_final_message()
-    assert [block.type for block in whole.content] == ["thinking", "text", "tool_use"]
-    assert whole.content[2].input == {"a": 1}
-    assert whole.stop_reason == "tool_use"
-    assert whole.usage.cache_read_input_tokens == 600
+        final_message = await parts.get_final_message()
+    assert [block.type for block in final_message.content] == ["thinking", "text", "tool_use"]
+    assert final_message.content[2].input == {"a": 1}
+    assert final_message.stop_reason == "tool_use"
+    assert final_message.usage.cache_read_input_tokens == 600

@@ -21,8 +21,8 @@ PAGE = (ROOT / "docs" / "models.md").read_text()
 
 def test_the_example_prints_what_the_page_says() -> None:
     example = ROOT / "examples" / "scripted_model.py"
-    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("They have 21 and 9 degrees.\n")
+    process = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, check=True)
+    assert process.stdout.startswith("They have 21 and 9 degrees.\n")
     assert "It prints `They have 21 and 9 degrees.`" in PAGE
 
 

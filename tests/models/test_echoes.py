@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.models.asking import HELLO
-from tests.models.servers import Loopback, Reply, events, status, stream
+from tests.models.model_server import ModelTestServer, Reply, error_reply, events, stream_reply
+from tests.models.requests import HELLO
 from toolspace.errors import ModelError
 from toolspace.models.registry import open_model
 
@@ -33,16 +33,16 @@ def _at(place: int) -> str:
 
 
 ECHOES: list[Callable[[], Reply]] = [
-    lambda: status(401, {"error": {"message": HEAD}}),
-    lambda: status(400, HEAD.encode()),
-    *(lambda at=at: status(400, _at(at).encode()) for at in (300, 600, 601, 2400, 2401)),
-    *(lambda at=at: status(400, {"error": {"message": _at(at)}}) for at in (600, 601, 2400, 2401)),
-    lambda: status(400, {"error": {"message": KEY * 100}}),
-    lambda: status(500, (KEY * 100).encode()),
-    lambda: status(400, {"error": {"code": KEY, "message": {"headers": {"authorization": KEY}}}}),
-    lambda: stream(events({"error": {"message": HEAD}})),
-    lambda: stream(events({"error": {"message": _at(2400)}})),
-    lambda: stream(HEAD.encode(), kind="text/plain"),
+    lambda: error_reply(401, {"error": {"message": HEAD}}),
+    lambda: error_reply(400, HEAD.encode()),
+    *(lambda at=at: error_reply(400, _at(at).encode()) for at in (300, 600, 601, 2400, 2401)),
+    *(lambda at=at: error_reply(400, {"error": {"message": _at(at)}}) for at in (600, 601, 2400, 2401)),
+    lambda: error_reply(400, {"error": {"message": KEY * 100}}),
+    lambda: error_reply(500, (KEY * 100).encode()),
+    lambda: error_reply(400, {"error": {"code": KEY, "message": {"headers": {"authorization": KEY}}}}),
+    lambda: stream_reply(events({"error": {"message": HEAD}})),
+    lambda: stream_reply(events({"error": {"message": _at(2400)}})),
+    lambda: stream_reply(HEAD.encode(), kind="text/plain"),
     lambda: _raw(HEAD),
     lambda: _raw(f"HTTP/1.1 {KEY}\r\n\r\n"),
     lambda: _raw(f"HTTP/1.1 200 OK\r\n{KEY}\r\n\r\n"),
@@ -57,7 +57,7 @@ async def test_no_part_of_a_key_is_told(
     echo: Callable[[], Reply], provider: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    async with Loopback().serve() as server:
+    async with ModelTestServer().serve() as server:
         server.reply(echo())
         model = open_model(
             provider,
@@ -69,11 +69,11 @@ async def test_no_part_of_a_key_is_told(
             retries=0,
         )
         try:
-            with pytest.raises(ModelError) as caught:
+            with pytest.raises(ModelError) as error_info:
                 await model.respond(HELLO)
         finally:
             await model.aclose()
-    told = f"{caught.value} {caught.value!r} {caught.value.__cause__!r} {caplog.text}"
+    visible_text = f"{error_info.value} {error_info.value!r} {error_info.value.__cause__!r} {caplog.text}"
     for secret in (KEY, OTHER):
-        assert [secret[at : at + 6] for at in range(len(secret) - 5) if secret[at : at + 6] in told] == []
-    assert len(str(caught.value)) < 1_500
+        assert [secret[at : at + 6] for at in range(len(secret) - 5) if secret[at : at + 6] in visible_text] == []
+    assert len(str(error_info.value)) < 1_500

@@ -31,12 +31,12 @@ def embedder(server: HttpTestServer, **options: Any) -> HttpEmbedder:
 
 async def test_each_text_gets_its_vector_in_the_order_of_the_texts() -> None:
     async with http_server(of_lengths) as server:
-        made = embedder(server, headers={"x-team": "search"})
+        embedder_client = embedder(server, headers={"x-team": "search"})
         texts = ["a" * n for n in range(250)]
-        vectors = await made.embed(texts)
-        await made.aclose()
+        vectors = await embedder_client.embed(texts)
+        await embedder_client.aclose()
     assert [vector[0] for vector in vectors] == list(range(250))
-    assert [len(json.loads(seen.body)["input"]) for seen in server.requests] == [100, 100, 50]
+    assert [len(json.loads(request.body)["input"]) for request in server.requests] == [100, 100, 50]
     first = server.requests[0]
     assert (first.method, first.path, json.loads(first.body)["model"]) == ("POST", "/v1/embeddings", "small")
     assert (first.headers["authorization"], first.headers["x-team"]) == ("Bearer sk-secret", "search")
@@ -66,23 +66,23 @@ async def test_an_answer_that_is_no_good_is_an_error_of_its_kind(status: int, bo
         return web.json_response(body, status=status, headers={"location": "/elsewhere"} if status == 302 else None)
 
     async with http_server(answer) as server:
-        made = embedder(server)
-        with pytest.raises(ModelError) as raised:
-            await made.embed(["text"])
-        await made.aclose()
-    assert raised.value.kind == kind
-    assert "sk-secret" not in str(raised.value)
+        embedder_client = embedder(server)
+        with pytest.raises(ModelError) as error_info:
+            await embedder_client.embed(["text"])
+        await embedder_client.aclose()
+    assert error_info.value.kind == kind
+    assert "sk-secret" not in str(error_info.value)
     assert len(server.requests) == 1
 
 
 async def test_nobody_at_home_is_an_error_that_may_pass() -> None:
     async with http_server(of_lengths) as server:
         pass
-    made = embedder(server)
-    with pytest.raises(ModelError) as raised:
-        await made.embed(["text"])
-    await made.aclose()
-    assert raised.value.kind == "unavailable"
+    embedder_client = embedder(server)
+    with pytest.raises(ModelError) as error_info:
+        await embedder_client.embed(["text"])
+    await embedder_client.aclose()
+    assert error_info.value.kind == "unavailable"
 
 
 async def test_the_key_of_a_provider_goes_to_that_provider_alone() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.models.asking import ADD, HELLO, hear
-from tests.models.servers import Loopback, events, generated, status, stream
+from tests.models.model_server import ModelTestServer, error_reply, events, google_chunks, stream_reply
+from tests.models.requests import ADD, HELLO, respond_and_record
 from toolspace import ImagePart, Tool
 from toolspace.core.model import (
     CallDelta,
@@ -28,33 +28,33 @@ from toolspace.errors import ModelError
 from toolspace.models.registry import open_model
 
 
-def opened(server: Loopback, name: str = "gemini-2.5-flash") -> Model:
+def open_google(server: ModelTestServer, name: str = "gemini-2.5-flash") -> Model:
     return open_model("google", name, base_url=server.url, api_key="AIza-secret-1234567890", environ={}, retries=0)
 
 
 @pytest.fixture
-async def model(server: Loopback) -> AsyncIterator[Model]:
-    made = opened(server)
-    yield made
-    await made.aclose()
+async def model(server: ModelTestServer) -> AsyncIterator[Model]:
+    google_model = open_google(server)
+    yield google_model
+    await google_model.aclose()
 
 
 @pytest.mark.spec("11.7")
 @pytest.mark.parametrize("split", [0, 1])
-async def test_text_thoughts_and_calls_without_ids_are_heard(server: Loopback, model: Model, split: int) -> None:
-    body = generated(
+async def test_text_thoughts_and_calls_without_ids_are_heard(server: ModelTestServer, model: Model, split: int) -> None:
+    body = google_chunks(
         {"text": "Hm.", "thought": True},
         {"text": "Größe "},
         {"text": "🎉"},
         {"functionCall": {"name": "add", "args": {"a": 1}}},
         {"functionCall": {"name": "now"}},
     )
-    server.reply(stream(body, split=split))
-    turn, heard = await hear(model)
+    server.reply(stream_reply(body, split=split))
+    turn, parts = await respond_and_record(model)
     assert turn.text == "Größe 🎉"
     assert turn.calls == (ModelCall("call_0", "add", '{"a":1}'), ModelCall("call_1", "now", "{}"))
     assert turn.finish == "tools"
-    assert heard == [
+    assert parts == [
         ThinkingDelta("Hm."),
         TextDelta("Größe "),
         TextDelta("🎉"),
@@ -68,16 +68,16 @@ async def test_text_thoughts_and_calls_without_ids_are_heard(server: Loopback, m
     assert usage.cost == pytest.approx((600 * 0.3 + 400 * 0.03 + 50 * 2.5) / 1e6)
 
 
-async def test_a_request_is_what_the_api_documents(server: Loopback, model: Model) -> None:
-    server.reply(stream(generated({"text": "ok"})))
+async def test_a_request_is_what_the_api_documents(server: ModelTestServer, model: Model) -> None:
+    server.reply(stream_reply(google_chunks({"text": "ok"})))
     settings = ModelSettings(temperature=0.5, max_output_tokens=100, reasoning="low")
     await model.respond(
         ModelRequest(system="Be brief.", turns=[UserTurn("Hello")], tools=(ADD,), tool_choice="add", settings=settings)
     )
-    asked = server.asked[0]
-    assert (asked.method, asked.path) == ("POST", "/v1beta/models/gemini-2.5-flash:streamGenerateContent?alt=sse")
-    assert asked.headers["x-goog-api-key"] == "AIza-secret-1234567890"
-    assert asked.json == {
+    request = server.requests[0]
+    assert (request.method, request.path) == ("POST", "/v1beta/models/gemini-2.5-flash:streamGenerateContent?alt=sse")
+    assert request.headers["x-goog-api-key"] == "AIza-secret-1234567890"
+    assert request.json == {
         "contents": [{"role": "user", "parts": [{"text": "Hello"}]}],
         "systemInstruction": {"parts": [{"text": "Be brief."}]},
         "tools": [
@@ -96,23 +96,25 @@ async def test_a_request_is_what_the_api_documents(server: Loopback, model: Mode
     }
 
 
-async def test_seals_go_back_where_they_were(server: Loopback) -> None:
-    model = opened(server, "gemini-3.8-flash")
-    first = generated(
+async def test_seals_go_back_where_they_were(server: ModelTestServer) -> None:
+    model = open_google(server, "gemini-3.8-flash")
+    first = google_chunks(
         {"text": "I look."},
         {"functionCall": {"name": "add", "args": {}, "id": "fc1"}, "thoughtSignature": "c2VhbA=="},
         {"functionCall": {"name": "add", "args": {}, "id": "fc2"}},
     )
-    server.reply(stream(first), stream(generated({"text": "done"}, {"text": "", "thoughtSignature": "ZW5k"})))
+    server.reply(
+        stream_reply(first), stream_reply(google_chunks({"text": "done"}, {"text": "", "thoughtSignature": "ZW5k"}))
+    )
     turns: list[Any] = [UserTurn("x"), await model.respond(HELLO)]
     turns.append(ResultsTurn((ModelToolResult("fc1", "add", "1"), ModelToolResult("fc2", "add", "no", is_error=True))))
     turns += [await model.respond(ModelRequest(system="", turns=turns)), UserTurn("and?")]
     await model.respond(ModelRequest(system="", turns=turns))
     # What another model called bears no seal; Google wants at least to be told so.
-    other = ModelTurn(calls=(ModelCall("a", "add", "{"), ModelCall("b", "add", "{}")), model="openai:gpt-6-sol")
-    await model.respond(ModelRequest(system="", turns=[UserTurn("x"), other]))
+    other_turn = ModelTurn(calls=(ModelCall("a", "add", "{"), ModelCall("b", "add", "{}")), model="openai:gpt-6-sol")
+    await model.respond(ModelRequest(system="", turns=[UserTurn("x"), other_turn]))
     await model.aclose()
-    assert server.asked[2].json["contents"][1:4] == [
+    assert server.requests[2].json["contents"][1:4] == [
         {
             "role": "model",
             "parts": [
@@ -130,7 +132,7 @@ async def test_seals_go_back_where_they_were(server: Loopback) -> None:
         },
         {"role": "model", "parts": [{"text": "done"}, {"text": "", "thoughtSignature": "ZW5k"}]},
     ]
-    assert server.asked[3].json["contents"][1]["parts"] == [
+    assert server.requests[3].json["contents"][1]["parts"] == [
         {
             "functionCall": {"name": "add", "args": {"_malformed": "{"}},
             "thoughtSignature": "skip_thought_signature_validator",
@@ -140,55 +142,57 @@ async def test_seals_go_back_where_they_were(server: Loopback) -> None:
 
 
 @pytest.mark.parametrize("name", ["gemini-2.5-flash", "gemini-3.8-flash"])
-async def test_pictures_in_results_are_shown(server: Loopback, name: str) -> None:
-    server.reply(stream(generated({"text": "ok"})))
-    model = opened(server, name)
+async def test_pictures_in_results_are_shown(server: ModelTestServer, name: str) -> None:
+    server.reply(stream_reply(google_chunks({"text": "ok"})))
+    model = open_google(server, name)
     answer = ModelToolResult("a", "draw", "[image]", media=(ImagePart(data="AAAA"),))
     turns = [UserTurn("x"), ModelTurn(calls=(ModelCall("a", "draw", "{}"),)), ResultsTurn((answer,))]
     await model.respond(ModelRequest(system="", turns=turns))
     await model.aclose()
-    contents = server.asked[0].json["contents"]
+    contents = server.requests[0].json["contents"]
     part = {"inlineData": {"mimeType": "image/png", "data": "AAAA"}}
-    answered = contents[2]["parts"][0]["functionResponse"]
+    function_response = contents[2]["parts"][0]["functionResponse"]
     if name.startswith("gemini-3"):
-        assert answered["parts"] == [part]
+        assert function_response["parts"] == [part]
     else:
         assert contents[3]["parts"] == [{"text": "From the result of draw:"}, part]
 
 
-async def test_tools_whose_names_google_refuses_are_called_by_their_own(server: Loopback, model: Model) -> None:
-    server.reply(stream(generated({"functionCall": {"name": "_2fa__code", "args": {}}})))
-    turn, heard = await hear(model, ModelRequest(system="", turns=[UserTurn("x")], tools=(Tool("2fa__code", "Code."),)))
-    assert server.asked[0].json["tools"][0]["functionDeclarations"][0]["name"] == "_2fa__code"
+async def test_tools_whose_names_google_refuses_are_called_by_their_own(server: ModelTestServer, model: Model) -> None:
+    server.reply(stream_reply(google_chunks({"functionCall": {"name": "_2fa__code", "args": {}}})))
+    turn, parts = await respond_and_record(
+        model, ModelRequest(system="", turns=[UserTurn("x")], tools=(Tool("2fa__code", "Code."),))
+    )
+    assert server.requests[0].json["tools"][0]["functionDeclarations"][0]["name"] == "_2fa__code"
     assert turn.calls[0].name == "2fa__code"
-    assert heard[0] == CallStarted(0, "call_0", "2fa__code")
+    assert parts[0] == CallStarted(0, "call_0", "2fa__code")
 
 
 @pytest.mark.parametrize(
     ("reason", "finish"), [("MAX_TOKENS", "length"), ("SAFETY", "filter"), ("RECITATION", "filter"), ("NEW", "other")]
 )
-async def test_why_it_stopped_is_told(server: Loopback, model: Model, reason: str, finish: str) -> None:
-    server.reply(stream(generated({"text": "hi"}, finish=reason)))
-    turn, _ = await hear(model)
+async def test_why_it_stopped_is_told(server: ModelTestServer, model: Model, reason: str, finish: str) -> None:
+    server.reply(stream_reply(google_chunks({"text": "hi"}, finish=reason)))
+    turn, _ = await respond_and_record(model)
     assert (turn.text, turn.finish) == ("hi", finish)
 
 
-async def test_a_prompt_that_is_blocked_gives_an_empty_turn(server: Loopback, model: Model) -> None:
+async def test_a_prompt_that_is_blocked_gives_an_empty_turn(server: ModelTestServer, model: Model) -> None:
     server.reply(
-        stream(events({"promptFeedback": {"blockReason": "SAFETY"}, "usageMetadata": {"promptTokenCount": 4}}))
+        stream_reply(events({"promptFeedback": {"blockReason": "SAFETY"}, "usageMetadata": {"promptTokenCount": 4}}))
     )
-    turn, _ = await hear(model)
+    turn, _ = await respond_and_record(model)
     assert (turn.text, turn.finish) == ("", "filter")
 
 
 @pytest.mark.parametrize("reason", ["MALFORMED_FUNCTION_CALL", None])
 async def test_calls_that_are_none_and_answers_without_an_end_may_be_asked_for_again(
-    server: Loopback, model: Model, reason: str | None
+    server: ModelTestServer, model: Model, reason: str | None
 ) -> None:
-    server.reply(stream(generated({"text": "hi"}, finish=reason)))
-    with pytest.raises(ModelError) as caught:
+    server.reply(stream_reply(google_chunks({"text": "hi"}, finish=reason)))
+    with pytest.raises(ModelError) as error_info:
         await model.respond(HELLO)
-    assert caught.value.kind == "broken"
+    assert error_info.value.kind == "broken"
 
 
 def failed(code: int, name: str, message: str, *details: object) -> object:
@@ -220,25 +224,30 @@ def failed(code: int, name: str, message: str, *details: object) -> object:
         (500, failed(500, "INTERNAL", "oops"), "unavailable"),
     ],
 )
-async def test_a_refusal_says_who_acts_next(server: Loopback, model: Model, code: int, body: object, kind: str) -> None:
-    server.reply(status(code, body))
-    with pytest.raises(ModelError) as caught:
+async def test_a_refusal_says_who_acts_next(
+    server: ModelTestServer, model: Model, code: int, body: object, kind: str
+) -> None:
+    server.reply(error_reply(code, body))
+    with pytest.raises(ModelError) as error_info:
         await model.respond(HELLO)
-    assert (caught.value.kind, caught.value.status) == (kind, code)
-    assert caught.value.retry_after == (34.0 if code == 429 else None)
+    assert (error_info.value.kind, error_info.value.status) == (kind, code)
+    assert error_info.value.retry_after == (34.0 if code == 429 else None)
 
 
 @pytest.mark.filterwarnings("ignore:Inheritance class:DeprecationWarning")
-async def test_the_real_sdk_understands_the_server(server: Loopback) -> None:
+async def test_the_real_sdk_understands_the_server(server: ModelTestServer) -> None:
     genai = pytest.importorskip("google.genai")
-    server.reply(stream(generated({"text": "Hi "}, {"functionCall": {"name": "add", "args": {"a": 1}}}), split=9))
+    server.reply(
+        stream_reply(google_chunks({"text": "Hi "}, {"functionCall": {"name": "add", "args": {"a": 1}}}), split=9)
+    )
     client = genai.Client(api_key="k", http_options=genai.types.HttpOptions(base_url=server.url))
     chunks = [
-        one async for one in await client.aio.models.generate_content_stream(model="gemini-2.5-flash", contents="hi")
+        chunk
+        async for chunk in await client.aio.models.generate_content_stream(model="gemini-2.5-flash", contents="hi")
     ]
     await client.aio.aclose()
     client.close()
-    parts = [part for one in chunks for part in one.candidates[0].content.parts]
+    parts = [part for chunk in chunks for part in chunk.candidates[0].content.parts]
     assert parts[0].text == "Hi "
     assert parts[1].function_call.args == {"a": 1}
-    assert server.asked[0].path.endswith("/models/gemini-2.5-flash:streamGenerateContent?alt=sse")
+    assert server.requests[0].path.endswith("/models/gemini-2.5-flash:streamGenerateContent?alt=sse")

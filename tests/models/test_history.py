@@ -28,19 +28,23 @@ calls = st.builds(ModelCall, ids, names, st.sampled_from(["", "{}", "{bad", "[1]
 answers = st.builds(ModelToolResult, ids, names, texts, st.booleans())
 turns = st.one_of(
     st.builds(UserTurn, texts),
-    st.builds(lambda text, made: ModelTurn(text=text, calls=tuple(made)), texts, st.lists(calls, max_size=4)),
-    st.builds(lambda made: ResultsTurn(tuple(made)), st.lists(answers, max_size=4)),
+    st.builds(
+        lambda text, calls: ModelTurn(text=text, calls=tuple(calls)),
+        texts,
+        st.lists(calls, max_size=4),
+    ),
+    st.builds(lambda results: ResultsTurn(tuple(results)), st.lists(answers, max_size=4)),
 )
 
 
 @given(st.lists(turns, max_size=8))
 def test_any_conversation_becomes_one_that_is_accepted(conversation: list[Turn]) -> None:
-    made = normalize_turns(conversation)
-    assert isinstance(made[0], UserTurn)
-    assert not isinstance(made[-1], ModelTurn)
-    seen: set[str] = set()
-    for place, turn in enumerate(made):
-        before = made[place - 1] if place else None
+    normalized_turns = normalize_turns(conversation)
+    assert isinstance(normalized_turns[0], UserTurn)
+    assert not isinstance(normalized_turns[-1], ModelTurn)
+    seen_ids: set[str] = set()
+    for place, turn in enumerate(normalized_turns):
+        before = normalized_turns[place - 1] if place else None
         match turn:
             case UserTurn():
                 assert turn.text.strip()
@@ -50,14 +54,14 @@ def test_any_conversation_becomes_one_that_is_accepted(conversation: list[Turn])
                 for call in turn.calls:
                     assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", call.id)
                     assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", call.name)
-                    assert call.id not in seen
-                    seen.add(call.id)
-                following = made[place + 1] if place + 1 < len(made) else None
-                assert isinstance(following, ResultsTurn) == bool(turn.calls)
+                    assert call.id not in seen_ids
+                    seen_ids.add(call.id)
+                next_turn = normalized_turns[place + 1] if place + 1 < len(normalized_turns) else None
+                assert isinstance(next_turn, ResultsTurn) == bool(turn.calls)
             case ResultsTurn():
                 assert isinstance(before, ModelTurn)
-                assert [one.id for one in turn.results] == [call.id for call in before.calls]
-    assert normalize_turns(made) == made
+                assert [result.id for result in turn.results] == [call.id for call in before.calls]
+    assert normalize_turns(normalized_turns) == normalized_turns
 
 
 def test_a_clean_conversation_is_left_as_it_is() -> None:
@@ -68,21 +72,21 @@ def test_a_clean_conversation_is_left_as_it_is() -> None:
         ModelTurn(text="ok"),
         UserTurn("more"),
     ]
-    assert all(one is other for one, other in zip(normalize_turns(conversation), conversation, strict=True))
+    assert all(result is original for result, original in zip(normalize_turns(conversation), conversation, strict=True))
 
 
 def test_answers_find_their_calls_in_any_order() -> None:
-    asked = ModelTurn(calls=(ModelCall("a", "f", "{}"), ModelCall("b", "g", "{}"), ModelCall("c", "h", "{}")))
-    answered = ResultsTurn(
+    call_turn = ModelTurn(calls=(ModelCall("a", "f", "{}"), ModelCall("b", "g", "{}"), ModelCall("c", "h", "{}")))
+    result_turn = ResultsTurn(
         (ModelToolResult("c", "h", "3"), ModelToolResult("stray", "x", "0"), ModelToolResult("a", "f", "1"))
     )
-    _, _, results = normalize_turns([UserTurn("x"), asked, answered])
+    _, _, results = normalize_turns([UserTurn("x"), call_turn, result_turn])
     assert isinstance(results, ResultsTurn)
-    assert [one.text for one in results.results] == ["1", "(no result: the call was interrupted)", "3"]
+    assert [result.text for result in results.results] == ["1", "(no result: the call was interrupted)", "3"]
 
 
 @pytest.mark.parametrize(
-    ("written", "sent"),
+    ("arguments", "expected_object"),
     [
         ("", {}),
         ("{}", {}),
@@ -94,8 +98,8 @@ def test_answers_find_their_calls_in_any_order() -> None:
         ('{"a": "\ud800"}', {"_malformed": '{"a": "?"}'}),
     ],
 )
-def test_arguments_go_back_as_an_object(written: str, sent: dict[str, Any]) -> None:
-    assert json.loads(bytes(encode_arguments(ModelCall("a", "f", written)))) == sent
+def test_arguments_go_back_as_an_object(arguments: str, expected_object: dict[str, Any]) -> None:
+    assert json.loads(bytes(encode_arguments(ModelCall("a", "f", arguments)))) == expected_object
 
 
 def test_a_turn_is_said_again_in_its_order() -> None:
@@ -106,17 +110,17 @@ def test_a_turn_is_said_again_in_its_order() -> None:
     layout.add_call(0)
     layout.add_text(2)
     layout.add_call(1)
-    one, two = ModelCall("a", "f", "{}"), ModelCall("b", "g", "{}")
-    turn = ModelTurn(text="abcde", calls=(one, two), thinking=layout.entries, model="m")
-    assert list(split_turn(turn, "m")) == ["abc", {"type": "seal", "value": "s"}, one, "de", two]
-    assert list(split_turn(turn, "another")) == ["abcde", one, two]
+    result, two = ModelCall("a", "f", "{}"), ModelCall("b", "g", "{}")
+    turn = ModelTurn(text="abcde", calls=(result, two), thinking=layout.entries, model="m")
+    assert list(split_turn(turn, "m")) == ["abc", {"type": "seal", "value": "s"}, result, "de", two]
+    assert list(split_turn(turn, "another")) == ["abcde", result, two]
     # Whoever kept less of it than was said still gets what is left.
     cut = ModelTurn(text="ab", calls=(two,), thinking=layout.entries, model="m")
     assert list(split_turn(cut, "m")) == ["ab", {"type": "seal", "value": "s"}, two]
 
 
 @pytest.mark.parametrize(
-    ("schema", "made"),
+    ("schema", "normalized_turns"),
     [
         ({"type": "object", "properties": {"a": {}}}, {"type": "object", "properties": {"a": {}}}),
         ({"type": "object"}, {"type": "object", "properties": {}}),
@@ -142,8 +146,8 @@ def test_a_turn_is_said_again_in_its_order() -> None:
         ),
     ],
 )
-def test_schemas_are_plainly_objects(schema: dict[str, Any], made: dict[str, Any]) -> None:
-    assert to_object_schema(schema) == made
+def test_schemas_are_plainly_objects(schema: dict[str, Any], normalized_turns: dict[str, Any]) -> None:
+    assert to_object_schema(schema) == normalized_turns
 
 
 def test_tools_are_encoded_once_for_the_same_tuple() -> None:

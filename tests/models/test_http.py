@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.models.servers import Loopback, said, stream
+from tests.models.model_server import ModelTestServer, stream_reply, text_completion
 from toolspace.core.model import ModelRequest, UserTurn
 from toolspace.models.http import ModelHttpClient
 from toolspace.models.registry import open_model
@@ -14,8 +14,8 @@ from toolspace.models.registry import open_model
 HELLO = ModelRequest(system="", turns=[UserTurn("Hello")])
 
 
-async def test_models_share_their_connections(server: Loopback) -> None:
-    server.reply(stream(said("ok")))
+async def test_models_share_their_connections(server: ModelTestServer) -> None:
+    server.reply(stream_reply(text_completion("ok")))
     http = ModelHttpClient()
     models = [open_model("openai", name, base_url=server.url, environ={}, http=http) for name in ("a", "b", "c")]
     for model in models:
@@ -28,8 +28,8 @@ async def test_models_share_their_connections(server: Loopback) -> None:
     await http.aclose()
 
 
-async def test_a_model_may_be_asked_from_several_loops(server: Loopback) -> None:
-    server.reply(stream(said("ok")))
+async def test_a_model_may_be_asked_from_several_loops(server: ModelTestServer) -> None:
+    server.reply(stream_reply(text_completion("ok")))
     model = open_model("openai", "x", base_url=server.url, environ={})
 
     async def ask() -> str:
@@ -42,22 +42,22 @@ async def test_a_model_may_be_asked_from_several_loops(server: Loopback) -> None
     assert await ask() == "ok"
 
 
-async def test_a_proxy_in_the_environment_is_used(server: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.reply(stream(said("ok")))
+async def test_a_proxy_in_the_environment_is_used(server: ModelTestServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.reply(stream_reply(text_completion("ok")))
     monkeypatch.setenv("http_proxy", server.url)
     monkeypatch.setenv("no_proxy", "inside.example")
     model = open_model("openai", "x", base_url="http://models.example/v1", environ={}, retries=0)
     assert (await model.respond(HELLO)).text == "ok"
-    assert server.asked[0].path == "http://models.example/v1/chat/completions"
+    assert server.requests[0].path == "http://models.example/v1/chat/completions"
     await model.aclose()
 
 
-async def test_many_requests_at_once_are_under_way_at_once(server: Loopback) -> None:
-    everyone = asyncio.Barrier(150)
+async def test_many_requests_at_once_are_under_way_at_once(server: ModelTestServer) -> None:
+    barrier = asyncio.Barrier(150)
 
     async def together(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await everyone.wait()
-        await stream(said("ok"))(reader, writer)
+        await barrier.wait()
+        await stream_reply(text_completion("ok"))(reader, writer)
 
     server.reply(together)
     model = open_model("openai", "x", base_url=server.url, environ={})

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from tests.models.asking import hear
-from tests.models.servers import (
+from tests.models.model_server import (
     USED,
-    Loopback,
-    called,
-    chunk,
-    completion,
+    ModelTestServer,
+    chat_chunk,
+    chat_completion,
+    error_reply,
     events,
-    said,
-    status,
-    stream,
+    stream_reply,
+    text_completion,
+    tool_call_delta,
 )
+from tests.models.requests import respond_and_record
 from toolspace.core.model import (
     CallDelta,
     CallStarted,
@@ -32,11 +32,11 @@ from toolspace.core.model import (
 
 
 @pytest.mark.spec("11.7")
-async def test_an_answer_is_heard_as_it_is_written(server: Loopback, chat_model: Model) -> None:
-    server.reply(stream(said("Hel", "lo, ", "wörld")))
-    turn, heard = await hear(chat_model)
+async def test_an_answer_is_heard_as_it_is_written(server: ModelTestServer, chat_model: Model) -> None:
+    server.reply(stream_reply(text_completion("Hel", "lo, ", "wörld")))
+    turn, parts = await respond_and_record(chat_model)
     assert turn.text == "Hello, wörld"
-    assert heard == [TextDelta("Hel"), TextDelta("lo, "), TextDelta("wörld")]
+    assert parts == [TextDelta("Hel"), TextDelta("lo, "), TextDelta("wörld")]
     assert (turn.finish, turn.model) == ("stop", "openai:gpt-4.1")
     usage = turn.usage
     assert (usage.requests, usage.input_tokens, usage.cached_tokens, usage.output_tokens) == (1, 1000, 400, 50)
@@ -44,38 +44,38 @@ async def test_an_answer_is_heard_as_it_is_written(server: Loopback, chat_model:
 
 
 @pytest.mark.parametrize("split", [1, 2, 3, 7, 64])
-async def test_chunks_may_be_split_anywhere(server: Loopback, chat_model: Model, split: int) -> None:
-    body = completion(
+async def test_chunks_may_be_split_anywhere(server: ModelTestServer, chat_model: Model, split: int) -> None:
+    body = chat_completion(
         {"content": "Größe: 🎉 "},
-        called(0, id="call_a", name="add", arguments=""),
-        called(0, arguments='{"a"'),
-        called(0, arguments=": 1}"),
+        tool_call_delta(0, id="call_a", name="add", arguments=""),
+        tool_call_delta(0, arguments='{"a"'),
+        tool_call_delta(0, arguments=": 1}"),
         finish="tool_calls",
     )
-    server.reply(stream(body, split=split))
-    turn, _ = await hear(chat_model)
+    server.reply(stream_reply(body, split=split))
+    turn, _ = await respond_and_record(chat_model)
     assert turn.text == "Größe: 🎉 "
     assert turn.calls == (ModelCall("call_a", "add", '{"a": 1}'),)
     assert turn.finish == "tools"
 
 
 @pytest.mark.spec("11.7")
-async def test_parallel_calls_may_come_interleaved(server: Loopback, chat_model: Model) -> None:
+async def test_parallel_calls_may_come_interleaved(server: ModelTestServer, chat_model: Model) -> None:
     server.reply(
-        stream(
-            completion(
-                called(0, id="call_a", name="add", arguments=""),
-                called(1, id="call_b", name="mul", arguments='{"x"'),
-                called(0, arguments='{"a":'),
-                called(1, arguments=":2}"),
-                called(0, arguments="1}"),
+        stream_reply(
+            chat_completion(
+                tool_call_delta(0, id="call_a", name="add", arguments=""),
+                tool_call_delta(1, id="call_b", name="mul", arguments='{"x"'),
+                tool_call_delta(0, arguments='{"a":'),
+                tool_call_delta(1, arguments=":2}"),
+                tool_call_delta(0, arguments="1}"),
                 finish="tool_calls",
             )
         )
     )
-    turn, heard = await hear(chat_model)
+    turn, parts = await respond_and_record(chat_model)
     assert turn.calls == (ModelCall("call_a", "add", '{"a":1}'), ModelCall("call_b", "mul", '{"x":2}'))
-    assert heard == [
+    assert parts == [
         CallStarted(0, "call_a", "add"),
         CallStarted(1, "call_b", "mul"),
         CallDelta(1, '{"x"'),
@@ -90,7 +90,7 @@ def delta(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("sent", "calls"),
+    ("stream_chunks", "calls"),
     [
         pytest.param(
             [
@@ -162,19 +162,21 @@ def delta(**fields: Any) -> dict[str, Any]:
     ],
 )
 async def test_calls_are_put_together_however_a_server_writes_them(
-    server: Loopback, chat_model: Model, sent: list[Any], calls: list[tuple[str, str, str]]
+    server: ModelTestServer, chat_model: Model, stream_chunks: list[Any], calls: list[tuple[str, str, str]]
 ) -> None:
-    server.reply(stream(events(*sent, "[DONE]")))
-    turn, heard = await hear(chat_model)
-    assert [(one.id, one.name, one.arguments) for one in turn.calls] == calls
+    server.reply(stream_reply(events(*stream_chunks, "[DONE]")))
+    turn, parts = await respond_and_record(chat_model)
+    assert [(call.id, call.name, call.arguments) for call in turn.calls] == calls
     assert turn.finish == "tools"
-    began = [part for part in heard if isinstance(part, CallStarted)]
-    assert [(part.id, part.name) for part in began] == [(id, name) for id, name, _ in calls]
+    started_calls = [part for part in parts if isinstance(part, CallStarted)]
+    assert [(part.id, part.name) for part in started_calls] == [(id, name) for id, name, _ in calls]
 
 
-async def test_malformed_arguments_are_given_as_they_came(server: Loopback, chat_model: Model) -> None:
-    server.reply(stream(completion(called(0, id="a", name="add", arguments='{"a": '), finish="tool_calls")))
-    turn, _ = await hear(chat_model)
+async def test_malformed_arguments_are_given_as_they_came(server: ModelTestServer, chat_model: Model) -> None:
+    server.reply(
+        stream_reply(chat_completion(tool_call_delta(0, id="a", name="add", arguments='{"a": '), finish="tool_calls"))
+    )
+    turn, _ = await respond_and_record(chat_model)
     assert turn.calls == (ModelCall("a", "add", '{"a": '),)
 
 
@@ -182,45 +184,53 @@ async def test_malformed_arguments_are_given_as_they_came(server: Loopback, chat
     ("body", "finish"),
     [
         pytest.param(events(delta(content="hi"), "[DONE]"), "other", id="no reason"),
-        pytest.param(events(chunk({"content": "hi"}, "stop")), "stop", id="no DONE"),
-        pytest.param(events(chunk({"content": "hi"}, "stop"), "[DONE]").rstrip(), "stop", id="no last line"),
-        pytest.param(b"\xef\xbb\xbf" + said("hi").replace(b"\n", b"\r\n"), "stop", id="byte order mark and CRLF"),
-        pytest.param(said("hi").replace(b"\n", b"\r"), "stop", id="CR"),
-        pytest.param(b": OPENROUTER PROCESSING\n\n" * 3 + b":\n" + said("hi"), "stop", id="comments"),
-        pytest.param(b"id: 1\nretry: 10\nevent: x\n" + said("hi").replace(b"data: ", b"data:"), "stop", id="fields"),
-        pytest.param(events(chunk({"content": "hi"}, "length"), "[DONE]"), "length", id="length"),
-        pytest.param(events(chunk({"content": "hi"}, "content_filter"), "[DONE]"), "filter", id="content filter"),
-        pytest.param(events(chunk({"refusal": "hi"}, "stop"), "[DONE]"), "filter", id="refusal"),
-        pytest.param(events(chunk({"content": [{"type": "text", "text": "hi"}]}, "stop")), "stop", id="parts"),
-        pytest.param(events({"choices": []}, chunk({"content": "hi"}, "stop"), ""), "stop", id="empty events"),
+        pytest.param(events(chat_chunk({"content": "hi"}, "stop")), "stop", id="no DONE"),
+        pytest.param(events(chat_chunk({"content": "hi"}, "stop"), "[DONE]").rstrip(), "stop", id="no last line"),
+        pytest.param(
+            b"\xef\xbb\xbf" + text_completion("hi").replace(b"\n", b"\r\n"), "stop", id="byte order mark and CRLF"
+        ),
+        pytest.param(text_completion("hi").replace(b"\n", b"\r"), "stop", id="CR"),
+        pytest.param(b": OPENROUTER PROCESSING\n\n" * 3 + b":\n" + text_completion("hi"), "stop", id="comments"),
+        pytest.param(
+            b"id: 1\nretry: 10\nevent: x\n" + text_completion("hi").replace(b"data: ", b"data:"), "stop", id="fields"
+        ),
+        pytest.param(events(chat_chunk({"content": "hi"}, "length"), "[DONE]"), "length", id="length"),
+        pytest.param(events(chat_chunk({"content": "hi"}, "content_filter"), "[DONE]"), "filter", id="content filter"),
+        pytest.param(events(chat_chunk({"refusal": "hi"}, "stop"), "[DONE]"), "filter", id="refusal"),
+        pytest.param(events(chat_chunk({"content": [{"type": "text", "text": "hi"}]}, "stop")), "stop", id="parts"),
+        pytest.param(events({"choices": []}, chat_chunk({"content": "hi"}, "stop"), ""), "stop", id="empty events"),
     ],
 )
 async def test_servers_may_leave_out_what_is_not_needed(
-    server: Loopback, chat_model: Model, body: bytes, finish: str
+    server: ModelTestServer, chat_model: Model, body: bytes, finish: str
 ) -> None:
-    server.reply(stream(body))
-    turn, _ = await hear(chat_model)
+    server.reply(stream_reply(body))
+    turn, _ = await respond_and_record(chat_model)
     assert (turn.text, turn.finish) == ("hi", finish)
 
 
-async def test_what_a_model_thinks_is_heard_apart(server: Loopback, chat_model: Model) -> None:
-    sent = [chunk({"reasoning_content": "Hm"}), chunk({"reasoning": "m."}), chunk({"content": "Yes"}, "stop")]
-    server.reply(stream(events(*sent)))
-    turn, heard = await hear(chat_model)
+async def test_what_a_model_thinks_is_heard_apart(server: ModelTestServer, chat_model: Model) -> None:
+    stream_chunks = [
+        chat_chunk({"reasoning_content": "Hm"}),
+        chat_chunk({"reasoning": "m."}),
+        chat_chunk({"content": "Yes"}, "stop"),
+    ]
+    server.reply(stream_reply(events(*stream_chunks)))
+    turn, parts = await respond_and_record(chat_model)
     assert turn.text == "Yes"
-    assert heard == [ThinkingDelta("Hm"), ThinkingDelta("m."), TextDelta("Yes")]
+    assert parts == [ThinkingDelta("Hm"), ThinkingDelta("m."), TextDelta("Yes")]
     assert turn.thinking == ()
 
 
-async def test_usage_is_estimated_where_a_server_says_nothing_of_it(server: Loopback, chat_model: Model) -> None:
-    server.reply(stream(events(chunk({"content": "word " * 100}, "stop"))))
-    turn, _ = await hear(chat_model, ModelRequest(system="long " * 1000, turns=[UserTurn("x")]))
+async def test_usage_is_estimated_where_a_server_says_nothing_of_it(server: ModelTestServer, chat_model: Model) -> None:
+    server.reply(stream_reply(events(chat_chunk({"content": "word " * 100}, "stop"))))
+    turn, _ = await respond_and_record(chat_model, ModelRequest(system="long " * 1000, turns=[UserTurn("x")]))
     assert 50 < turn.usage.output_tokens < 200
     assert 1000 < turn.usage.input_tokens < 2500
 
 
-async def test_an_answer_in_one_piece_is_taken(server: Loopback, chat_model: Model) -> None:
-    whole = {
+async def test_an_answer_in_one_piece_is_taken(server: ModelTestServer, chat_model: Model) -> None:
+    full_response = {
         "id": "chatcmpl-1",
         "object": "chat.completion",
         "choices": [
@@ -236,36 +246,36 @@ async def test_an_answer_in_one_piece_is_taken(server: Loopback, chat_model: Mod
         ],
         "usage": USED,
     }
-    server.reply(status(200, whole))
-    turn, _ = await hear(chat_model)
+    server.reply(error_reply(200, full_response))
+    turn, _ = await respond_and_record(chat_model)
     assert (turn.text, turn.calls, turn.finish) == ("Wait.", (ModelCall("a", "add", "{}"),), "tools")
     assert turn.usage.input_tokens == 1000
 
 
-async def test_the_real_sdk_understands_the_server(server: Loopback) -> None:
+async def test_the_real_sdk_understands_the_server(server: ModelTestServer) -> None:
     openai = pytest.importorskip("openai")
-    body = completion(
+    body = chat_completion(
         {"content": "Wait. "},
-        called(0, id="call_a", name="add", arguments=""),
-        called(1, id="call_b", name="mul", arguments='{"x"'),
-        called(0, arguments='{"a":1}'),
-        called(1, arguments=":2}"),
+        tool_call_delta(0, id="call_a", name="add", arguments=""),
+        tool_call_delta(1, id="call_b", name="mul", arguments='{"x"'),
+        tool_call_delta(0, arguments='{"a":1}'),
+        tool_call_delta(1, arguments=":2}"),
         finish="tool_calls",
     )
-    server.reply(stream(body, split=5))
+    server.reply(stream_reply(body, split=5))
     async with (
         openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0) as client,
         client.chat.completions.stream(
             model="gpt-4.1",
             messages=[{"role": "user", "content": "hi"}],
             stream_options={"include_usage": True},
-        ) as heard,
+        ) as parts,
     ):
-        whole = await heard.get_final_completion()
-    message = whole.choices[0].message
+        full_response = await parts.get_final_completion()
+    message = full_response.choices[0].message
     assert message.content == "Wait. "
-    assert [(one.id, json.loads(one.function.arguments)) for one in message.tool_calls] == [
+    assert [(call.id, json.loads(call.function.arguments)) for call in message.tool_calls] == [
         ("call_a", {"a": 1}),
         ("call_b", {"x": 2}),
     ]
-    assert whole.usage.prompt_tokens == 1000
+    assert full_response.usage.prompt_tokens == 1000

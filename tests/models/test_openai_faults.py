@@ -6,15 +6,15 @@ import asyncio
 
 import pytest
 
-from tests.models.asking import HELLO, hear
-from tests.models.servers import (
-    Loopback,
-    chunk,
+from tests.models.model_server import (
+    ModelTestServer,
+    chat_chunk,
+    error_reply,
     events,
     hangs_up,
-    status,
-    stream,
+    stream_reply,
 )
+from tests.models.requests import HELLO, respond_and_record
 from toolspace.core.model import (
     Model,
     ModelRequest,
@@ -58,14 +58,14 @@ REFUSALS = [
 
 @pytest.mark.parametrize(("code", "body", "kind"), REFUSALS)
 async def test_a_refusal_says_who_acts_next(
-    server: Loopback, chat_model: Model, code: int, body: object, kind: str
+    server: ModelTestServer, chat_model: Model, code: int, body: object, kind: str
 ) -> None:
-    server.reply(status(code, body))
-    with pytest.raises(ModelError) as caught:
+    server.reply(error_reply(code, body))
+    with pytest.raises(ModelError) as error_info:
         await chat_model.respond(HELLO)
-    assert (caught.value.kind, caught.value.status) == (kind, code)
-    assert str(caught.value).startswith("openai:gpt-4.1: ")
-    assert "sk-secret" not in str(caught.value)
+    assert (error_info.value.kind, error_info.value.status) == (kind, code)
+    assert str(error_info.value).startswith("openai:gpt-4.1: ")
+    assert "sk-secret" not in str(error_info.value)
 
 
 @pytest.mark.parametrize(
@@ -73,104 +73,110 @@ async def test_a_refusal_says_who_acts_next(
     [({"retry_after": "7"}, 7.0), ({"retry_after_ms": "250"}, 0.25), ({"retry_after": "soon"}, None), ({}, None)],
 )
 async def test_how_long_to_wait_is_what_the_provider_asks(
-    server: Loopback, chat_model: Model, headers: dict[str, str], seconds: float | None
+    server: ModelTestServer, chat_model: Model, headers: dict[str, str], seconds: float | None
 ) -> None:
-    server.reply(status(429, {"error": {"message": "slow down"}}, **headers))
-    with pytest.raises(ModelError) as caught:
+    server.reply(error_reply(429, {"error": {"message": "slow down"}}, **headers))
+    with pytest.raises(ModelError) as error_info:
         await chat_model.respond(HELLO)
-    assert caught.value.retry_after == seconds
+    assert error_info.value.retry_after == seconds
 
 
-async def test_an_error_in_the_middle_of_a_stream_is_an_error(server: Loopback, chat_model: Model) -> None:
-    server.reply(stream(events(chunk({"content": "Hel"}), {"error": {"message": "Overloaded", "code": 529}})))
-    with pytest.raises(ModelError, match="Overloaded") as caught:
+async def test_an_error_in_the_middle_of_a_stream_is_an_error(server: ModelTestServer, chat_model: Model) -> None:
+    server.reply(
+        stream_reply(events(chat_chunk({"content": "Hel"}), {"error": {"message": "Overloaded", "code": 529}}))
+    )
+    with pytest.raises(ModelError, match="Overloaded") as error_info:
         await chat_model.respond(HELLO)
-    assert caught.value.kind == "overloaded"
+    assert error_info.value.kind == "overloaded"
 
 
 @pytest.mark.spec("11.7")
 @pytest.mark.parametrize("end", [True, False], ids=["ended", "cut off"])
-async def test_a_stream_that_breaks_off_is_no_answer(server: Loopback, chat_model: Model, end: bool) -> None:
-    server.reply(stream(events(chunk({"content": "Hel"}), chunk({"content": "lo"})), end=end))
-    with pytest.raises(ModelError) as caught:
+async def test_a_stream_that_breaks_off_is_no_answer(server: ModelTestServer, chat_model: Model, end: bool) -> None:
+    server.reply(stream_reply(events(chat_chunk({"content": "Hel"}), chat_chunk({"content": "lo"})), end=end))
+    with pytest.raises(ModelError) as error_info:
         await chat_model.respond(HELLO)
-    assert caught.value.kind == "broken"
-    assert caught.value.is_transient
+    assert error_info.value.kind == "broken"
+    assert error_info.value.is_transient
 
 
-async def test_a_stream_cut_off_after_the_reason_of_its_end_is_an_answer(server: Loopback, chat_model: Model) -> None:
-    server.reply(stream(events(chunk({"content": "Hello"}, "stop")), end=False))
-    turn, _ = await hear(chat_model)
+async def test_a_stream_cut_off_after_the_reason_of_its_end_is_an_answer(
+    server: ModelTestServer, chat_model: Model
+) -> None:
+    server.reply(stream_reply(events(chat_chunk({"content": "Hello"}, "stop")), end=False))
+    turn, _ = await respond_and_record(chat_model)
     assert turn.text == "Hello"
 
 
 @pytest.mark.parametrize("body", [b"data: {bad\n\n", b'data: {"choices": 3}\n\n', b"data: \xff\n\n", b"data: [[[\n\n"])
-async def test_events_that_make_no_sense_are_an_error(server: Loopback, chat_model: Model, body: bytes) -> None:
-    server.reply(stream(body))
-    with pytest.raises(ModelError) as caught:
+async def test_events_that_make_no_sense_are_an_error(server: ModelTestServer, chat_model: Model, body: bytes) -> None:
+    server.reply(stream_reply(body))
+    with pytest.raises(ModelError) as error_info:
         await chat_model.respond(HELLO)
-    assert caught.value.kind == "broken"
+    assert error_info.value.kind == "broken"
 
 
-async def test_a_web_page_in_place_of_an_answer_is_explained(server: Loopback, chat_model: Model) -> None:
-    server.reply(stream(b"<!doctype html><title>Welcome</title>", kind="text/html"))
-    with pytest.raises(ModelError, match="check base_url") as caught:
+async def test_a_web_page_in_place_of_an_answer_is_explained(server: ModelTestServer, chat_model: Model) -> None:
+    server.reply(stream_reply(b"<!doctype html><title>Welcome</title>", kind="text/html"))
+    with pytest.raises(ModelError, match="check base_url") as error_info:
         await chat_model.respond(HELLO)
-    assert caught.value.kind == "not_found"
+    assert error_info.value.kind == "not_found"
 
 
-async def test_a_server_that_hangs_up_or_is_not_there_is_unavailable(server: Loopback, chat_model: Model) -> None:
+async def test_a_server_that_hangs_up_or_is_not_there_is_unavailable(
+    server: ModelTestServer, chat_model: Model
+) -> None:
     server.reply(hangs_up)
-    with pytest.raises(ModelError, match="closed the connection") as caught:
+    with pytest.raises(ModelError, match="closed the connection") as error_info:
         await chat_model.respond(HELLO)
-    assert caught.value.kind == "unavailable"
-    nobody = open_model("openai", "x", base_url="http://127.0.0.1:1/v1", api_key="k", environ={}, retries=0)
-    with pytest.raises(ModelError, match=r"cannot connect to 127\.0\.0\.1:1") as caught:
-        await nobody.respond(HELLO)
-    assert caught.value.kind == "unavailable"
-    await nobody.aclose()
+    assert error_info.value.kind == "unavailable"
+    unreachable_model = open_model("openai", "x", base_url="http://127.0.0.1:1/v1", api_key="k", environ={}, retries=0)
+    with pytest.raises(ModelError, match=r"cannot connect to 127\.0\.0\.1:1") as error_info:
+        await unreachable_model.respond(HELLO)
+    assert error_info.value.kind == "unavailable"
+    await unreachable_model.aclose()
 
 
 @pytest.mark.spec("11.7")
-async def test_cancelling_closes_the_connection(server: Loopback, chat_model: Model) -> None:
-    server.reply(server.silence)
-    asking = asyncio.create_task(chat_model.respond(HELLO))
+async def test_cancelling_closes_the_connection(server: ModelTestServer, chat_model: Model) -> None:
+    server.reply(server.never_answer)
+    request_task = asyncio.create_task(chat_model.respond(HELLO))
     async with asyncio.timeout(10):
-        await server.came.wait()
-        asking.cancel()
+        await server.request_arrived.wait()
+        request_task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asking
-        await server.hung_up.wait()
+            await request_task
+        await server.client_closed.wait()
 
 
-async def test_a_slow_answer_is_given_up_in_time(server: Loopback, chat_model: Model) -> None:
-    server.reply(server.silence)
+async def test_a_slow_answer_is_given_up_in_time(server: ModelTestServer, chat_model: Model) -> None:
+    server.reply(server.never_answer)
     request = ModelRequest(system="", turns=[UserTurn("x")], settings=ModelSettings(timeout=0.05))
-    with pytest.raises(ModelError, match=r"no answer within 0.05 s") as caught:
+    with pytest.raises(ModelError, match=r"no answer within 0.05 s") as error_info:
         await chat_model.respond(request)
-    assert caught.value.kind == "unavailable"
+    assert error_info.value.kind == "unavailable"
 
 
 async def test_a_stream_that_is_left_open_after_its_end_is_not_waited_for(
-    server: Loopback, chat_model: Model, monkeypatch: pytest.MonkeyPatch
+    server: ModelTestServer, chat_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toolspace.models.streaming._LAST_EVENTS_SECONDS", 0.05)
+    monkeypatch.setattr("toolspace.models.streaming.LAST_EVENTS_SECONDS", 0.05)
 
     async def left_open(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        body = events(chunk({"content": "Hello"}, "stop"))
+        body = events(chat_chunk({"content": "Hello"}, "stop"))
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + body)
-        await server.silence(reader, writer)
+        await server.never_answer(reader, writer)
 
     server.reply(left_open)
     async with asyncio.timeout(10):
-        turn, _ = await hear(chat_model)
-        await server.hung_up.wait()
+        turn, _ = await respond_and_record(chat_model)
+        await server.client_closed.wait()
     assert (turn.text, turn.finish) == ("Hello", "stop")
 
 
-async def test_answers_are_bounded(server: Loopback, chat_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answers_are_bounded(server: ModelTestServer, chat_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolspace.models.streaming.MAX_RESPONSE", 10_000)
-    server.reply(stream(events(*[chunk({"content": "x" * 1000})] * 20)))
-    with pytest.raises(ModelError, match="more than") as caught:
+    server.reply(stream_reply(events(*[chat_chunk({"content": "x" * 1000})] * 20)))
+    with pytest.raises(ModelError, match="more than") as error_info:
         await chat_model.respond(HELLO)
-    assert not caught.value.is_transient
+    assert not error_info.value.is_transient

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.models.asking import ADD, HELLO, hear
-from tests.models.servers import (
-    Loopback,
-    called,
-    chunk,
+from tests.models.model_server import (
+    ModelTestServer,
+    chat_chunk,
+    error_reply,
     events,
-    said,
-    status,
-    stream,
+    stream_reply,
+    text_completion,
+    tool_call_delta,
 )
+from tests.models.requests import ADD, HELLO, respond_and_record
 from toolspace import ImagePart, Tool
 from toolspace.core.model import (
     Model,
@@ -28,16 +28,16 @@ from toolspace.core.model import (
 from toolspace.errors import ModelError
 
 
-async def test_a_request_is_what_the_api_documents(server: Loopback, chat_model: Model) -> None:
-    server.reply(stream(said("ok")))
+async def test_a_request_is_what_the_api_documents(server: ModelTestServer, chat_model: Model) -> None:
+    server.reply(stream_reply(text_completion("ok")))
     settings = ModelSettings(temperature=0.5, max_output_tokens=100, reasoning="low")
     await chat_model.respond(
         ModelRequest(system="Be brief.", turns=[UserTurn("Hello")], tools=(ADD,), tool_choice="add", settings=settings)
     )
-    asked = server.asked[0]
-    assert (asked.method, asked.path) == ("POST", "/v1/chat/completions")
-    assert asked.headers["authorization"] == "Bearer sk-secret-1234567890"
-    assert asked.json == {
+    request = server.requests[0]
+    assert (request.method, request.path) == ("POST", "/v1/chat/completions")
+    assert request.headers["authorization"] == "Bearer sk-secret-1234567890"
+    assert request.json == {
         "model": "gpt-4.1",
         "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}],
         "stream": True,
@@ -52,15 +52,18 @@ async def test_a_request_is_what_the_api_documents(server: Loopback, chat_model:
     }
 
 
-async def test_thoughts_before_a_call_go_back_with_it(server: Loopback, chat_model: Model) -> None:
-    sent = [chunk({"reasoning_content": "Hm"}), chunk(called(0, id="a", name="add", arguments="{}"), "tool_calls")]
-    server.reply(stream(events(*sent)), stream(said("ok")))
-    turn, _ = await hear(chat_model)
-    await hear(
+async def test_thoughts_before_a_call_go_back_with_it(server: ModelTestServer, chat_model: Model) -> None:
+    request_body = [
+        chat_chunk({"reasoning_content": "Hm"}),
+        chat_chunk(tool_call_delta(0, id="a", name="add", arguments="{}"), "tool_calls"),
+    ]
+    server.reply(stream_reply(events(*request_body)), stream_reply(text_completion("ok")))
+    turn, _ = await respond_and_record(chat_model)
+    await respond_and_record(
         chat_model,
         ModelRequest(system="", turns=[UserTurn("x"), turn, ResultsTurn((ModelToolResult("a", "add", "1"),))]),
     )
-    assert server.asked[1].json["messages"][1] == {
+    assert server.requests[1].json["messages"][1] == {
         "role": "assistant",
         "content": None,
         "tool_calls": [{"id": "a", "type": "function", "function": {"name": "add", "arguments": "{}"}}],
@@ -68,15 +71,15 @@ async def test_thoughts_before_a_call_go_back_with_it(server: Loopback, chat_mod
     }
 
 
-async def test_connections_are_used_again(server: Loopback, chat_model: Model) -> None:
-    server.reply(stream(said("ok")))
+async def test_connections_are_used_again(server: ModelTestServer, chat_model: Model) -> None:
+    server.reply(stream_reply(text_completion("ok")))
     for _ in range(5):
         await chat_model.respond(HELLO)
     assert server.connections == 1
 
 
-async def test_a_conversation_is_written_so_that_it_is_accepted(server: Loopback, chat_model: Model) -> None:
-    server.reply(stream(said("ok")))
+async def test_a_conversation_is_written_so_that_it_is_accepted(server: ModelTestServer, chat_model: Model) -> None:
+    server.reply(stream_reply(text_completion("ok")))
     turns = [
         UserTurn("one"),
         UserTurn("two"),
@@ -94,9 +97,9 @@ async def test_a_conversation_is_written_so_that_it_is_accepted(server: Loopback
         ModelTurn(text="done"),
     ]
     await chat_model.respond(ModelRequest(system="", turns=turns))
-    sent = server.asked[0].json["messages"]
+    request_body = server.requests[0].json["messages"]
     ids = ["a", "call_3_1", "call_3_2"]
-    assert sent == [
+    assert request_body == [
         {"role": "user", "content": "one\n\ntwo"},
         {
             "role": "assistant",
@@ -115,8 +118,8 @@ async def test_a_conversation_is_written_so_that_it_is_accepted(server: Loopback
     ]
 
 
-async def test_pictures_in_results_are_shown_in_the_next_message(server: Loopback, chat_model: Model) -> None:
-    server.reply(stream(said("ok")))
+async def test_pictures_in_results_are_shown_in_the_next_message(server: ModelTestServer, chat_model: Model) -> None:
+    server.reply(stream_reply(text_completion("ok")))
     picture = ImagePart(data="AAAA", mime_type="image/png")
     turns = [
         UserTurn("draw"),
@@ -125,31 +128,37 @@ async def test_pictures_in_results_are_shown_in_the_next_message(server: Loopbac
         UserTurn("well?"),
     ]
     await chat_model.respond(ModelRequest(system="", turns=turns))
-    assert [one["role"] for one in server.asked[0].json["messages"]] == ["user", "assistant", "tool", "tool", "user"]
-    assert server.asked[0].json["messages"][-1]["content"] == [
+    assert [item["role"] for item in server.requests[0].json["messages"]] == [
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+        "user",
+    ]
+    assert server.requests[0].json["messages"][-1]["content"] == [
         {"type": "text", "text": "From the result of draw:"},
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
         {"type": "text", "text": "well?"},
     ]
 
 
-async def test_lone_surrogates_and_nul_do_not_stop_a_request(server: Loopback, chat_model: Model) -> None:
-    server.reply(stream(said("ok")))
+async def test_lone_surrogates_and_nul_do_not_stop_a_request(server: ModelTestServer, chat_model: Model) -> None:
+    server.reply(stream_reply(text_completion("ok")))
     await chat_model.respond(ModelRequest(system="a\udc80b", turns=[UserTurn("nul \0 and \ud800")], tools=(ADD,)))
-    sent = server.asked[0].json
-    assert sent["messages"][0]["content"] == "a?b"
-    assert sent["messages"][1]["content"] == "nul \0 and ?"
-    assert sent["tools"][0]["function"]["name"] == "add"
+    request_body = server.requests[0].json
+    assert request_body["messages"][0]["content"] == "a?b"
+    assert request_body["messages"][1]["content"] == "nul \0 and ?"
+    assert request_body["tools"][0]["function"]["name"] == "add"
 
 
-async def test_large_requests_are_sent(server: Loopback, chat_model: Model) -> None:
-    server.reply(stream(said("ok")))
+async def test_large_requests_are_sent(server: ModelTestServer, chat_model: Model) -> None:
+    server.reply(stream_reply(text_completion("ok")))
     await chat_model.respond(ModelRequest(system="x" * 3_000_000, turns=[UserTurn("hi")]))
-    assert len(server.asked[0].body) > 3_000_000
+    assert len(server.requests[0].body) > 3_000_000
 
 
 @pytest.mark.parametrize(
-    ("message", "gone", "there"),
+    ("message", "omitted_key", "expected_key"),
     [
         ("Unsupported value: 'temperature' does not support 0.5 with this model.", "temperature", None),
         (
@@ -162,32 +171,32 @@ async def test_large_requests_are_sent(server: Loopback, chat_model: Model) -> N
     ],
 )
 async def test_what_a_model_refuses_by_name_is_left_out_from_then_on(
-    server: Loopback, chat_model: Model, message: str, gone: str, there: str | None
+    server: ModelTestServer, chat_model: Model, message: str, omitted_key: str, expected_key: str | None
 ) -> None:
-    server.reply(status(400, {"error": {"message": message}}), stream(said("ok")))
+    server.reply(error_reply(400, {"error": {"message": message}}), stream_reply(text_completion("ok")))
     settings = ModelSettings(temperature=0.5, max_output_tokens=100, reasoning="low")
     request = ModelRequest(system="", turns=[UserTurn("x")], settings=settings)
     for _ in range(2):
-        turn, _ = await hear(chat_model, request)
+        turn, _ = await respond_and_record(chat_model, request)
         assert turn.text == "ok"
-    first, *later = [one.json for one in server.asked]
+    first, *later = [item.json for item in server.requests]
     assert len(later) == 2
-    assert gone in first
-    assert all(gone not in one and (there is None or there in one) for one in later)
+    assert omitted_key in first
+    assert all(omitted_key not in item and (expected_key is None or expected_key in item) for item in later)
 
 
-async def test_a_refusal_that_names_nothing_that_was_sent_is_final(server: Loopback, chat_model: Model) -> None:
-    server.reply(status(400, {"error": {"message": "temperature is not supported"}}))
+async def test_a_refusal_that_names_nothing_that_was_sent_is_final(server: ModelTestServer, chat_model: Model) -> None:
+    server.reply(error_reply(400, {"error": {"message": "temperature is not supported"}}))
     with pytest.raises(ModelError):
         await chat_model.respond(HELLO)
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
-async def test_tools_are_written_once(server: Loopback, chat_model: Model) -> None:
-    server.reply(stream(said("ok")))
+async def test_tools_are_written_once(server: ModelTestServer, chat_model: Model) -> None:
+    server.reply(stream_reply(text_completion("ok")))
     tools = (ADD, Tool("mul", "Multiplies.", {"anyOf": [{"required": ["a"], "properties": {"a": {}}}]}))
     for _ in range(2):
         await chat_model.respond(ModelRequest(system="", turns=[UserTurn("x")], tools=tools))
-    first, second = (one.json["tools"] for one in server.asked)
+    first, second = (item.json["tools"] for item in server.requests)
     assert first == second
     assert first[1]["function"]["parameters"] == {"type": "object", "properties": {"a": {}}, "required": ["a"]}

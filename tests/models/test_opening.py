@@ -75,13 +75,13 @@ def test_each_provider_is_asked_at_its_own_address(
 
 
 @pytest.mark.spec("11.7")
-@pytest.mark.parametrize("provider", [name for name, one in PROVIDERS.items() if one.key_variables])
+@pytest.mark.parametrize("provider", [name for name, entry in PROVIDERS.items() if entry.key_variables])
 def test_a_missing_key_is_named_with_the_way_out(provider: str) -> None:
-    with pytest.raises(ModelError) as caught:
+    with pytest.raises(ModelError) as error_info:
         open_model(provider, "some-model", environ={})
-    assert caught.value.kind == "no_key"
-    assert f"set {PROVIDERS[provider].key_variables[0]} in the environment" in str(caught.value)
-    assert not caught.value.is_transient
+    assert error_info.value.kind == "no_key"
+    assert f"set {PROVIDERS[provider].key_variables[0]} in the environment" in str(error_info.value)
+    assert not error_info.value.is_transient
 
 
 def test_a_server_of_ones_own_needs_no_key() -> None:
@@ -111,9 +111,9 @@ def test_anthropic_takes_tokens_too() -> None:
 
 @pytest.mark.parametrize("key", ["ab\ncd", "sk-\u200bx", "a\0b"])
 def test_a_key_that_cannot_be_sent_is_refused_without_showing_it(key: str) -> None:
-    with pytest.raises(ModelError, match="'OPENAI_API_KEY' has characters") as caught:
+    with pytest.raises(ModelError, match="'OPENAI_API_KEY' has characters") as error_info:
         open_model("openai", "x", environ={"OPENAI_API_KEY": key})
-    assert key not in str(caught.value)
+    assert key not in str(error_info.value)
     assert inner(open_model("openai-chat", "x", api_key="sk-1\n", environ={})).endpoint.headers == {
         "Authorization": "Bearer sk-1"
     }
@@ -123,9 +123,9 @@ def test_a_key_that_cannot_be_sent_is_refused_without_showing_it(key: str) -> No
     ("provider", "hint"), [("opnai", 'did you mean "openai"'), ("qqq", "it is one of openai, anthropic, google")]
 )
 def test_an_unknown_provider_is_answered_with_the_nearest(provider: str, hint: str) -> None:
-    with pytest.raises(ModelError, match=hint) as caught:
+    with pytest.raises(ModelError, match=hint) as error_info:
         open_model(provider, "x", environ={})
-    assert caught.value.kind == "not_found"
+    assert error_info.value.kind == "not_found"
 
 
 @pytest.mark.parametrize("url", ["ftp://h/v1", "localhost:8000", "http://", "http://user:pass@h/v1"])
@@ -142,7 +142,7 @@ def test_all_others_are_asked_through_pydantic_ai(provider: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "found"),
+    ("environ", "expected_provider"),
     [
         ({}, None),
         ({"OPENAI_API_KEY": " "}, None),
@@ -152,12 +152,12 @@ def test_all_others_are_asked_through_pydantic_ai(provider: str) -> None:
         ({"OPENROUTER_API_KEY": "k"}, "openrouter"),
     ],
 )
-def test_the_model_of_the_key_that_is_set_is_used(environ: dict[str, str], found: str | None) -> None:
-    chosen = find_default_model(environ)
-    assert (chosen and chosen[0]) == found
-    if chosen is not None:
-        assert chosen[1] == PROVIDERS[chosen[0]].default_model
-        assert inner(open_model(None, None, environ=environ)).name == ":".join(chosen)
+def test_the_model_of_the_key_that_is_set_is_used(environ: dict[str, str], expected_provider: str | None) -> None:
+    expected_choice = find_default_model(environ)
+    assert (expected_choice and expected_choice[0]) == expected_provider
+    if expected_choice is not None:
+        assert expected_choice[1] == PROVIDERS[expected_choice[0]].default_model
+        assert inner(open_model(None, None, environ=environ)).name == ":".join(expected_choice)
 
 
 @pytest.mark.parametrize("provider", ["openai", "anthropic", "google"])
@@ -166,7 +166,7 @@ def test_what_the_usual_models_cost_is_known(provider: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("provider", "name", "chosen"),
+    ("provider", "name", "expected_choice"),
     [
         ("openai", None, ("openai", PROVIDERS["openai"].default_model)),
         (None, "openai:gpt-4.1", ("openai", "gpt-4.1")),
@@ -177,15 +177,15 @@ def test_what_the_usual_models_cost_is_known(provider: str) -> None:
     ],
 )
 def test_what_a_configuration_leaves_open_is_filled_in(
-    provider: str | None, name: str | None, chosen: tuple[str, str]
+    provider: str | None, name: str | None, expected_choice: tuple[str, str]
 ) -> None:
-    assert choose_model(provider, name, {"MISTRAL_API_KEY": "k"}) == chosen
+    assert choose_model(provider, name, {"MISTRAL_API_KEY": "k"}) == expected_choice
 
 
 def test_without_any_key_the_way_out_is_told() -> None:
-    with pytest.raises(ModelError, match="set one of OPENAI_API_KEY, ANTHROPIC_API_KEY, GEMINI_API_KEY") as caught:
+    with pytest.raises(ModelError, match="set one of OPENAI_API_KEY, ANTHROPIC_API_KEY, GEMINI_API_KEY") as error_info:
         open_model(None, None, environ={})
-    assert caught.value.kind == "no_key"
+    assert error_info.value.kind == "no_key"
 
 
 def test_names_with_their_provider_are_understood() -> None:

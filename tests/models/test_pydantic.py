@@ -6,7 +6,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.models.servers import Loopback, called, completion, said, status, stream
+from tests.models.model_server import (
+    ModelTestServer,
+    chat_completion,
+    error_reply,
+    stream_reply,
+    text_completion,
+    tool_call_delta,
+)
 from toolspace import ImagePart, Tool
 from toolspace.core.model import (
     CallDelta,
@@ -31,29 +38,31 @@ ADD = Tool("add", "Adds.", {"type": "object", "properties": {"a": {"type": "inte
 
 
 @pytest.fixture
-async def model(server: Loopback) -> AsyncIterator[PydanticAIModel]:
-    made = PydanticAIModel("openai-chat", "some-model", api_key="sk-secret-12345", base_url=f"{server.url}/v1")
-    yield made
-    await made.aclose()
+async def model(server: ModelTestServer) -> AsyncIterator[PydanticAIModel]:
+    pydantic_model = PydanticAIModel(
+        "openai-chat", "some-model", api_key="sk-secret-12345", base_url=f"{server.url}/v1"
+    )
+    yield pydantic_model
+    await pydantic_model.aclose()
 
 
 @pytest.mark.spec("11.7")
-async def test_an_answer_is_heard_as_it_is_written(server: Loopback, model: PydanticAIModel) -> None:
-    body = completion(
+async def test_an_answer_is_heard_as_it_is_written(server: ModelTestServer, model: PydanticAIModel) -> None:
+    body = chat_completion(
         {"content": "Wa"},
         {"content": "it."},
-        called(0, id="call_a", name="add", arguments=""),
-        called(0, arguments='{"a"'),
-        called(0, arguments=":1}"),
+        tool_call_delta(0, id="call_a", name="add", arguments=""),
+        tool_call_delta(0, arguments='{"a"'),
+        tool_call_delta(0, arguments=":1}"),
         finish="tool_calls",
     )
-    server.reply(stream(body))
-    heard: list[ModelStreamPart] = []
+    server.reply(stream_reply(body))
+    parts: list[ModelStreamPart] = []
     settings = ModelSettings(temperature=0.5, max_output_tokens=50)
     request = ModelRequest(system="Be brief.", turns=[UserTurn("Hello")], tools=(ADD,), settings=settings)
-    turn = await model.respond(request, heard.append)
+    turn = await model.respond(request, parts.append)
     assert (turn.text, turn.calls, turn.finish) == ("Wait.", (ModelCall("call_a", "add", '{"a":1}'),), "tools")
-    assert heard == [
+    assert parts == [
         TextDelta("Wa"),
         TextDelta("it."),
         CallStarted(0, "call_a", "add"),
@@ -61,14 +70,14 @@ async def test_an_answer_is_heard_as_it_is_written(server: Loopback, model: Pyda
         CallDelta(0, ":1}"),
     ]
     assert (turn.usage.input_tokens, turn.usage.cached_tokens, turn.usage.output_tokens) == (1000, 400, 50)
-    sent = server.asked[0].json
-    assert [one["role"] for one in sent["messages"]] == ["system", "user"]
-    assert sent["tools"][0]["function"]["name"] == "add"
-    assert sent["temperature"] == 0.5
+    request_body = server.requests[0].json
+    assert [item["role"] for item in request_body["messages"]] == ["system", "user"]
+    assert request_body["tools"][0]["function"]["name"] == "add"
+    assert request_body["temperature"] == 0.5
 
 
-async def test_a_conversation_goes_along(server: Loopback, model: PydanticAIModel) -> None:
-    server.reply(stream(said("ok")))
+async def test_a_conversation_goes_along(server: ModelTestServer, model: PydanticAIModel) -> None:
+    server.reply(stream_reply(text_completion("ok")))
     turns = [
         UserTurn("draw", (ImagePart(data="AAAA"),)),
         ModelTurn(text="So.", calls=(ModelCall("a", "draw", "{}"), ModelCall("b", "add", "{bad"))),
@@ -76,25 +85,25 @@ async def test_a_conversation_goes_along(server: Loopback, model: PydanticAIMode
     ]
     turn = await model.respond(ModelRequest(system="", turns=turns))
     assert turn.text == "ok"
-    sent = server.asked[0].json["messages"]
-    assert [one["role"] for one in sent] == ["user", "assistant", "tool", "tool"]
-    assert sent[0]["content"][1]["type"] == "image_url"
+    request_body = server.requests[0].json["messages"]
+    assert [item["role"] for item in request_body] == ["user", "assistant", "tool", "tool"]
+    assert request_body[0]["content"][1]["type"] == "image_url"
 
 
 @pytest.mark.parametrize(
     ("code", "kind"), [(429, "rate_limited"), (401, "not_permitted"), (503, "overloaded"), (404, "not_found")]
 )
-async def test_refusals_are_understood(server: Loopback, model: PydanticAIModel, code: int, kind: str) -> None:
-    server.reply(status(code, {"error": {"message": "no"}}, retry_after="7"))
-    with pytest.raises(ModelError) as caught:
+async def test_refusals_are_understood(server: ModelTestServer, model: PydanticAIModel, code: int, kind: str) -> None:
+    server.reply(error_reply(code, {"error": {"message": "no"}}, retry_after="7"))
+    with pytest.raises(ModelError) as error_info:
         await model.respond(ModelRequest(system="", turns=[UserTurn("x")]))
-    assert (caught.value.kind, caught.value.status, caught.value.retry_after) == (kind, code, 7.0)
-    assert len(server.asked) == 1
-    assert "sk-secret" not in str(caught.value)
+    assert (error_info.value.kind, error_info.value.status, error_info.value.retry_after) == (kind, code, 7.0)
+    assert len(server.requests) == 1
+    assert "sk-secret" not in str(error_info.value)
 
 
 async def test_what_is_missing_is_named() -> None:
     request = ModelRequest(system="", turns=[UserTurn("x")])
-    with pytest.raises(ModelError, match="install") as caught:
+    with pytest.raises(ModelError, match="install") as error_info:
         await PydanticAIModel("bedrock", "some-model").respond(request)
-    assert caught.value.kind == "not_found"
+    assert error_info.value.kind == "not_found"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.models.asking import ADD, HELLO, hear
-from tests.models.servers import Loopback, events, response, status, stream
+from tests.models.model_server import ModelTestServer, error_reply, events, openai_response, stream_reply
+from tests.models.requests import ADD, HELLO, respond_and_record
 from toolspace import ImagePart
 from toolspace.core.model import (
     CallDelta,
@@ -29,7 +29,7 @@ from toolspace.models.registry import open_model
 SEALED = {"id": "rs_1", "type": "reasoning", "summary": [], "encrypted_content": "c2VhbA=="}
 
 
-def spoken(*words: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def text_item(*words: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     content = [{"type": "output_text", "text": "".join(words), "annotations": []}]
     item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": content}
     deltas = [
@@ -38,7 +38,7 @@ def spoken(*words: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return item, deltas
 
 
-def called(id: str, name: str, *pieces: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def call_item(id: str, name: str, *pieces: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     item = {
         "id": f"fc_{id}",
         "type": "function_call",
@@ -51,28 +51,30 @@ def called(id: str, name: str, *pieces: str) -> tuple[dict[str, Any], list[dict[
 
 
 @pytest.fixture
-async def model(server: Loopback) -> AsyncIterator[Model]:
-    made = open_model("openai-responses", "gpt-6-sol", base_url=f"{server.url}/v1", api_key="k", environ={}, retries=0)
-    yield made
-    await made.aclose()
+async def model(server: ModelTestServer) -> AsyncIterator[Model]:
+    responses_model = open_model(
+        "openai-responses", "gpt-6-sol", base_url=f"{server.url}/v1", api_key="k", environ={}, retries=0
+    )
+    yield responses_model
+    await responses_model.aclose()
 
 
 @pytest.mark.spec("11.7")
 @pytest.mark.parametrize("split", [0, 1])
-async def test_text_thoughts_and_parallel_calls_are_heard(server: Loopback, model: Model, split: int) -> None:
+async def test_text_thoughts_and_parallel_calls_are_heard(server: ModelTestServer, model: Model, split: int) -> None:
     thoughts = [{"type": "response.reasoning_summary_text.delta", "summary_index": 0, "delta": "Hm."}]
-    body = response(
+    body = openai_response(
         (SEALED, thoughts),
-        spoken("Wa", "it."),
-        called("call_1", "add", '{"a"', ":1}"),
-        called("call_2", "now", "{}"),
+        text_item("Wa", "it."),
+        call_item("call_1", "add", '{"a"', ":1}"),
+        call_item("call_2", "now", "{}"),
     )
-    server.reply(stream(body, split=split))
-    turn, heard = await hear(model)
+    server.reply(stream_reply(body, split=split))
+    turn, parts = await respond_and_record(model)
     assert turn.text == "Wait."
     assert turn.calls == (ModelCall("call_1", "add", '{"a":1}'), ModelCall("call_2", "now", "{}"))
     assert turn.finish == "tools"
-    assert heard == [
+    assert parts == [
         ThinkingDelta("Hm."),
         TextDelta("Wa"),
         TextDelta("it."),
@@ -87,16 +89,19 @@ async def test_text_thoughts_and_parallel_calls_are_heard(server: Loopback, mode
     assert usage.cost == pytest.approx((600 * 2 + 400 * 0.2 + 50 * 10) / 1e6)
 
 
-async def test_nothing_is_kept_there_and_thoughts_go_back_sealed(server: Loopback, model: Model) -> None:
-    server.reply(stream(response((SEALED, []), called("call_1", "draw", "{}"))), stream(response(spoken("ok"))))
+async def test_nothing_is_kept_there_and_thoughts_go_back_sealed(server: ModelTestServer, model: Model) -> None:
+    server.reply(
+        stream_reply(openai_response((SEALED, []), call_item("call_1", "draw", "{}"))),
+        stream_reply(openai_response(text_item("ok"))),
+    )
     settings = ModelSettings(temperature=0.5, max_output_tokens=10, reasoning="high")
     tools = (ADD,)
     request = ModelRequest(system="Be brief.", turns=[UserTurn("x")], tools=tools, tool_choice="add", settings=settings)
     turn = await model.respond(request)
     answer = ModelToolResult("call_1", "draw", "[image]", media=(ImagePart(data="AAAA"),))
     await model.respond(ModelRequest(system="", turns=[UserTurn("x"), turn, ResultsTurn((answer,))], tools=tools))
-    first, second = (one.json for one in server.asked)
-    assert server.asked[0].path == "/v1/responses"
+    first, second = (request.json for request in server.requests)
+    assert server.requests[0].path == "/v1/responses"
     assert first == {
         "model": "gpt-6-sol",
         "input": [{"role": "user", "content": "x"}],
@@ -136,52 +141,54 @@ async def test_nothing_is_kept_there_and_thoughts_go_back_sealed(server: Loopbac
 @pytest.mark.parametrize(
     ("reason", "finish"), [("max_output_tokens", "length"), ("content_filter", "filter"), (None, "other")]
 )
-async def test_an_incomplete_answer_says_why(server: Loopback, model: Model, reason: str | None, finish: str) -> None:
+async def test_an_incomplete_answer_says_why(
+    server: ModelTestServer, model: Model, reason: str | None, finish: str
+) -> None:
     details = {"reason": reason} if reason else None
-    server.reply(stream(response(spoken("hi"), status="incomplete", incomplete_details=details)))
-    turn, _ = await hear(model)
+    server.reply(stream_reply(openai_response(text_item("hi"), status="incomplete", incomplete_details=details)))
+    turn, _ = await respond_and_record(model)
     assert (turn.text, turn.finish) == ("hi", finish)
 
 
-async def test_a_refusal_is_told(server: Loopback, model: Model) -> None:
-    item, _ = spoken("No.")
-    server.reply(stream(response((item, [{"type": "response.refusal.delta", "delta": "No."}]))))
-    turn, _ = await hear(model)
+async def test_a_refusal_is_told(server: ModelTestServer, model: Model) -> None:
+    item, _ = text_item("No.")
+    server.reply(stream_reply(openai_response((item, [{"type": "response.refusal.delta", "delta": "No."}]))))
+    turn, _ = await respond_and_record(model)
     assert (turn.text, turn.finish) == ("No.", "filter")
 
 
 @pytest.mark.parametrize(
     ("body", "kind"),
     [
-        (response(status="failed", error={"code": "server_error", "message": "oops"}), "unavailable"),
-        (response(status="failed", error={"code": "rate_limit_exceeded", "message": "slow"}), "rate_limited"),
+        (openai_response(status="failed", error={"code": "server_error", "message": "oops"}), "unavailable"),
+        (openai_response(status="failed", error={"code": "rate_limit_exceeded", "message": "slow"}), "rate_limited"),
         (
-            events({"type": "error", "code": "server_error", "message": "oops", "param": None}, named=True),
+            events({"type": "error", "code": "server_error", "message": "oops", "param": None}, is_named=True),
             "unavailable",
         ),
-        (response(spoken("Hel")).partition(b"event: response.output_item.done")[0], "broken"),
+        (openai_response(text_item("Hel")).partition(b"event: response.output_item.done")[0], "broken"),
     ],
 )
-async def test_failures_in_the_stream_are_errors(server: Loopback, model: Model, body: bytes, kind: str) -> None:
-    server.reply(stream(body))
-    with pytest.raises(ModelError) as caught:
+async def test_failures_in_the_stream_are_errors(server: ModelTestServer, model: Model, body: bytes, kind: str) -> None:
+    server.reply(stream_reply(body))
+    with pytest.raises(ModelError) as error_info:
         await model.respond(HELLO)
-    assert caught.value.kind == kind
+    assert error_info.value.kind == kind
 
 
-async def test_models_that_do_not_think_are_asked_without(server: Loopback, model: Model) -> None:
+async def test_models_that_do_not_think_are_asked_without(server: ModelTestServer, model: Model) -> None:
     error = {"message": "Encrypted content is not supported with this model.", "param": "include"}
-    server.reply(status(400, {"error": error}), stream(response(spoken("ok"))))
+    server.reply(error_reply(400, {"error": error}), stream_reply(openai_response(text_item("ok"))))
     assert (await model.respond(HELLO)).text == "ok"
-    assert "include" not in server.asked[1].json
+    assert "include" not in server.requests[1].json
 
 
-async def test_the_real_sdk_understands_the_server(server: Loopback) -> None:
+async def test_the_real_sdk_understands_the_server(server: ModelTestServer) -> None:
     openai = pytest.importorskip("openai")
-    server.reply(stream(response((SEALED, []), called("call_1", "add", '{"a"', ":1}")), split=9))
+    server.reply(stream_reply(openai_response((SEALED, []), call_item("call_1", "add", '{"a"', ":1}")), split=9))
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0) as client:
-        heard = await client.responses.create(model="gpt-6-sol", input="hi", stream=True)
-        kinds = [event.type async for event in heard]
+        parts = await client.responses.create(model="gpt-6-sol", input="hi", stream=True)
+        kinds = [event.type async for event in parts]
     assert kinds[0] == "response.created"
     assert "response.function_call_arguments.delta" in kinds
     assert kinds[-1] == "response.completed"

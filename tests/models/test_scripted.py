@@ -26,8 +26,8 @@ HELLO = ModelRequest(system="", turns=[UserTurn("Hello")])
 
 @pytest.mark.spec("11.7")
 async def test_a_script_is_said_turn_by_turn() -> None:
-    whole = ModelTurn(text="Hm", calls=(ModelCall("x", "f", "{}"),), usage=Usage(input_tokens=7))
-    model = ScriptedModel(["Hello", call("add", {"a": 1}), [call("f"), call("g", "{bad", id="mine")], whole])
+    full_turn = ModelTurn(text="Hm", calls=(ModelCall("x", "f", "{}"),), usage=Usage(input_tokens=7))
+    model = ScriptedModel(["Hello", call("add", {"a": 1}), [call("f"), call("g", "{bad", id="mine")], full_turn])
     first, second, third, fourth = [await model.respond(HELLO) for _ in range(4)]
     assert (first.text, first.calls, first.finish) == ("Hello", (), "stop")
     assert (second.calls, second.finish) == ((ModelCall("call_2_1", "add", '{"a":1}'),), "tools")
@@ -68,9 +68,9 @@ async def test_a_script_that_ran_out_says_how_long_it_was() -> None:
     model = ScriptedModel(["a", "b"])
     await model.respond(HELLO)
     await model.respond(HELLO)
-    with pytest.raises(ModelError, match="has 2 turns, and this is request 3") as caught:
+    with pytest.raises(ModelError, match="has 2 turns, and this is request 3") as error_info:
         await model.respond(HELLO)
-    assert caught.value.kind == "invalid"
+    assert error_info.value.kind == "invalid"
 
 
 async def test_what_is_no_turn_is_refused() -> None:
@@ -79,14 +79,14 @@ async def test_what_is_no_turn_is_refused() -> None:
 
 
 async def test_turns_are_heard_in_pieces() -> None:
-    heard: list[ModelStreamPart] = []
+    parts: list[ModelStreamPart] = []
     model = ScriptedModel([ModelTurn(text="It is  3.\n", calls=(call("say", {"text": "a long text"}),))])
-    turn = await model.respond(HELLO, heard.append)
-    assert [part.text for part in heard if isinstance(part, TextDelta)] == ["It ", "is  ", "3.\n"]
-    assert CallStarted(0, "call_1_1", "say") in heard
-    written = [part.text for part in heard if isinstance(part, CallDelta)]
-    assert len(written) > 1
-    assert "".join(written) == turn.calls[0].arguments
+    turn = await model.respond(HELLO, parts.append)
+    assert [part.text for part in parts if isinstance(part, TextDelta)] == ["It ", "is  ", "3.\n"]
+    assert CallStarted(0, "call_1_1", "say") in parts
+    pieces = [part.text for part in parts if isinstance(part, CallDelta)]
+    assert len(pieces) > 1
+    assert "".join(pieces) == turn.calls[0].arguments
 
 
 async def test_requests_are_remembered_as_they_were() -> None:

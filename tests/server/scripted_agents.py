@@ -10,7 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.models.servers import Loopback, Reply, called, completion, said, stream
+from tests.models.model_server import (
+    ModelTestServer,
+    Reply,
+    chat_completion,
+    stream_reply,
+    text_completion,
+    tool_call_delta,
+)
 from tests.server.gateway_api import ApiClient, open_api, write_config
 from toolspace.agents.host import entity_id_for
 from toolspace.core.ids import derived_id
@@ -30,16 +37,19 @@ def tool_calls_turn(*calls: tuple[str, Mapping[str, Any]], text: str = "") -> by
     """A turn that calls tools."""
     deltas: list[dict[str, Any]] = [{"content": text}] if text else []
     for index, (name, arguments) in enumerate(calls):
-        deltas.append(called(index, id=f"call_{index}", name=name, arguments=json.dumps(arguments)))
-    return completion(*deltas, finish="tool_calls")
+        deltas.append(tool_call_delta(index, id=f"call_{index}", name=name, arguments=json.dumps(arguments)))
+    return chat_completion(*deltas, finish="tool_calls")
 
 
 def message_turns(text: str, space: str = ROOM) -> list[bytes]:
     """The turns of an agent that says something in a space, and is done."""
-    return [tool_calls_turn(("enter_space", {"spaceId": space}), ("send_message", {"text": text})), said("Done.")]
+    return [
+        tool_calls_turn(("enter_space", {"spaceId": space}), ("send_message", {"text": text})),
+        text_completion("Done."),
+    ]
 
 
-class ScriptedModelServer(Loopback):
+class ScriptedModelServer(ModelTestServer):
     """Serves models over OpenAI's chat completions: each has its own script, and says `Done.` behind its end."""
 
     def __init__(self) -> None:
@@ -56,17 +66,17 @@ class ScriptedModelServer(Loopback):
 
     def list_requests(self, model: str = MODEL) -> list[Any]:
         """The requests to a model."""
-        return [request.json for request in self.asked if request.json["model"] == model]
+        return [request.json for request in self.requests if request.json["model"] == model]
 
     async def wait_for_requests(self, count: int = 1, model: str = MODEL) -> Any:
         """Waits for so many requests to a model; gives the last of them."""
         while len(requests := self.list_requests(model)) < count:
-            self.came.clear()
-            await asyncio.wait_for(self.came.wait(), 20)
+            self.request_arrived.clear()
+            await asyncio.wait_for(self.request_arrived.wait(), 20)
         return requests[count - 1]
 
     async def _speak(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        turns = self.scripts.get(self.asked[-1].json["model"])
+        turns = self.scripts.get(self.requests[-1].json["model"])
         await _reply(turns.pop(0) if turns else "Done.")(reader, writer)
 
 
@@ -95,8 +105,8 @@ class HeldTurn:
 
 def _reply(turn: Turn) -> Reply:
     if isinstance(turn, str):
-        turn = said(turn)
-    return stream(turn) if isinstance(turn, bytes) else turn
+        turn = text_completion(turn)
+    return stream_reply(turn) if isinstance(turn, bytes) else turn
 
 
 def list_input_texts(request: Any) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.models.servers import status
+from tests.models.model_server import error_reply
 from tests.server.scripted_agents import (
     AgentGateway,
     HeldTurn,
@@ -32,7 +32,7 @@ async def test_cycles_are_counted_by_outcome_and_models_by_tokens_and_cost(tmp_p
         }
         async with open_agent_gateway(tmp_path, brain, agents=agents) as house:
             brain.script(tool_calls_turn(("skip", {"reason": "not mine"})), model="gpt-4.1")
-            brain.script(status(401, {"error": {"message": "no"}}), model="of-bob")
+            brain.script(error_reply(401, {"error": {"message": "no"}}), model="of-bob")
             await house.say("Hi")
             await house.wait_for_run_end()
             await house.wait_for_run_end(agent="bob")
@@ -64,12 +64,12 @@ async def test_active_agents_are_counted(tmp_path: Path) -> None:
 
 async def test_a_canceled_run_is_counted_as_canceled(tmp_path: Path) -> None:
     async with open_model_server() as brain, open_agent_gateway(tmp_path, brain) as house:
-        brain.script(brain.silence)
+        brain.script(brain.never_answer)
         await house.push_event("go")
         await brain.wait_for_requests()
         (run,) = await house.list_runs()
         await house.api.post(f"/api/runs/{run['id']}/cancel")
-        await brain.hung_up.wait()
+        await brain.client_closed.wait()
         await house.push_event("and again")
         await house.wait_for_run_end(2)
         metrics = await figures(house)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.models.servers import status
+from tests.models.model_server import error_reply
 from tests.server.gateway_api import ApiClient
 from tests.server.scripted_agents import (
     PERSON,
@@ -97,7 +97,7 @@ async def _live(house: AgentGateway) -> None:
     assert run["status"] == "completed", run
     house.model_server.script(
         tool_calls_turn(("enter_space", {"spaceId": ROOM})),
-        status(400, {"error": {"message": f"{OPERATOR} refusal, Bearer {KEY}"}}),
+        error_reply(400, {"error": {"message": f"{OPERATOR} refusal, Bearer {KEY}"}}),
         model=NAME,
     )
     await house.say("And now?")

@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 
 from tests.http_servers import http_server
-from tests.models.servers import message, stream, text_block, use_block
+from tests.models.model_server import anthropic_message, stream_reply, text_block, tool_use_block
 from tests.server.gateway_api import JWT_SECRET, PUBLIC, SECRET, ApiClient, open_api
 from tests.server.scripted_agents import (
     PERSON,
@@ -316,10 +316,12 @@ async def test_github_helper_uses_only_its_allowed_tools_of_a_server(tmp_path: P
         path = moved(tmp_path, "github_tools.json", {"https://mcp.github.com": url})
         async with scene(path, tmp_path, "github-helper", "claude-sonnet-4-5") as play:
             turns = [
-                message(use_block("t1", "github_tools__list_prs", '{"repo": "garden"}'), stop="tool_use"),
-                message(text_block("There is one.")),
+                anthropic_message(
+                    tool_use_block("t1", "github_tools__list_prs", '{"repo": "garden"}'), stop="tool_use"
+                ),
+                anthropic_message(text_block("There is one.")),
             ]
-            play.script(*map(stream, turns))
+            play.script(*map(stream_reply, turns))
             await play.house.say("Is there anything to review?")
             run = await play.cycle()
             assert run["status"] == "completed", run["error"]

@@ -18,7 +18,7 @@ from tests.server.scripted_agents import (
     list_result_texts,
     offered_tools,
     open_model_server,
-    said,
+    text_completion,
     tool_calls_turn,
 )
 from toolspace import ToolWorker
@@ -55,7 +55,7 @@ async def test_the_example_team_searches_asks_and_books_after_confirmation(tmp_p
                 LOOK,
                 "Up to 150 euros (House rules for travel).",
                 tool_calls_turn(("confirmAction", BOOKING), ("send_message", {"text": "Shall I?"})),
-                said("I wait."),
+                text_completion("I wait."),
             ]
             brain.script(*asking_first, model=USUAL)
             await house.say("Two nights in Lisbon, please", space=TRAVEL)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 MAX_RESPONSE = 32 << 20
 """Characters of one response, with its arguments and reasoning."""
 _MAX_ERROR_BODY = 1 << 16
-_LAST_EVENTS_SECONDS = 5.0
+LAST_EVENTS_SECONDS = 5.0
 """How long to wait for events after the finish reason: mostly the usage follows."""
 _END_OF_STREAM_SECONDS = 0.25
 """How long to wait for the end of a complete stream, so that its connection can be reused."""
@@ -387,7 +387,7 @@ async def _read_last_events(content: aiohttp.StreamReader, decoder: SseDecoder, 
     Returns whether the stream ended without a last event.
     """
     try:
-        async with asyncio.timeout(_LAST_EVENTS_SECONDS):
+        async with asyncio.timeout(LAST_EVENTS_SECONDS):
             while not response.is_complete and (chunk := await content.readany()):
                 _receive(response, decoder.feed(chunk))
     except TimeoutError:

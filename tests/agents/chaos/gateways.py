@@ -19,7 +19,7 @@ from aiohttp import web
 from tests.agents.chaos import checks
 from tests.agents.chaos.job_agent import KINDS, decide, read_effects
 from tests.agents.chaos.process import ProcessSettings, open_database
-from tests.models.servers import called, completion, said
+from tests.models.model_server import chat_completion, text_completion, tool_call_delta
 from tests.server.chaos.storm import KEY, Process
 from toolspace.agents.host import entity_id_for
 from toolspace.core.ids import derived_id
@@ -84,10 +84,10 @@ class OutsideServer:
     async def _respond(self, request: web.Request) -> web.StreamResponse:
         turn = decide(parse_turns((await request.json())["messages"]))
         deltas = [
-            called(at, id=model_call.id, name=model_call.name, arguments=model_call.arguments)
+            tool_call_delta(at, id=model_call.id, name=model_call.name, arguments=model_call.arguments)
             for at, model_call in enumerate(turn.calls)
         ]
-        body = completion(*deltas, finish="tool_calls") if deltas else said(turn.text)
+        body = chat_completion(*deltas, finish="tool_calls") if deltas else text_completion(turn.text)
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await self._pause()
         with suppress(ConnectionError):  # The gateway was killed.

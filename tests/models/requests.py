@@ -9,7 +9,7 @@ HELLO = ModelRequest(system="Be brief.", turns=[UserTurn("Hello")])
 ADD = Tool("add", "Adds.", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
 
 
-async def hear(model: Model, request: ModelRequest = HELLO) -> tuple[ModelTurn, list[ModelStreamPart]]:
+async def respond_and_record(model: Model, request: ModelRequest = HELLO) -> tuple[ModelTurn, list[ModelStreamPart]]:
     """The answer to a request, and the pieces that were heard of it."""
-    heard: list[ModelStreamPart] = []
-    return await model.respond(request, heard.append), heard
+    parts: list[ModelStreamPart] = []
+    return await model.respond(request, parts.append), parts

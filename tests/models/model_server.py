@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 
-class Asked:
+class ReceivedRequest:
     """One request as it came."""
 
     def __init__(self, method: str, path: str, headers: dict[str, str], body: bytes) -> None:
@@ -26,16 +26,16 @@ class Asked:
 Reply = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-class Loopback:
+class ModelTestServer:
     """Answers each request with the next reply; the last one again and again."""
 
     def __init__(self) -> None:
-        self.asked: list[Asked] = []
+        self.requests: list[ReceivedRequest] = []
         self.replies: list[Reply] = []
         self.connections = 0
-        self.came = asyncio.Event()
+        self.request_arrived = asyncio.Event()
         """A request is there."""
-        self.hung_up = asyncio.Event()
+        self.client_closed = asyncio.Event()
         """A client went away without its answer."""
         self.url = ""
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -44,7 +44,7 @@ class Loopback:
         self.replies = list(replies)
 
     @contextlib.asynccontextmanager
-    async def serve(self) -> AsyncIterator[Loopback]:
+    async def serve(self) -> AsyncIterator[ModelTestServer]:
         server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         try:
@@ -84,20 +84,20 @@ class Loopback:
             await reader.readline()
         else:
             body = await reader.readexactly(int(headers.get("content-length", 0)))
-        self.asked.append(Asked(method, path, headers, body))
+        self.requests.append(ReceivedRequest(method, path, headers, body))
         reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
-        self.came.set()
+        self.request_arrived.set()
         await reply(reader, writer)
         return not writer.is_closing()
 
-    async def silence(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def never_answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Takes the request, and never answers."""
         await reader.read()  # The client sends nothing while it waits: this ends when it hangs up.
-        self.hung_up.set()
+        self.client_closed.set()
         writer.close()
 
 
-def stream(body: bytes, *, split: int = 0, kind: str = "text/event-stream", end: bool = True) -> Reply:
+def stream_reply(body: bytes, *, split: int = 0, kind: str = "text/event-stream", end: bool = True) -> Reply:
     """An answer in chunks, of `split` bytes each; without an `end` the connection breaks off in the middle."""
 
     async def write(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -117,7 +117,7 @@ def stream(body: bytes, *, split: int = 0, kind: str = "text/event-stream", end:
     return write
 
 
-def status(code: int, body: object = b"", **headers: str) -> Reply:
+def error_reply(code: int, body: object = b"", **headers: str) -> Reply:
     """An answer with another status, and a body in the provider's form."""
 
     async def write(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -136,13 +136,13 @@ async def hangs_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     writer.close()
 
 
-def events(*data: object, named: bool = False) -> bytes:
-    """Server-sent events; `named` as Anthropic and the responses API send them."""
+def events(*data: object, is_named: bool = False) -> bytes:
+    """Server-sent events; `is_named` as Anthropic and the responses API send them."""
     lines: list[str] = []
-    for one in data:
-        text = one if isinstance(one, str) else json.dumps(one, ensure_ascii=False, separators=(",", ":"))
-        if named and isinstance(one, dict):
-            lines.append(f"event: {one['type']}\n")
+    for event in data:
+        text = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+        if is_named and isinstance(event, dict):
+            lines.append(f"event: {event['type']}\n")
         lines.append(f"data: {text}\n\n")
     return "".join(lines).encode()
 
@@ -150,7 +150,7 @@ def events(*data: object, named: bool = False) -> bytes:
 # OpenAI, chat completions
 
 
-def chunk(delta: dict[str, Any] | None = None, finish: str | None = None, **more: Any) -> dict[str, Any]:
+def chat_chunk(delta: dict[str, Any] | None = None, finish: str | None = None, **more: Any) -> dict[str, Any]:
     return {
         "id": "chatcmpl-123",
         "object": "chat.completion.chunk",
@@ -162,7 +162,9 @@ def chunk(delta: dict[str, Any] | None = None, finish: str | None = None, **more
     }
 
 
-def called(index: int, *, id: str | None = None, name: str | None = None, arguments: str = "") -> dict[str, Any]:
+def tool_call_delta(
+    index: int, *, id: str | None = None, name: str | None = None, arguments: str = ""
+) -> dict[str, Any]:
     call: dict[str, Any] = {"index": index, "function": {"arguments": arguments}}
     if id is not None:
         call |= {"id": id, "type": "function"}
@@ -179,38 +181,40 @@ USED = {
 }
 
 
-def completion(*deltas: dict[str, Any], finish: str = "stop") -> bytes:
+def chat_completion(*deltas: dict[str, Any], finish: str = "stop") -> bytes:
     """A whole chat completion as OpenAI streams it."""
     return events(
-        chunk({"role": "assistant", "content": "", "refusal": None}),
-        *(chunk(delta) for delta in deltas),
-        chunk({}, finish),
-        {**chunk(), "choices": [], "usage": USED},
+        chat_chunk({"role": "assistant", "content": "", "refusal": None}),
+        *(chat_chunk(delta) for delta in deltas),
+        chat_chunk({}, finish),
+        {**chat_chunk(), "choices": [], "usage": USED},
         "[DONE]",
     )
 
 
-def said(*words: str) -> bytes:
-    return completion(*({"content": word} for word in words))
+def text_completion(*words: str) -> bytes:
+    return chat_completion(*({"content": word} for word in words))
 
 
 # OpenAI, responses
 
 
-def response(*items: tuple[dict[str, Any], list[dict[str, Any]]], status: str = "completed", **more: Any) -> bytes:
+def openai_response(
+    *items: tuple[dict[str, Any], list[dict[str, Any]]], status: str = "completed", **more: Any
+) -> bytes:
     """A whole response. Each item is given as it is at its end, with the deltas that lead there."""
-    whole = {"id": "resp_1", "object": "response", "status": "in_progress", "output": [], "error": None}
-    sent: list[dict[str, Any]] = [
-        {"type": "response.created", "response": whole},
-        {"type": "response.in_progress", "response": whole},
+    started_response = {"id": "resp_1", "object": "response", "status": "in_progress", "output": [], "error": None}
+    stream_events: list[dict[str, Any]] = [
+        {"type": "response.created", "response": started_response},
+        {"type": "response.in_progress", "response": started_response},
     ]
     for place, (item, deltas) in enumerate(items):
-        begun = {**item, "status": "in_progress"}
-        if "arguments" in begun:
-            begun["arguments"] = ""
-        sent.append({"type": "response.output_item.added", "output_index": place, "item": begun})
-        sent.extend({"output_index": place, "item_id": item["id"], **delta} for delta in deltas)
-        sent.append({"type": "response.output_item.done", "output_index": place, "item": item})
+        started_item = {**item, "status": "in_progress"}
+        if "arguments" in started_item:
+            started_item["arguments"] = ""
+        stream_events.append({"type": "response.output_item.added", "output_index": place, "item": started_item})
+        stream_events.extend({"output_index": place, "item_id": item["id"], **delta} for delta in deltas)
+        stream_events.append({"type": "response.output_item.done", "output_index": place, "item": item})
     usage = {
         "input_tokens": 1000,
         "input_tokens_details": {"cached_tokens": 400},
@@ -219,21 +223,21 @@ def response(*items: tuple[dict[str, Any], list[dict[str, Any]]], status: str = 
         "total_tokens": 1050,
     }
     output = [item for item, _ in items]
-    sent.append(
+    stream_events.append(
         {
             "type": f"response.{status}",
-            "response": {**whole, "status": status, "output": output, "usage": usage, **more},
+            "response": {**started_response, "status": status, "output": output, "usage": usage, **more},
         }
     )
-    return events(*({**one, "sequence_number": number} for number, one in enumerate(sent)), named=True)
+    return events(*({**event, "sequence_number": number} for number, event in enumerate(stream_events)), is_named=True)
 
 
 # Anthropic
 
 
-def message(*blocks: tuple[dict[str, Any], list[dict[str, Any]]], stop: str = "end_turn") -> bytes:
+def anthropic_message(*blocks: tuple[dict[str, Any], list[dict[str, Any]]], stop: str = "end_turn") -> bytes:
     """A whole message. Each block is given as it begins, with its deltas."""
-    begun = {
+    started_message = {
         "id": "msg_1",
         "type": "message",
         "role": "assistant",
@@ -248,32 +252,32 @@ def message(*blocks: tuple[dict[str, Any], list[dict[str, Any]]], stop: str = "e
             "output_tokens": 1,
         },
     }
-    sent: list[dict[str, Any]] = [{"type": "message_start", "message": begun}, {"type": "ping"}]
+    stream_events: list[dict[str, Any]] = [{"type": "message_start", "message": started_message}, {"type": "ping"}]
     for place, (block, deltas) in enumerate(blocks):
-        sent.append({"type": "content_block_start", "index": place, "content_block": block})
-        sent.extend({"type": "content_block_delta", "index": place, "delta": delta} for delta in deltas)
-        sent.append({"type": "content_block_stop", "index": place})
-    sent.append(
+        stream_events.append({"type": "content_block_start", "index": place, "content_block": block})
+        stream_events.extend({"type": "content_block_delta", "index": place, "delta": delta} for delta in deltas)
+        stream_events.append({"type": "content_block_stop", "index": place})
+    stream_events.append(
         {
             "type": "message_delta",
             "delta": {"stop_reason": stop, "stop_sequence": None},
             "usage": {"output_tokens": 50},
         }
     )
-    sent.append({"type": "message_stop"})
-    return events(*sent, named=True)
+    stream_events.append({"type": "message_stop"})
+    return events(*stream_events, is_named=True)
 
 
 def text_block(*words: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return {"type": "text", "text": ""}, [{"type": "text_delta", "text": word} for word in words]
 
 
-def use_block(id: str, name: str, *pieces: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    begun = {"type": "tool_use", "id": id, "name": name, "input": {}}
-    return begun, [{"type": "input_json_delta", "partial_json": piece} for piece in pieces]
+def tool_use_block(id: str, name: str, *pieces: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    started_block = {"type": "tool_use", "id": id, "name": name, "input": {}}
+    return started_block, [{"type": "input_json_delta", "partial_json": piece} for piece in pieces]
 
 
-def thought_block(*words: str, signature: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def thinking_block(*words: str, signature: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     deltas: list[dict[str, Any]] = [{"type": "thinking_delta", "thinking": word} for word in words]
     return {"type": "thinking", "thinking": "", "signature": ""}, [
         *deltas,
@@ -284,7 +288,7 @@ def thought_block(*words: str, signature: str) -> tuple[dict[str, Any], list[dic
 # Google
 
 
-def generated(*parts: dict[str, Any], finish: str | None = "STOP", one_each: bool = True) -> bytes:
+def google_chunks(*parts: dict[str, Any], finish: str | None = "STOP", one_each: bool = True) -> bytes:
     """A whole answer: a chunk for each part, the last with the reason of its end."""
     chunks: list[dict[str, Any]] = []
     for number, part in enumerate(parts):
