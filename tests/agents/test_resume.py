@@ -16,7 +16,8 @@ from tests.agents.chaos.job_agent import KINDS, JobModel, job_tools
 from tests.agents.crashing_database import CrashingDatabase
 from toolspace import tool
 from toolspace.agents import live_output, subagent_runs
-from toolspace.agents.host import entity_id_for
+from toolspace.agents.agent import Agent, entity_id_for
+from toolspace.config.agent_settings import RouterSettings
 from toolspace.core.context import ToolContext
 from toolspace.core.ids import now_ms
 from toolspace.core.model import (
@@ -245,6 +246,92 @@ async def test_after_a_crash_during_a_request_the_model_is_asked_again_and_no_en
         [request] = second.requests
         assert [type(turn).__name__ for turn in request.turns] == ["UserTurn", "ModelTurn", "ResultsTurn"]
         assert len(await harness.runs()) == 1
+
+
+@pytest.mark.spec("11.6")
+async def test_after_a_crash_before_the_first_response_the_model_is_asked_again(
+    database: Database, tmp_path: Path
+) -> None:
+    process = InterruptedProcess(database, tmp_path)
+
+    async def crash_during_request(request: ModelRequest) -> str:
+        await process.crash()
+        return "never"
+
+    async with process.first(ScriptedModel([crash_during_request])) as harness:
+        await harness.send_message("Hello?")
+        await process.crashing.has_crashed.wait()
+    second = ScriptedModel(["Done."])
+    async with process.second(second) as harness:
+        run = await harness.wait_for_run()
+        assert (run.status, run.steps, len(await harness.runs())) == ("completed", 1, 1)
+        [request] = second.requests
+        assert [type(turn).__name__ for turn in request.turns] == ["UserTurn"]
+        assert [event.attempts for event in await harness.inbox()] == [1]
+
+
+@pytest.mark.spec("11.6")
+async def test_a_call_that_was_not_started_is_executed_under_its_stored_id(database: Database, tmp_path: Path) -> None:
+    process = InterruptedProcess(database, tmp_path)
+    executed: list[str] = []
+
+    @tool(visible=False, annotations=Annotations(read_only=True))
+    async def look() -> str:
+        """Looks."""
+        if not process.crashing.has_crashed.is_set():
+            await process.crash()
+        return "looked"
+
+    @tool(visible=False)
+    async def act(context: ToolContext) -> str:
+        """Acts."""
+        executed.append(context.call_id)
+        return "acted"
+
+    # The call after enter_space waits for it, so it has not started when the process crashes.
+    calls = [call("look"), call("enter_space", {"spaceId": "spc_room"}), call("act")]
+    async with process.first(ScriptedModel([calls]), look, act) as harness:
+        await harness.send_message("Act.")
+        await process.crashing.has_crashed.wait()
+    async with process.second(ScriptedModel(["Done."]), look, act) as harness:
+        assert (await harness.wait_for_run()).status == "completed"
+        stored_turn = (await harness.history())[1].stored
+        assert executed == [stored_turn.call_ids[2]]
+
+
+@pytest.mark.spec("3.41")
+@pytest.mark.spec("11.6")
+@pytest.mark.parametrize("loses_write", [True, False])
+async def test_a_handoff_arrives_once_after_a_crash_at_the_end_of_its_run(
+    database: Database, tmp_path: Path, loses_write: bool
+) -> None:
+    process = InterruptedProcess(database, tmp_path)
+    handoff = call("router__handoff-to", {"agent": "clerk"})
+
+    def crash_at_the_end(request: ModelRequest) -> ModelCall:
+        process.crashing.crash_at_write(3, loses_write=loses_write)
+        # The writes are: the step, the end of the call, the end of the run.
+        return handoff
+
+    def agents(router_model: ScriptedModel, clerk_model: ScriptedModel) -> list[Agent]:
+        return [
+            agent("ada", router_model, router=RouterSettings(destinations=("clerk",))),
+            agent("clerk", clerk_model),
+        ]
+
+    first = agents(ScriptedModel([crash_at_the_end]), ScriptedModel([]))
+    async with run_agents(process.crashing, *first, session_dir=tmp_path) as harness:
+        await harness.push_event({"question": "How much?"})
+        await process.crashing.has_crashed.wait()
+    await Ledger(database).write(sessions.release_all_leases, "")
+    clerk_model = ScriptedModel(["Nothing to do."])
+    async with run_agents(database, *agents(ScriptedModel([]), clerk_model), session_dir=tmp_path) as harness:
+        clerk = entity_id_for("clerk")
+        assert (await harness.wait_for_run(agent=clerk)).status == "completed"
+        assert [run.status for run in await harness.runs()] == ["completed"]
+        assert [event.status for event in await harness.inbox(clerk)] == ["processed"]
+        assert len(clerk_model.requests) == 1
+        assert "How much?" in str(clerk_model.requests[0].turns[0])
 
 
 @pytest.mark.spec("11.6")
