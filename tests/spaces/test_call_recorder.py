@@ -1,4 +1,4 @@
-"""The calls of runs as rows, messages and events: before they begin, on their way, and when they end."""
+"""The calls of runs as rows, messages and events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from toolspace.storage.sqlite.database import SqliteDatabase
 
 
 @pytest.mark.spec("7.1")
-async def test_every_call_of_a_run_and_its_result_are_rows(database: Database) -> None:
+async def test_calls_of_a_run_are_stored_with_their_results(database: Database) -> None:
     @tool(visible=False)
     def add(a: int, b: int) -> int:
         return a + b
@@ -49,7 +49,7 @@ async def test_every_call_of_a_run_and_its_result_are_rows(database: Database) -
 
 @pytest.mark.spec("7.2")
 @pytest.mark.spec("7.5")
-async def test_a_visible_call_streams_what_it_says_and_then_its_result(database: Database) -> None:
+async def test_visible_call_streams_partial_results_and_then_its_result(database: Database) -> None:
     @tool
     async def count(context: ToolContext) -> AsyncIterator[str]:
         context.report_progress(1, 2, "half")
@@ -59,8 +59,8 @@ async def test_a_visible_call_streams_what_it_says_and_then_its_result(database:
     async with service_harness(database, count) as harness:
         run = await harness.open_run(in_space=True)
         assert (await harness.call(run, "count")).unwrap() == "one two"
-        seen = [(event.type, event.data) for event in await harness.events(f"space:{harness.space}")]
-        assert [type for type, _ in seen] == [
+        events = [(event.type, event.data) for event in await harness.events(f"space:{harness.space}")]
+        assert [type for type, _ in events] == [
             "run.started",
             "tool.started",
             "tool.progress",
@@ -68,14 +68,14 @@ async def test_a_visible_call_streams_what_it_says_and_then_its_result(database:
             "tool.streaming",
             "tool.done",
         ]
-        assert seen[2][1]["message"] == "half"
-        assert [data["output"] for _, data in seen[3:]] == ["one ", "two", "one two"]
+        assert events[2][1]["message"] == "half"
+        assert [data["output"] for _, data in events[3:]] == ["one ", "two", "one two"]
         (message,) = await harness.messages()
         assert (message.kind, message.status, message.content["output"]) == ("tool", "complete", "one two")
         assert await harness.inbox() == []
 
 
-async def test_a_call_whose_caller_is_gone_is_written_down_as_canceled(database: Database) -> None:
+async def test_call_of_a_canceled_caller_is_stored_as_canceled(database: Database) -> None:
     began = asyncio.Event()
 
     @tool(visible=False)
@@ -94,7 +94,7 @@ async def test_a_call_whose_caller_is_gone_is_written_down_as_canceled(database:
         assert (await harness.get_call("call_hang")).status == "canceled"
 
 
-async def test_an_id_is_used_once(database: Database) -> None:
+async def test_call_id_is_used_once(database: Database) -> None:
     ran: list[int] = []
 
     @tool(visible=False)
@@ -111,7 +111,7 @@ async def test_an_id_is_used_once(database: Database) -> None:
 
 
 @pytest.mark.spec("3.32")
-async def test_calls_inside_a_batch_are_rows_of_the_run_too(database: Database) -> None:
+async def test_calls_inside_a_batch_are_stored_in_the_run(database: Database) -> None:
     @tool(visible=False)
     def double(n: int) -> int:
         return 2 * n
@@ -124,7 +124,7 @@ async def test_calls_inside_a_batch_are_rows_of_the_run_too(database: Database) 
         assert sorted(names) == ["agent__batch", "double", "double", "double"]
 
 
-async def test_whoever_asks_again_for_a_call_that_runs_is_told_when_it_ends(database: Database) -> None:
+async def test_waiting_for_a_running_call_returns_its_result(database: Database) -> None:
     go_on = asyncio.Event()
 
     @tool(visible=False)
@@ -143,34 +143,34 @@ async def test_whoever_asks_again_for_a_call_that_runs_is_told_when_it_ends(data
         await calling
 
 
-class _Unsteady(SqliteDatabase):
-    """Says when it is asked to write, and may lose its connection after a commit: nobody knows that it happened."""
+class _FlakyDatabase(SqliteDatabase):
+    """Signals write requests, and can lose the connection after a commit."""
 
-    loses = False
-    asked: asyncio.Event | None = None
+    loses_connection = False
+    write_requested: asyncio.Event | None = None
 
     async def run(self, program: Any, *, on_commit: Any = None, deferred: Any = None, exclusive: bool = False) -> Any:
-        if self.asked is not None:
-            self.asked.set()
-        if self.loses:
-            self.loses = False
+        if self.write_requested is not None:
+            self.write_requested.set()
+        if self.loses_connection:
+            self.loses_connection = False
             await super().run(program, deferred=deferred)
             raise StorageInDoubt("went away during a commit: it may have happened, or not")
         return await super().run(program, on_commit=on_commit, deferred=deferred, exclusive=exclusive)
 
 
-async def test_a_call_whose_caller_goes_away_while_it_is_written_down_ends(tmp_path: Path) -> None:
+async def test_call_whose_caller_is_canceled_while_it_is_stored_ends(tmp_path: Path) -> None:
     @tool
     async def effect() -> None: ...
 
-    database = await _Unsteady.open(tmp_path / "a.db")
+    database = await _FlakyDatabase.open(tmp_path / "a.db")
     async with service_harness(database, effect) as harness:
         run = await harness.open_run(in_space=True)
-        await harness.sweeper.__aexit__()  # It would ask, too.
+        await harness.sweeper.__aexit__()  # It would write, too.
         async with hold_write_lock(tmp_path / "a.db"):
-            database.asked = asyncio.Event()
+            database.write_requested = asyncio.Event()
             calling = asyncio.create_task(harness.call(run, "effect", call_id="call_1"))
-            await database.asked.wait()
+            await database.write_requested.wait()
             calling.cancel()
             await asyncio.gather(calling, return_exceptions=True)
         await harness.wait_for_event(run, "tool.error")
@@ -178,19 +178,19 @@ async def test_a_call_whose_caller_goes_away_while_it_is_written_down_ends(tmp_p
         assert [message.status for message in await harness.messages()] == ["error"]
 
 
-async def test_a_call_that_was_written_down_though_nobody_knew_ends(tmp_path: Path) -> None:
+async def test_call_stored_in_doubt_ends(tmp_path: Path) -> None:
     ran: list[int] = []
 
     @tool
     def effect() -> None:
         ran.append(1)
 
-    database = await _Unsteady.open(tmp_path / "a.db")
+    database = await _FlakyDatabase.open(tmp_path / "a.db")
     async with service_harness(database, effect) as harness:
         run = await harness.open_run(in_space=True)
         room, limits = await harness.open_host(run)
         await harness.sweeper.__aexit__()  # It would write, too.
-        database.loses = True
+        database.loses_connection = True
         result = await harness.ts.call("effect", context=ToolContext(host=room), run=limits, call_id="call_1")
         assert (result.ok, result.executed, ran) == (False, False, [])
         await harness.wait_for_event(run, "tool.error")
@@ -198,14 +198,14 @@ async def test_a_call_that_was_written_down_though_nobody_knew_ends(tmp_path: Pa
         assert [message.status for message in await harness.messages()] == ["error"]
 
 
-async def test_an_answer_from_the_cache_is_written_down_as_one(database: Database) -> None:
+async def test_cached_result_of_a_pending_tool_is_stored(database: Database) -> None:
     async with service_harness(database, pending_tool("fetch", cache=60.0)) as harness:
         await harness.register_worker("fetch")
         run = await harness.open_run()
         first = asyncio.create_task(harness.call(run, "fetch", call_id="call_1"))
         second = asyncio.create_task(harness.call(run, "fetch", call_id="call_2"))
-        asked = await harness.wait_until_started(run)
-        await harness.submit(asked.call_id, {"answer": 42})
+        started = await harness.wait_until_started(run)
+        await harness.submit(started.call_id, {"answer": 42})
         assert (await first).unwrap() == (await second).unwrap() == {"answer": 42}
         rows = [call for call, _ in await harness.ledger.read(call_rows.list_of_run, run)]
         assert sorted((row.status, row.result["answer"]) for row in rows) == [("completed", 42), ("resolved", 42)]

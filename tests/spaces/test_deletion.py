@@ -1,4 +1,4 @@
-"""Spaces, members and entities that are removed while something of theirs is open."""
+"""Deleting spaces, members and entities while something of theirs is open."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toolspace.storage.queries import runs as run_rows
 from toolspace.storage.queries.calls import NewCall
 
 
-async def test_whoever_waits_for_an_answer_from_a_space_that_is_removed_is_told(database: Database) -> None:
+async def test_open_calls_of_a_deleted_space_are_canceled(database: Database) -> None:
     async with service_harness(
         database,
         pending_tool("confirm", "space", visible=True),
@@ -39,7 +39,7 @@ async def test_whoever_waits_for_an_answer_from_a_space_that_is_removed_is_told(
         assert not await harness.ledger.commit(deletion.delete_space, harness.space)
 
 
-async def test_a_space_of_an_id_that_was_used_before_shows_nothing_of_the_first(database: Database) -> None:
+async def test_space_with_a_reused_id_shows_nothing_of_the_deleted_one(database: Database) -> None:
     async with service_harness(database) as harness:
         await harness.ledger.commit(messaging.send_message, harness.space, harness.person, "a secret")
         last = (await harness.events(f"space:{harness.space}"))[-1].id
@@ -51,7 +51,7 @@ async def test_a_space_of_an_id_that_was_used_before_shows_nothing_of_the_first(
         assert (await harness.events(f"space:{harness.space}"))[0].id == last + 1
 
 
-async def test_an_agent_that_is_removed_leaves_nothing_open(database: Database) -> None:
+async def test_deleted_agent_leaves_nothing_open(database: Database) -> None:
     async with service_harness(database, pending_tool("confirm", "space", visible=True)) as harness:
         run = await harness.open_run(in_space=True)
         calling = asyncio.create_task(harness.call(run, "confirm"))
@@ -65,7 +65,7 @@ async def test_an_agent_that_is_removed_leaves_nothing_open(database: Database) 
         await harness.ledger.write(inbox.add, harness.agent, "evt_1", "service", {}, priority=2)
         assert await harness.ledger.commit(deletion.delete_entity, harness.agent)
         assert (await calling).error_kind == "canceled"
-        assert [(await harness.get_call(one)).status for one in (call.call_id, alone.call_id)] == [
+        assert [(await harness.get_call(call_id)).status for call_id in (call.call_id, alone.call_id)] == [
             "canceled",
             "canceled",
         ]
@@ -78,7 +78,7 @@ async def test_an_agent_that_is_removed_leaves_nothing_open(database: Database) 
 
 
 @pytest.mark.spec("6.6")
-async def test_an_agent_that_is_not_a_member_any_more_shows_nothing_in_the_space(database: Database) -> None:
+async def test_agent_that_was_removed_from_a_space_shows_nothing_there(database: Database) -> None:
     async with service_harness(database, pending_tool("confirm", "space", visible=True)) as harness:
         run = await harness.open_run(in_space=True)
         assert await harness.ledger.commit(deletion.remove_member, harness.space, harness.agent)
@@ -87,7 +87,7 @@ async def test_an_agent_that_is_not_a_member_any_more_shows_nothing_in_the_space
         assert await harness.messages() == []
 
 
-async def test_what_is_begun_while_an_agent_is_removed_is_done_or_refused(database: Database) -> None:
+async def test_call_started_while_its_agent_is_deleted_ends_or_is_refused(database: Database) -> None:
     async with service_harness(database) as harness:
         for number in range(20):
             agent = f"ent_{number}"
@@ -97,5 +97,7 @@ async def test_what_is_begun_while_an_agent_is_removed_is_done_or_refused(databa
                 *opening, harness.ledger.commit(deletion.delete_entity, agent), return_exceptions=True
             )
             assert removed is True
-            for one in opened:
-                assert isinstance(one, RunRecord) or (isinstance(one, RefusedError) and one.reason == "not_found")
+            for call_id in opened:
+                assert isinstance(call_id, RunRecord) or (
+                    isinstance(call_id, RefusedError) and call_id.reason == "not_found"
+                )

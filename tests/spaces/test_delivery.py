@@ -1,4 +1,4 @@
-"""Results whose callers leave, are canceled or time out in the very moment in which they come: once, and never lost."""
+"""Results that arrive in the moment in which their caller is canceled or times out: delivered once, never lost."""
 
 from __future__ import annotations
 
@@ -22,71 +22,74 @@ from toolspace.storage.queries import calls as call_rows
 from toolspace.storage.sqlite.database import SqliteDatabase
 
 
-class _Watched(SqliteDatabase):
-    """Says when it is asked to write, may be away for a while, and may go away after a commit: nobody hears of it."""
+class _FlakyDatabase(SqliteDatabase):
+    """Signals write requests, can fail some writes, and can lose the connection after a commit."""
 
-    asked: asyncio.Event | None = None
-    away = 0
-    loses = False
+    write_requested: asyncio.Event | None = None
+    failures = 0
+    loses_connection = False
 
     async def run(self, program: Any, *, on_commit: Any = None, deferred: Any = None, exclusive: bool = False) -> Any:
-        if self.away:
-            self.away -= 1
+        if self.failures:
+            self.failures -= 1
             raise StorageUnavailable("the database does not answer")
-        if self.loses:
-            self.loses = False
+        if self.loses_connection:
+            self.loses_connection = False
             await super().run(program, deferred=deferred)
             raise StorageInDoubt("went away during a commit: it may have happened, or not")
         working = super().run(program, on_commit=on_commit, deferred=deferred, exclusive=exclusive)
-        if self.asked is not None:
-            self.asked.set()
+        if self.write_requested is not None:
+            self.write_requested.set()
         return await working
 
     async def commit_deferred(self, deferred: Any, *, on_commit: Any, on_doubt: Any) -> bool:
-        if self.loses:
-            self.loses = False
-            await super().commit_deferred(deferred, on_commit=_nobody_hears, on_doubt=on_doubt)
+        if self.loses_connection:
+            self.loses_connection = False
+            await super().commit_deferred(deferred, on_commit=_ignore, on_doubt=on_doubt)
             on_doubt(deferred)
             raise StorageInDoubt("went away during a commit: it may have happened, or not")
-        return await super().commit_deferred(deferred, on_commit=on_commit, on_doubt=on_doubt)
+        working = super().commit_deferred(deferred, on_commit=on_commit, on_doubt=on_doubt)
+        if self.write_requested is not None:
+            self.write_requested.set()
+        return await working
 
 
-def _nobody_hears(_: Any) -> None: ...
+def _ignore(_: Any) -> None: ...
 
 
-async def _inbox_of(harness: ServiceHarness, call_id: str) -> Any:
-    """What the inbox says of a call, once it says something."""
+async def _wait_for_inbox_event(harness: ServiceHarness, call_id: str) -> Any:
+    """The data of the inbox event of a call, once there is one."""
     while True:
-        told = harness.ledger.waiters.register(f"inbox:{harness.agent}")
-        found = [event.data for event in await harness.inbox() if event.data["callId"] == call_id]
-        if found:
-            harness.ledger.waiters.unregister(f"inbox:{harness.agent}", told)
-            (event,) = found
+        notification = harness.ledger.waiters.register(f"inbox:{harness.agent}")
+        matches = [event.data for event in await harness.inbox() if event.data["callId"] == call_id]
+        if matches:
+            harness.ledger.waiters.unregister(f"inbox:{harness.agent}", notification)
+            (event,) = matches
             return event
-        await told
+        await notification
 
 
-async def _shown(harness: ServiceHarness) -> None:
-    """Waits until someone is asked in the space."""
+async def _wait_until_started(harness: ServiceHarness) -> None:
+    """Waits until a call is started in the space."""
     async with await harness.ledger.hub.subscribe(f"space:{harness.space}", after=0) as reader:
         async for batch in reader:
             if any(event.type == "tool.started" for event in batch):
                 return
 
 
-async def _ended(harness: ServiceHarness, run: str, count: int) -> None:
-    """Waits until so many calls of a run have failed."""
-    seen = 0
+async def _wait_until_ended(harness: ServiceHarness, run: str, count: int) -> None:
+    """Waits until `count` calls of a run have failed."""
+    last_id = 0
     async with await harness.ledger.hub.subscribe(f"run:{run}", after=0) as reader:
         async for batch in reader:
-            seen += sum(event.type == "tool.error" for event in batch)
-            if seen >= count:
+            last_id += sum(event.type == "tool.error" for event in batch)
+            if last_id >= count:
                 return
 
 
 @pytest.mark.spec("6.4")
 @pytest.mark.parametrize("way", ["the call is canceled", "the caller is canceled"])
-async def test_a_result_that_comes_as_its_caller_is_canceled_goes_to_the_inbox(database: Database, way: str) -> None:
+async def test_result_that_arrives_as_its_caller_is_canceled_goes_to_the_inbox(database: Database, way: str) -> None:
     async with service_harness(database, pending_tool("fetch")) as harness:
         await harness.register_worker("fetch")
         run = await harness.open_run()
@@ -97,33 +100,35 @@ async def test_a_result_that_comes_as_its_caller_is_canceled_goes_to_the_inbox(d
         await harness.submit("call_1", "here")
         await asyncio.gather(calling, return_exceptions=True)
         assert calling.cancelled() or calling.result().error_kind == "canceled"
-        assert (await _inbox_of(harness, "call_1"))["result"] == "here"
+        assert (await _wait_for_inbox_event(harness, "call_1"))["result"] == "here"
 
 
 @pytest.mark.spec("6.4")
-async def test_a_result_that_beats_the_time_out_of_a_caller_who_leaves_goes_to_the_inbox(tmp_path: Path) -> None:
-    database = await _Watched.open(tmp_path / "a.db")
+async def test_result_just_before_the_timeout_of_a_canceled_caller_goes_to_the_inbox(tmp_path: Path) -> None:
+    database = await _FlakyDatabase.open(tmp_path / "a.db")
     async with service_harness(database, pending_tool("fetch", timeout=0.2)) as harness:
+        await harness.sweeper.__aexit__()  # It would write, too.
         await harness.register_worker("fetch")
         run = await harness.open_run()
         calling = asyncio.create_task(harness.call(run, "fetch", call_id="call_1"))
         await harness.wait_until_started(run)
         async with hold_write_lock(tmp_path / "a.db"):
-            database.asked = asyncio.Event()
+            database.write_requested = asyncio.Event()
             submitting = asyncio.create_task(harness.submit("call_1", "here"))
-            await database.asked.wait()
-            database.asked.clear()
-            await database.asked.wait()  # The time is over: the caller wants it parked, behind the result.
+            await database.write_requested.wait()
+            database.write_requested.clear()
+            # The time is over: the caller makes the call pending, after the result.
+            await database.write_requested.wait()
             calling.cancel()
             await asyncio.gather(calling, return_exceptions=True)
         await submitting
-        assert (await _inbox_of(harness, "call_1"))["result"] == "here"
+        assert (await _wait_for_inbox_event(harness, "call_1"))["result"] == "here"
 
 
 @pytest.mark.spec("6.4")
 @pytest.mark.spec("15.3")
-async def test_a_call_that_times_out_while_the_database_is_away_is_pending_all_the_same(tmp_path: Path) -> None:
-    database = await _Watched.open(tmp_path / "a.db")
+async def test_call_that_times_out_while_the_database_is_down_becomes_pending(tmp_path: Path) -> None:
+    database = await _FlakyDatabase.open(tmp_path / "a.db")
     async with service_harness(database, pending_tool("fetch", timeout=0.2)) as harness:
         await harness.register_worker("fetch")
         run = await harness.open_run()
@@ -131,18 +136,18 @@ async def test_a_call_that_times_out_while_the_database_is_away_is_pending_all_t
         await harness.register_worker("fetch")
         calling = asyncio.create_task(harness.call(run, "fetch", call_id="call_1"))
         await harness.wait_until_started(run)
-        database.away = 1
+        database.failures = 1
         result = await calling
         assert (result.error, result.extras["pendingToolCallId"]) == ("Tool timed out after 200ms", "call_1")
         assert result.executed
-        assert database.away == 0
+        assert database.failures == 0
         await harness.submit("call_1", "here")
-        assert (await _inbox_of(harness, "call_1"))["result"] == "here"
+        assert (await _wait_for_inbox_event(harness, "call_1"))["result"] == "here"
 
 
 @pytest.mark.spec("3.32")
 @pytest.mark.spec("6.4")
-async def test_a_batch_gives_what_comes_in_time_and_the_inbox_what_comes_late(database: Database) -> None:
+async def test_batch_returns_timely_results_and_late_ones_go_to_the_inbox(database: Database) -> None:
     async with service_harness(
         database, pending_tool("fast"), pending_tool("slow", timeout=0.3), pending_tool("later", is_async=True)
     ) as harness:
@@ -151,30 +156,30 @@ async def test_a_batch_gives_what_comes_in_time_and_the_inbox_what_comes_late(da
         batch = {"calls": [{"id": name, "tool": name} for name in ("fast", "slow", "later")]}
         calling = asyncio.create_task(harness.call(run, "agent__batch", batch))
         async with await harness.ledger.hub.subscribe(f"run:{run}", after=0) as reader:
-            asked: dict[str, str] = {}
-            while len(asked) < 4:
-                found = [event.data for event in await reader.next_batch() if event.type == "tool.started"]
-                asked |= {data["toolName"]: data["toolCallId"] for data in found}
-        await harness.submit(asked["fast"], 1)
+            call_ids: dict[str, str] = {}
+            while len(call_ids) < 4:
+                started = [event.data for event in await reader.next_batch() if event.type == "tool.started"]
+                call_ids |= {data["toolName"]: data["toolCallId"] for data in started}
+        await harness.submit(call_ids["fast"], 1)
         fast, slow, later = (await calling).unwrap()["results"]
         assert fast["output"] == 1
-        assert (slow["errorKind"], slow["pendingToolCallId"]) == ("timeout", asked["slow"])
-        assert later["output"]["pendingToolCallId"] == asked["later"]
+        assert (slow["errorKind"], slow["pendingToolCallId"]) == ("timeout", call_ids["slow"])
+        assert later["output"]["pendingToolCallId"] == call_ids["later"]
         for name in ("slow", "later"):
-            await harness.submit(asked[name], name)
+            await harness.submit(call_ids[name], name)
         assert {event.data["result"] for event in await harness.inbox()} == {"slow", "later"}
 
 
 @pytest.mark.spec("3.32")
-async def test_a_batch_that_is_canceled_asks_nobody_any_more(database: Database) -> None:
+async def test_canceled_batch_cancels_its_pending_calls(database: Database) -> None:
     async with service_harness(database, pending_tool("confirm", "space", visible=True)) as harness:
         run = await harness.open_run(in_space=True)
         batch = {"calls": [{"id": "1", "tool": "confirm"}]}
         calling = asyncio.create_task(harness.call(run, "agent__batch", batch, call_id="call_batch"))
-        await _shown(harness)
+        await _wait_until_started(harness)
         assert harness.ts.cancel("call_batch")
         assert (await calling).error_kind == "canceled"
-        await _ended(harness, run, 2)
+        await _wait_until_ended(harness, run, 2)
         rows = {call.tool_name: call.status for call, _ in await harness.ledger.read(call_rows.list_of_run, run)}
         assert rows == {"agent__batch": "canceled", "confirm": "canceled"}
         assert [message.status for message in await harness.messages()] == ["error"]
@@ -182,8 +187,8 @@ async def test_a_batch_that_is_canceled_asks_nobody_any_more(database: Database)
 
 @pytest.mark.spec("6.4")
 @pytest.mark.spec("7.4")
-async def test_a_result_of_which_nobody_knows_whether_it_was_written_down_is_heard_of(tmp_path: Path) -> None:
-    database = await _Watched.open(tmp_path / "a.db")
+async def test_result_in_doubt_reaches_its_caller(tmp_path: Path) -> None:
+    database = await _FlakyDatabase.open(tmp_path / "a.db")
     async with service_harness(database, pending_tool("fetch", timeout=3600.0)) as harness:
         run = await harness.open_run()
         await harness.sweeper.__aexit__()  # It would write, too.
@@ -192,7 +197,7 @@ async def test_a_result_of_which_nobody_knows_whether_it_was_written_down_is_hea
         await harness.wait_until_started(run)
         reading = asyncio.create_task(harness.wait_for_event(run, "tool.done"))
         await asyncio.sleep(0)
-        database.loses = True
+        database.loses_connection = True
         with pytest.raises(StorageInDoubt):
             await harness.submit("call_1", "here")
         assert (await calling).unwrap() == "here"
@@ -200,12 +205,12 @@ async def test_a_result_of_which_nobody_knows_whether_it_was_written_down_is_hea
 
 
 @pytest.mark.spec("6.4")
-async def test_calls_that_ended_with_their_run_are_not_told_to_the_agent_after_a_restart(database: Database) -> None:
+async def test_calls_that_ended_with_their_run_add_no_inbox_event_after_a_restart(database: Database) -> None:
     async with service_harness(database, pending_tool("fetch")) as harness:
         await harness.register_worker("fetch")
         run = await harness.open_run()
-        room, limits = await harness.open_host(run)
-        context = ToolContext(agent_entity_id=harness.agent, host=room)
+        host, limits = await harness.open_host(run)
+        context = ToolContext(agent_entity_id=harness.agent, host=host)
         calling = asyncio.create_task(harness.ts.call("fetch", context=context, run=limits, call_id="call_1"))
         await harness.wait_until_started(run)
         await harness.ledger.commit(runs.cancel_run, run)
@@ -216,7 +221,7 @@ async def test_calls_that_ended_with_their_run_are_not_told_to_the_agent_after_a
 
 
 @pytest.mark.spec("6.8")
-async def test_results_and_the_cancellation_of_a_paused_run_never_wait_for_each_other(
+async def test_results_and_cancellation_of_a_paused_run_do_not_deadlock(
     postgres_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     database = await PostgresDatabase.open(postgres_url)
@@ -224,18 +229,18 @@ async def test_results_and_the_cancellation_of_a_paused_run_never_wait_for_each_
         with caplog.at_level(logging.DEBUG, logger="toolspace.storage"):
             for _ in range(20):
                 ids = [await harness.open_run() for _ in range(4)]
-                asked = [(await harness.call(run, "approve")).call_id for run in ids]
+                call_ids = [(await harness.call(run, "approve")).call_id for run in ids]
                 await asyncio.gather(
-                    *(harness.submit(call_id, "yes") for call_id in asked),
+                    *(harness.submit(call_id, "yes") for call_id in call_ids),
                     *(harness.ledger.commit(runs.cancel_run, run) for run in ids),
                     return_exceptions=True,
                 )
-                states = [(await harness.get_call(call_id)).status for call_id in asked]
+                states = [(await harness.get_call(call_id)).status for call_id in call_ids]
                 assert set(states) <= {"resolved", "canceled"}
         assert "deadlock" not in caplog.text
 
 
-async def test_whoever_asks_again_for_a_call_is_let_go_when_the_process_stops(database: Database) -> None:
+async def test_waiting_for_a_result_ends_when_the_process_stops(database: Database) -> None:
     async with service_harness(database, pending_tool("approve", is_async=True)) as harness:
         run = await harness.open_run()
         call_id = (await harness.call(run, "approve")).call_id

@@ -1,4 +1,4 @@
-"""The library: folders that become documents, and what is found in the order of its meaning."""
+"""The document library: text files of folders, and ranking by meaning."""
 
 from __future__ import annotations
 
@@ -46,55 +46,55 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
-async def listed(harness: ServiceHarness) -> dict[str | None, Document]:
-    found = await harness.ledger.read(documents.list_documents, harness.agent)
-    return {document.source: document for document in found}
+async def list_sources(harness: ServiceHarness) -> dict[str | None, Document]:
+    stored = await harness.ledger.read(documents.list_documents, harness.agent)
+    return {document.source: document for document in stored}
 
 
-async def found(library: DocumentLibrary, harness: ServiceHarness, query: str) -> list[str | None]:
+async def matching_titles(library: DocumentLibrary, harness: ServiceHarness, query: str) -> list[str | None]:
     return [hit.source for hit in (await library.search(harness.agent, query)).matches]
 
 
 async def test_a_folder_becomes_documents(harness: ServiceHarness, library: DocumentLibrary, folder: Path) -> None:
     synced = await library.sync_folders(harness.agent, [folder])
     assert (synced.written, synced.unchanged, synced.removed, synced.skipped) == (3, 0, 0, [])
-    titles = {source: document.title for source, document in (await listed(harness)).items()}
+    titles = {source: document.title for source, document in (await list_sources(harness)).items()}
     assert titles == {
         "handbook/people/leave.md": "Parental leave",
         "handbook/faq.html": "Frequent & good",
         "handbook/prices.json": "prices",
     }
-    assert {document.origin for document in (await listed(harness)).values()} == {"folder"}
-    assert await found(library, harness, "sixteen") == ["handbook/people/leave.md"]
-    assert await found(library, harness, "espresso") == ["handbook/prices.json"]
+    assert {document.origin for document in (await list_sources(harness)).values()} == {"folder"}
+    assert await matching_titles(library, harness, "sixteen") == ["handbook/people/leave.md"]
+    assert await matching_titles(library, harness, "espresso") == ["handbook/prices.json"]
     (hit,) = (await library.search(harness.agent, "printer")).matches
     assert hit.text == "Ask\n\nWhere is the printer?\n\nCellar."
-    assert await found(library, harness, "alert hidden color") == []
+    assert await matching_titles(library, harness, "alert hidden color") == []
 
 
-async def test_only_what_changed_is_read_again_and_what_is_gone_goes(
+async def test_only_changed_files_are_read_again_and_missing_ones_removed(
     harness: ServiceHarness, library: DocumentLibrary, folder: Path
 ) -> None:
     await library.save(harness.agent, "mine", title="Mine", text="Added by a program: walrus.")
     await library.sync_folders(harness.agent, [folder])
-    before = await listed(harness)
+    before = await list_sources(harness)
     (folder / "prices.json").write_text('{"matcha": 4}')
     (folder / "faq.html").unlink()
     (folder / "new.txt").write_text("A narwhal.")
     synced = await library.sync_folders(harness.agent, [folder])
     assert (synced.written, synced.unchanged, synced.removed) == (2, 1, 1)
-    after = await listed(harness)
+    after = await list_sources(harness)
     assert after["handbook/people/leave.md"].updated_at == before["handbook/people/leave.md"].updated_at
     assert after["handbook/prices.json"].id == before["handbook/prices.json"].id
-    assert await found(library, harness, "espresso printer") == []
-    assert await found(library, harness, "narwhal") == ["handbook/new.txt"]
+    assert await matching_titles(library, harness, "espresso printer") == []
+    assert await matching_titles(library, harness, "narwhal") == ["handbook/new.txt"]
     synced = await library.sync_folders(harness.agent, [])
     assert synced.removed == 3
-    assert list(await listed(harness)) == [None]  # What a program added stays.
-    assert await found(library, harness, "walrus") == [None]
+    assert list(await list_sources(harness)) == [None]  # Documents of other origin stay.
+    assert await matching_titles(library, harness, "walrus") == [None]
 
 
-async def test_links_lead_nowhere(
+async def test_symbolic_links_are_not_followed(
     harness: ServiceHarness, library: DocumentLibrary, folder: Path, tmp_path: Path
 ) -> None:
     outside = tmp_path / "outside"
@@ -108,11 +108,11 @@ async def test_links_lead_nowhere(
     (folder / ".git" / "notes.txt").write_text("marzipan")
     os.mkfifo(folder / "pipe.txt")
     await library.sync_folders(harness.agent, [folder])
-    assert len(await listed(harness)) == 3
-    assert await found(library, harness, "marzipan") == []
+    assert len(await list_sources(harness)) == 3
+    assert await matching_titles(library, harness, "marzipan") == []
 
 
-async def test_what_is_no_text_is_left_out_with_the_reason(
+async def test_files_that_are_not_text_are_skipped_with_the_reason(
     harness: ServiceHarness, library: DocumentLibrary, folder: Path
 ) -> None:
     (folder / "image.txt").write_bytes(b"\x89PNG\0\0\0")
@@ -128,21 +128,21 @@ async def test_what_is_no_text_is_left_out_with_the_reason(
         "handbook/image.txt: it is binary",
         "missing: No such file or directory",
     ]
-    assert await found(library, harness, "Köln") == ["handbook/utf16.txt"]
-    assert await found(library, harness, "Bonn") == ["handbook/latin.txt"]
-    assert await found(library, harness, "quokka") == ["handbook/na\ufffdve.txt"]
+    assert await matching_titles(library, harness, "Köln") == ["handbook/utf16.txt"]
+    assert await matching_titles(library, harness, "Bonn") == ["handbook/latin.txt"]
+    assert await matching_titles(library, harness, "quokka") == ["handbook/na\ufffdve.txt"]
 
 
-async def test_a_file_that_is_named_itself_is_read_whatever_its_name(
+async def test_explicitly_configured_file_is_read_whatever_its_suffix(
     harness: ServiceHarness, library: DocumentLibrary, tmp_path: Path
 ) -> None:
     file = tmp_path / "NOTES"
     file.write_text("About okapis.")
     link = tmp_path / "link"
     link.symlink_to(file)
-    synced = await library.sync_folders(harness.agent, [link, file])  # The operator's own link is meant.
+    synced = await library.sync_folders(harness.agent, [link, file])  # A configured path may be a link.
     assert synced.written == 1
-    assert await found(library, harness, "okapi") == ["NOTES"]
+    assert await matching_titles(library, harness, "okapi") == ["NOTES"]
 
 
 async def test_a_document_that_is_too_large_is_refused(harness: ServiceHarness, library: DocumentLibrary) -> None:
@@ -156,13 +156,13 @@ MEANINGS = {"car": (1.0, 0.0), "automobile": (1.0, 0.1), "banana": (0.0, 1.0)}
 
 
 async def by_meaning(request: web.Request) -> web.Response:
-    """Vectors by the words that have a meaning here."""
+    """Vectors that depend on a few words of the text."""
     texts = json.loads(await request.text())["input"]
     vectors = [[sum(MEANINGS[w][n] for w in MEANINGS if w in text.lower()) for n in (0, 1)] for text in texts]
     return web.json_response({"data": [{"index": n, "embedding": vector} for n, vector in enumerate(vectors)]})
 
 
-async def test_with_an_embedder_what_was_found_is_in_the_order_of_its_meaning(harness: ServiceHarness) -> None:
+async def test_embedder_ranks_matches_by_meaning(harness: ServiceHarness) -> None:
     async with http_server(by_meaning) as server:
         embedder = HttpEmbedder("m", base_url=server.url("/v1"))
         library = DocumentLibrary(harness.ledger, embedder)
@@ -176,11 +176,14 @@ async def test_with_an_embedder_what_was_found_is_in_the_order_of_its_meaning(ha
         ordered = await library.search(harness.agent, query, limit=1)
         assert ([hit.document_id for hit in ordered.matches], ordered.total) == (["car"], 2)
         await library.search(harness.agent, "red price")
-        assert [len(json.loads(seen.body)["input"]) for seen in server.requests] == [3, 1]  # Passages are known by now.
+        assert [len(json.loads(request.body)["input"]) for request in server.requests] == [
+            3,
+            1,
+        ]  # The vectors of the passages are cached by then.
         await embedder.aclose()
 
 
-async def test_without_an_answer_of_the_embedder_words_have_to_do(harness: ServiceHarness) -> None:
+async def test_matches_are_ranked_by_words_if_the_embedder_fails(harness: ServiceHarness) -> None:
     async with http_server(by_meaning) as server:
         pass
     embedder = HttpEmbedder("m", base_url=server.url("/v1"))

@@ -1,4 +1,4 @@
-"""What MCP servers ask becomes a question to the people in the space of the call."""
+"""Elicitation: questions of MCP servers go to the people in the space of the call."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ def paint(**options: Any) -> Tool:
 
 
 async def questions(harness: ServiceHarness, count: int = 1) -> list[CallRecord]:
-    """Waits until so many questions were asked in the space."""
-    found: list[str] = []
+    """Waits until `count` questions were asked in the space."""
+    call_ids: list[str] = []
     async with await harness.ledger.hub.subscribe(space_stream(harness.space), after=0) as reader:
         async for batch in reader:
-            found += [event.data["toolCallId"] for event in batch if event.type == "tool.started"]
-            if len(found) >= count:
-                return [await harness.get_call(call_id) for call_id in found]
+            call_ids += [event.data["toolCallId"] for event in batch if event.type == "tool.started"]
+            if len(call_ids) >= count:
+                return [await harness.get_call(call_id) for call_id in call_ids]
     raise AssertionError("the stream ended")
 
 
-async def test_a_question_is_a_visible_call_in_the_space_and_its_answer_goes_back(database: Database) -> None:
+async def test_question_is_a_visible_call_and_its_answer_is_returned(database: Database) -> None:
     async with service_harness(database, paint()) as harness:
         run = await harness.open_run(in_space=True)
         calling = asyncio.create_task(harness.call(run, "paint"))
-        (asked,) = await questions(harness)
-        assert (asked.tool_name, asked.execution_type, asked.visible) == ("elicitation", "space", True)
-        assert (asked.status, asked.space_id, asked.run_id) == ("waiting", harness.space, run)
-        assert asked.args == {"message": "Which colour?", "server": "paints", "requestedSchema": COLOUR}
+        (call_id,) = await questions(harness)
+        assert (call_id.tool_name, call_id.execution_type, call_id.visible) == ("elicitation", "space", True)
+        assert (call_id.status, call_id.space_id, call_id.run_id) == ("waiting", harness.space, run)
+        assert call_id.args == {"message": "Which colour?", "server": "paints", "requestedSchema": COLOUR}
         (message,) = await harness.messages()
-        assert (message.status, message.call_id) == ("requires_action", asked.call_id)
+        assert (message.status, message.call_id) == ("requires_action", call_id.call_id)
         await harness.submit(
-            asked.call_id, {"action": "accept", "content": {"colour": "red"}}, entity_id=harness.person
+            call_id.call_id, {"action": "accept", "content": {"colour": "red"}}, entity_id=harness.person
         )
         assert (await calling).unwrap() == {"action": "accept", "content": {"colour": "red"}}
         (message,) = await harness.messages()
@@ -65,30 +65,30 @@ async def test_a_question_is_a_visible_call_in_the_space_and_its_answer_goes_bac
 
 
 @pytest.mark.parametrize("action", ["decline", "cancel"])
-async def test_people_may_refuse_to_answer(database: Database, action: str) -> None:
+async def test_people_may_decline(database: Database, action: str) -> None:
     async with service_harness(database, paint()) as harness:
         run = await harness.open_run(in_space=True)
         calling = asyncio.create_task(harness.call(run, "paint"))
-        (asked,) = await questions(harness)
-        await harness.submit(asked.call_id, {"action": action, "content": {"colour": "not looked at"}})
+        (call_id,) = await questions(harness)
+        await harness.submit(call_id.call_id, {"action": action, "content": {"colour": "not looked at"}})
         assert (await calling).unwrap() == {"action": action, "content": None}
 
 
-async def test_an_answer_that_does_not_fit_is_asked_for_again(database: Database) -> None:
+async def test_answer_that_does_not_match_the_form_is_asked_again(database: Database) -> None:
     async with service_harness(database, paint()) as harness:
         run = await harness.open_run(in_space=True)
         calling = asyncio.create_task(harness.call(run, "paint"))
         wrong: list[Any] = [{"action": "accept", "content": {"colour": "green"}}, "red"]
         for place, answer in enumerate(wrong, 1):
-            asked = (await questions(harness, place))[-1]
-            await harness.submit(asked.call_id, answer)
-        asked = (await questions(harness, 3))[-1]
-        assert "the answer to a question is" in asked.args["error"]
-        await harness.submit(asked.call_id, {"action": "accept", "content": {"colour": "blue"}})
+            call_id = (await questions(harness, place))[-1]
+            await harness.submit(call_id.call_id, answer)
+        call_id = (await questions(harness, 3))[-1]
+        assert "the answer to a question is" in call_id.args["error"]
+        await harness.submit(call_id.call_id, {"action": "accept", "content": {"colour": "blue"}})
         assert (await calling).unwrap()["content"] == {"colour": "blue"}
 
 
-async def test_it_is_not_asked_for_ever(database: Database) -> None:
+async def test_question_is_asked_a_limited_number_of_times(database: Database) -> None:
     async with service_harness(database, paint()) as harness:
         run = await harness.open_run(in_space=True)
         calling = asyncio.create_task(harness.call(run, "paint"))
@@ -98,26 +98,26 @@ async def test_it_is_not_asked_for_ever(database: Database) -> None:
         assert "the answer to a question is" in (result.error or "")
 
 
-async def test_a_page_is_shown_by_its_address(database: Database) -> None:
+async def test_question_with_a_url_shows_it(database: Database) -> None:
     async with service_harness(database, paint()) as harness:
         run = await harness.open_run(in_space=True)
         calling = asyncio.create_task(harness.call(run, "paint", {"url": "https://example.org/in"}))
-        (asked,) = await questions(harness)
-        assert asked.args == {"message": "Which colour?", "server": "paints", "url": "https://example.org/in"}
-        await harness.submit(asked.call_id, {"action": "accept"})
+        (call_id,) = await questions(harness)
+        assert call_id.args == {"message": "Which colour?", "server": "paints", "url": "https://example.org/in"}
+        await harness.submit(call_id.call_id, {"action": "accept"})
         assert (await calling).unwrap() == {"action": "accept", "content": None}
 
 
-async def test_a_question_ends_with_the_time_of_its_call(database: Database) -> None:
+async def test_question_ends_with_the_timeout_of_its_call(database: Database) -> None:
     async with service_harness(database, paint(timeout=0.1)) as harness:
         run = await harness.open_run(in_space=True)
         result = await harness.call(run, "paint")
         assert result.error_kind == "timeout"
-        (asked,) = await questions(harness)
+        (call_id,) = await questions(harness)
         async with asyncio.timeout(10):
-            while asked.status in ("waiting", "pending"):
-                asked = await harness.pending_calls.wait_for_result(asked.call_id, 1.0)
-        assert asked.status in ("canceled", "expired")  # Whichever saw first that nobody waits.
+            while call_id.status in ("waiting", "pending"):
+                call_id = await harness.pending_calls.wait_for_result(call_id.call_id, 1.0)
+        assert call_id.status in ("canceled", "expired")  # Whichever came first.
         assert await harness.inbox() == []
 
 
@@ -128,19 +128,19 @@ async def test_without_a_space_the_caller_is_asked(database: Database) -> None:
 
     async with service_harness(database, paint()) as harness:
         run = await harness.open_run()
-        room, kept = await harness.open_host(run)
-        context = ToolContext(agent_entity_id=harness.agent, host=room, caller_client=Client())  # pyright: ignore
-        result = await harness.ts.call("paint", context=context, run=kept)
+        host, open_run = await harness.open_host(run)
+        context = ToolContext(agent_entity_id=harness.agent, host=host, caller_client=Client())  # pyright: ignore
+        result = await harness.ts.call("paint", context=context, run=open_run)
         assert result.unwrap()["content"] == {"colour": "Which colour?"}
 
 
-async def test_where_nobody_can_be_asked_that_is_said(database: Database) -> None:
+async def test_error_says_if_nobody_can_be_asked(database: Database) -> None:
     async with service_harness(database, paint()) as harness:
         result = await harness.call(await harness.open_run(), "paint")
         assert 'the server "paints" has a question, and nobody can be asked' in (result.error or "")
 
 
-async def test_over_http_a_member_answers_what_a_real_server_asks(tmp_path: Path) -> None:
+async def test_member_answers_a_question_of_a_real_server_over_http(tmp_path: Path) -> None:
     server = {"command": sys.executable, "args": [str(SERVERS / "scripted.py"), str(tmp_path / "seen")]}
     path = write_config(tmp_path, mcpServers={"s": server})
     async with Gateway.open(path) as gateway, open_api(gateway) as api:

@@ -1,4 +1,4 @@
-"""Calls that someone else answers, from every side: in time, late, never, twice, in the same moment."""
+"""Pending calls: results in time, late, never, twice, and at the same moment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from toolspace.storage.sqlite.database import SqliteDatabase
 
 @pytest.mark.spec("6.3")
 @pytest.mark.spec("6.4")
-async def test_a_result_that_comes_in_time_is_answered_inline(database: Database) -> None:
+async def test_timely_result_is_returned_inline(database: Database) -> None:
     async with service_harness(database, pending_tool("fetch")) as harness:
         await harness.register_worker("fetch")
         run = await harness.open_run()
@@ -36,7 +36,7 @@ async def test_a_result_that_comes_in_time_is_answered_inline(database: Database
 
 
 @pytest.mark.spec("6.3")
-async def test_an_async_tool_answers_pending_at_once_and_its_result_comes_to_the_inbox(database: Database) -> None:
+async def test_async_tool_returns_pending_and_its_result_goes_to_the_inbox(database: Database) -> None:
     async with service_harness(database, pending_tool("approve", is_async=True)) as harness:
         run = await harness.open_run()
         result = await harness.call(run, "approve")
@@ -52,7 +52,7 @@ async def test_an_async_tool_answers_pending_at_once_and_its_result_comes_to_the
 
 @pytest.mark.spec("6.3")
 @pytest.mark.spec("6.4")
-async def test_a_late_result_reaches_the_inbox_after_the_call_timed_out(database: Database) -> None:
+async def test_late_result_goes_to_the_inbox(database: Database) -> None:
     async with service_harness(database, pending_tool("slow", timeout=0.05)) as harness:
         await harness.register_worker("slow")
         run = await harness.open_run()
@@ -79,7 +79,7 @@ async def test_empty_values_are_results(database: Database, value: Any) -> None:
 
 
 @pytest.mark.spec("6.4")
-async def test_results_that_race_time_outs_and_each_other_are_delivered_exactly_once(database: Database) -> None:
+async def test_results_that_race_timeouts_are_delivered_exactly_once(database: Database) -> None:
     async with service_harness(
         database, pending_tool("race", timeout=0.2), pending_tool("patient", timeout=60.0)
     ) as harness:
@@ -122,7 +122,7 @@ async def test_results_that_race_time_outs_and_each_other_are_delivered_exactly_
 
 
 @pytest.mark.spec("6.5")
-async def test_a_second_result_is_refused_and_the_first_stays(database: Database) -> None:
+async def test_second_result_is_refused(database: Database) -> None:
     async with service_harness(database, pending_tool("approve", is_async=True)) as harness:
         run = await harness.open_run()
         call_id = (await harness.call(run, "approve")).call_id
@@ -136,7 +136,7 @@ async def test_a_second_result_is_refused_and_the_first_stays(database: Database
 
 
 @pytest.mark.spec("6.5")
-async def test_a_result_for_another_run_or_of_a_stranger_is_refused(database: Database) -> None:
+async def test_result_for_another_run_or_of_a_non_member_is_refused(database: Database) -> None:
     async with service_harness(database, pending_tool("approve", "space", is_async=True, visible=True)) as harness:
         run, other = await harness.open_run(in_space=True), await harness.open_run()
         call_id = (await harness.call(run, "approve")).call_id
@@ -159,7 +159,7 @@ async def test_a_result_for_another_run_or_of_a_stranger_is_refused(database: Da
 
 @pytest.mark.spec("6.5")
 @pytest.mark.spec("7.2")
-async def test_a_visible_call_is_a_message_that_waits_and_ends_with_its_result(database: Database) -> None:
+async def test_visible_call_is_a_message_that_ends_with_its_result(database: Database) -> None:
     async with service_harness(
         database, pending_tool("confirmAction", "space", is_async=True, visible=True)
     ) as harness:
@@ -177,7 +177,7 @@ async def test_a_visible_call_is_a_message_that_waits_and_ends_with_its_result(d
 
 
 @pytest.mark.spec("6.5")
-async def test_an_error_that_is_submitted_fails_the_call_and_the_message(database: Database) -> None:
+async def test_submitted_error_fails_the_call_and_its_message(database: Database) -> None:
     async with service_harness(database, pending_tool("approve", "space", visible=True)) as harness:
         run = await harness.open_run(in_space=True)
         calling = asyncio.create_task(harness.call(run, "approve"))
@@ -190,17 +190,17 @@ async def test_an_error_that_is_submitted_fails_the_call_and_the_message(databas
 
 
 @pytest.mark.spec("6.6")
-async def test_a_visible_tool_needs_an_active_space(database: Database) -> None:
+async def test_visible_tool_needs_an_active_space(database: Database) -> None:
     async with service_harness(database, pending_tool("confirmAction", "space", visible=True)) as harness:
         run = await harness.open_run()
         result = await harness.call(run, "confirmAction")
-        wanted = 'Tool "confirmAction" is visible but you are not in a space. Call enter_space first.'
-        assert (result.error, result.executed) == (wanted, False)
+        expected = 'Tool "confirmAction" is visible but you are not in a space. Call enter_space first.'
+        assert (result.error, result.executed) == (expected, False)
         assert (await harness.get_call(result.call_id)).status == "failed"
 
 
 @pytest.mark.spec("6.7")
-async def test_a_call_that_no_worker_serves_fails_at_once_and_an_async_one_waits(database: Database) -> None:
+async def test_call_without_a_worker_fails_at_once_unless_it_is_async(database: Database) -> None:
     async with service_harness(database, pending_tool("fetch"), pending_tool("later", is_async=True)) as harness:
         run = await harness.open_run()
         result = await harness.call(run, "fetch")
@@ -213,27 +213,27 @@ async def test_a_call_that_no_worker_serves_fails_at_once_and_an_async_one_waits
 
 
 @pytest.mark.spec("6.1")
-async def test_a_wait_answers_itself(database: Database) -> None:
+async def test_wait_tool_is_resolved_by_its_timer(database: Database) -> None:
     pause = pending_tool("pause", "wait", execution={"duration": 50})
     async with service_harness(database, pause) as harness:
         run = await harness.open_run()
         result = await harness.call(run, "pause")
         assert result.unwrap()["waited"] >= 50
-        # However long it took to write it down, it counts from when it was asked for.
+        # The time counts from the request, however long storing it took.
         row = await harness.get_call(result.call_id)
         assert row.expires_at == row.created_at + round(harness.pending_calls.ttl * 1000)
 
 
 @pytest.mark.spec("6.9")
-async def test_an_expired_call_tells_its_agent(database: Database) -> None:
+async def test_expired_call_notifies_its_agent(database: Database) -> None:
     async with service_harness(
         database, pending_tool("approve", "space", is_async=True, visible=True, expires_after=0.05)
     ) as harness:
         run = await harness.open_run(in_space=True)
-        told = harness.ledger.waiters.register(f"inbox:{harness.agent}")
+        notification = harness.ledger.waiters.register(f"inbox:{harness.agent}")
         call_id = (await harness.call(run, "approve")).call_id
         harness.sweeper.wake()
-        await told
+        await notification
         (event,) = await harness.inbox()
         assert (event.data["status"], event.data["isError"]) == ("expired", True)
         assert (await harness.get_call(call_id)).status == "expired"
@@ -244,7 +244,7 @@ async def test_an_expired_call_tells_its_agent(database: Database) -> None:
 
 
 @pytest.mark.spec("6.8")
-async def test_a_tool_that_pauses_its_run_lets_it_go_on_when_the_result_is_there(database: Database) -> None:
+async def test_run_paused_by_a_tool_continues_with_the_result(database: Database) -> None:
     from toolspace.spaces import runs
 
     async with service_harness(database, pending_tool("askUser", pauses_run=True)) as harness:
@@ -256,7 +256,7 @@ async def test_a_tool_that_pauses_its_run_lets_it_go_on_when_the_result_is_there
         assert len(await harness.inbox()) == 1
 
 
-async def test_a_caller_who_goes_away_gets_the_result_in_the_inbox(database: Database) -> None:
+async def test_result_of_a_canceled_caller_goes_to_the_inbox(database: Database) -> None:
     async with service_harness(database, pending_tool("fetch")) as harness:
         await harness.register_worker("fetch")
         run = await harness.open_run()
@@ -270,7 +270,7 @@ async def test_a_caller_who_goes_away_gets_the_result_in_the_inbox(database: Dat
         assert [event.data["result"] for event in await harness.inbox()] == ["late"]
 
 
-async def test_a_canceled_call_ends_and_its_caller_hears_of_it(database: Database) -> None:
+async def test_canceled_call_ends_for_its_caller(database: Database) -> None:
     async with service_harness(database, pending_tool("fetch")) as harness:
         await harness.register_worker("fetch")
         run = await harness.open_run()
@@ -282,7 +282,7 @@ async def test_a_canceled_call_ends_and_its_caller_hears_of_it(database: Databas
         assert (await harness.get_call(call.call_id)).status == "canceled"
 
 
-async def test_canceling_a_run_ends_its_open_calls_and_stops_what_runs(database: Database) -> None:
+async def test_canceling_a_run_ends_its_open_calls_and_stops_running_ones(database: Database) -> None:
     from toolspace import tool
     from toolspace.spaces import runs
 
@@ -308,7 +308,7 @@ async def test_canceling_a_run_ends_its_open_calls_and_stops_what_runs(database:
         assert isinstance(refused[0], RefusedError)
 
 
-async def test_draining_parks_what_waits(database: Database) -> None:
+async def test_draining_makes_waiting_calls_pending(database: Database) -> None:
     async with service_harness(database, pending_tool("fetch")) as harness:
         await harness.register_worker("fetch")
         run = await harness.open_run()
@@ -325,7 +325,7 @@ async def _all_inbox(harness: Any) -> list[Any]:
     return await harness.ledger.read(inbox.list_events, harness.agent, limit=10_000)
 
 
-async def test_a_pending_answer_is_not_cached(database: Database) -> None:
+async def test_pending_result_is_not_cached(database: Database) -> None:
     async with service_harness(database, pending_tool("approve", is_async=True, cache=60.0)) as harness:
         run = await harness.open_run()
         first, second = await harness.call(run, "approve"), await harness.call(run, "approve")
@@ -348,18 +348,18 @@ async def test_a_python_tool_can_ask_the_people_in_its_space(database: Database)
         calling = asyncio.create_task(harness.call(run, "paint"))
         async with await harness.ledger.hub.subscribe(f"space:{harness.space}", after=0) as reader:
             async for batch in reader:
-                asked = [event.data for event in batch if event.data.get("toolName") == "elicitation"]
-                if asked:
+                questions = [event.data for event in batch if event.data.get("toolName") == "elicitation"]
+                if questions:
                     break
-        assert asked[0]["input"] == {"message": "Which colour?", "requestedSchema": colour}
+        assert questions[0]["input"] == {"message": "Which colour?", "requestedSchema": colour}
         await harness.submit(
-            asked[0]["toolCallId"], {"action": "accept", "content": {"colour": "blue"}}, entity_id=harness.person
+            questions[0]["toolCallId"], {"action": "accept", "content": {"colour": "blue"}}, entity_id=harness.person
         )
         assert (await calling).unwrap() == "accept blue"
 
 
 @pytest.mark.spec("6.4")
-async def test_a_caller_whose_call_others_parked_is_told_and_the_inbox_alone_gets_the_result(
+async def test_caller_of_a_call_made_pending_elsewhere_is_told_and_the_inbox_gets_the_result(
     database: Database,
 ) -> None:
     async with service_harness(database, pending_tool("fetch")) as harness:
@@ -367,7 +367,7 @@ async def test_a_caller_whose_call_others_parked_is_told_and_the_inbox_alone_get
         run = await harness.open_run()
         calling = asyncio.create_task(harness.call(run, "fetch"))
         call = await harness.wait_until_started(run)
-        # As another process does that takes this one for dead.
+        # As another process does that declares this one dead.
         await harness.ledger.commit(call_transactions.make_pending, call.call_id)
         assert (await calling).unwrap()["pendingToolCallId"] == call.call_id
         await harness.submit(call.call_id, "here")
@@ -375,7 +375,7 @@ async def test_a_caller_whose_call_others_parked_is_told_and_the_inbox_alone_get
 
 
 @pytest.mark.spec("6.4")
-async def test_a_caller_who_hears_too_late_that_its_call_was_parked_does_not_take_the_inboxs_result(
+async def test_caller_that_learns_late_of_its_pending_call_does_not_get_the_result(
     database: Database,
 ) -> None:
     async with service_harness(database, pending_tool("fetch")) as harness:
@@ -392,7 +392,7 @@ async def test_a_caller_who_hears_too_late_that_its_call_was_parked_does_not_tak
 
 
 @pytest.mark.spec("6.4")
-async def test_a_caller_who_goes_away_while_its_call_is_written_down_leaves_the_result_to_the_inbox(
+async def test_result_of_a_caller_canceled_while_its_call_is_stored_goes_to_the_inbox(
     tmp_path: Path,
 ) -> None:
     async with service_harness(await SqliteDatabase.open(tmp_path / "a.db"), pending_tool("fetch")) as harness:

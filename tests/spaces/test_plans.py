@@ -1,4 +1,4 @@
-"""Plans: checked when they are made, fired once, late rather than never."""
+"""Plans: validated when they are created, fired once, late rather than never."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from toolspace.storage.queries import plans as rows
 from toolspace.storage.queries.plans import Plan
 
 
-async def _set(harness: ServiceHarness, **fields: Any) -> Plan:
+async def _save_plan(harness: ServiceHarness, **fields: Any) -> Plan:
     new = NewPlan(**{"name": "Report", "instruction": "Write it", **fields})
-    (made,) = await harness.ledger.commit(plans.set_plans, harness.agent, [new])
-    return made
+    (plan,) = await harness.ledger.commit(plans.set_plans, harness.agent, [new])
+    return plan
 
 
-def _missed(plan_id: str, at: int) -> Program[None]:
+def _make_overdue(plan_id: str, at: int) -> Program[None]:
     yield "UPDATE plans SET next_run_at = ? WHERE id = ?", (at, plan_id)
 
 
 @pytest.mark.spec("9.4")
-async def test_a_plan_fires_into_the_inbox_and_is_completed(database: Database) -> None:
+async def test_due_plan_is_added_to_the_inbox_and_completed(database: Database) -> None:
     async with service_harness(database) as harness:
-        told = harness.ledger.waiters.register(f"inbox:{harness.agent}")
-        plan = await _set(harness, run_after="1 second")
+        notification = harness.ledger.waiters.register(f"inbox:{harness.agent}")
+        plan = await _save_plan(harness, run_after="1 second")
         assert plan.status == "active"
-        await harness.ledger.write(_missed, plan.id, 1)  # It was due while nothing ran: it fires late.
+        await harness.ledger.write(_make_overdue, plan.id, 1)  # It was due while no process ran: it fires late.
         harness.sweeper.wake()
-        await told
+        await notification
         (event,) = await harness.inbox()
         assert event.type == "plan"
         assert event.data["instruction"] == "Write it"
@@ -44,14 +44,14 @@ async def test_a_plan_fires_into_the_inbox_and_is_completed(database: Database) 
 
 
 @pytest.mark.spec("9.4")
-async def test_a_cron_that_was_missed_often_fires_once_and_goes_on(database: Database) -> None:
+async def test_cron_plan_missed_several_times_fires_once(database: Database) -> None:
     async with service_harness(database) as harness:
-        plan = await _set(harness, cron="* * * * *")
-        await harness.ledger.write(_missed, plan.id, 60_000)  # Since 1970, every minute.
+        plan = await _save_plan(harness, cron="* * * * *")
+        await harness.ledger.write(_make_overdue, plan.id, 60_000)  # Missed every minute since 1970.
         (due,) = await harness.ledger.read(rows.list_due, limit=5)
-        others = [Ledger(harness.ledger.database) for _ in range(3)]
-        fired = await asyncio.gather(*(one.commit(plans.fire, due) for one in others))
-        assert sorted(fired) == [False, False, True] or not any(fired)  # Or the sweeper was faster than all.
+        ledgers = [Ledger(harness.ledger.database) for _ in range(3)]
+        fired = await asyncio.gather(*(ledger.commit(plans.fire, due) for ledger in ledgers))
+        assert sorted(fired) == [False, False, True] or not any(fired)  # Or the sweeper was faster.
         assert len(await harness.inbox()) == 1
         (after,) = await harness.ledger.read(rows.list_plans, harness.agent)
         assert after.status == "active"
@@ -71,24 +71,24 @@ async def test_a_cron_that_was_missed_often_fires_once_and_goes_on(database: Dat
         ({"run_after": "1 hour", "timezone": "Mars"}, "time zone"),
     ],
 )
-async def test_a_plan_has_exactly_one_schedule_that_can_come(
+async def test_plan_needs_exactly_one_possible_schedule(
     database: Database, fields: dict[str, Any], message: str
 ) -> None:
     async with service_harness(database) as harness:
         with pytest.raises(RefusedError, match=message):
-            await _set(harness, **fields)
+            await _save_plan(harness, **fields)
         assert await harness.ledger.read(rows.list_plans, harness.agent) == []
 
 
 @pytest.mark.spec("9.4")
-async def test_plans_of_others_are_neither_changed_nor_deleted(database: Database) -> None:
+async def test_plans_of_other_agents_cannot_be_changed_or_deleted(database: Database) -> None:
     async with service_harness(database) as harness:
-        plan = await _set(harness, run_after="1 hour")
+        plan = await _save_plan(harness, run_after="1 hour")
         with pytest.raises(RefusedError, match="you have no plan"):
             await harness.ledger.commit(
                 plans.set_plans, harness.person, [NewPlan(id=plan.id, name="x", instruction="x", run_after="1 hour")]
             )
         assert await harness.ledger.write(rows.delete, harness.person, [plan.id]) == 0
-        changed = await _set(harness, id=plan.id, cron="0 9 * * *")
+        changed = await _save_plan(harness, id=plan.id, cron="0 9 * * *")
         assert (changed.id, changed.cron, changed.run_after) == (plan.id, "0 9 * * *", None)
         assert await harness.ledger.write(rows.delete, harness.agent, [plan.id]) == 1

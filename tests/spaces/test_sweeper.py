@@ -1,4 +1,4 @@
-"""What becomes of calls, claims and inbox events when the process or the worker that had them is gone."""
+"""The sweeper: calls, claims and inbox events of dead processes and departed workers."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ def _new(harness: ServiceHarness, run: str, **changes: Any) -> NewCall:
     return NewCall(**{**fields, **changes})
 
 
-def _silence(node_id: str) -> Program[None]:
+def _age_heartbeats(node_id: str) -> Program[None]:
     yield "UPDATE nodes SET seen_at = 1 WHERE id = ?", (node_id,)
 
 
-async def _die(harness: ServiceHarness) -> None:
-    """A process of that name was there, and has not been heard of for long."""
+async def _kill(harness: ServiceHarness) -> None:
+    """A process of that id existed, and its last heartbeat is old."""
     await harness.ledger.write(presence.record_heartbeat, DEAD, started_at=1)
-    await harness.ledger.write(_silence, DEAD)
+    await harness.ledger.write(_age_heartbeats, DEAD)
 
 
-async def _clear_up(harness: ServiceHarness) -> None:
-    """As another process does it that starts, or looks around."""
+async def _clean_up(harness: ServiceHarness) -> None:
+    """Cleans up as another process does."""
     other = Ledger(harness.ledger.database)
     sweeper = Sweeper(other)
     await sweeper.clean_up_dead_nodes(2)
 
 
 @pytest.mark.spec("15.2")
-async def test_what_a_dead_process_left_behind_ends_or_goes_to_the_inbox(database: Database) -> None:
+async def test_calls_of_a_dead_process_end_or_go_to_the_inbox(database: Database) -> None:
     async with service_harness(database) as harness:
         run = await harness.open_run(in_space=True)
         waiting = _new(harness, run)
@@ -70,13 +70,13 @@ async def test_what_a_dead_process_left_behind_ends_or_goes_to_the_inbox(databas
         for new in (answered, arrived):
             await harness.submit(new.call_id, "here")
         await harness.ledger.write(call_rows.mark_delivered, [arrived.call_id])
-        await _die(harness)
-        await _clear_up(harness)
+        await _kill(harness)
+        await _clean_up(harness)
         assert (await harness.get_call(waiting.call_id)).status == "pending"
         interrupted = await harness.get_call(running.call_id)
         assert (interrupted.status, interrupted.is_error) == ("failed", True)
         assert "interrupted" in interrupted.result
-        # Its answer was written down, and never reached who waited: so it goes to the inbox. The other arrived.
+        # One result was stored and never delivered, so it goes to the inbox. The other one was delivered.
         assert [event.data["callId"] for event in await harness.inbox()] == [answered.call_id]
         states = {message.call_id: message.status for message in await harness.messages()}
         assert states[running.call_id] == "error"
@@ -86,7 +86,7 @@ async def test_what_a_dead_process_left_behind_ends_or_goes_to_the_inbox(databas
 
 
 @pytest.mark.spec("6.7")
-async def test_claims_of_a_worker_that_went_away_are_offered_again(database: Database) -> None:
+async def test_claims_of_a_departed_worker_are_offered_again(database: Database) -> None:
     async with service_harness(database, pending_tool("t", is_async=True)) as harness:
         run = await harness.open_run()
         await harness.ledger.write(presence.register, "wrk_a", ["tool:t"], node_id=harness.ledger.node_id)
@@ -102,26 +102,26 @@ async def test_claims_of_a_worker_that_went_away_are_offered_again(database: Dat
 
 
 @pytest.mark.spec("7.3")
-async def test_an_inbox_event_comes_back_when_the_process_that_took_it_is_gone(database: Database) -> None:
+async def test_inbox_event_of_a_dead_process_is_released(database: Database) -> None:
     async with service_harness(database) as harness:
         await harness.ledger.write(inbox.add, harness.agent, "evt_1", "service", {"n": 1}, priority=2)
-        (taken,) = await harness.ledger.write(inbox.claim, harness.agent, "claim_1", count=5, lease_ms=1)
-        assert taken.status == "processing"
-        told = harness.ledger.waiters.register(f"inbox:{harness.agent}")
+        (claimed,) = await harness.ledger.write(inbox.claim, harness.agent, "claim_1", count=5, lease_ms=1)
+        assert claimed.status == "processing"
+        notification = harness.ledger.waiters.register(f"inbox:{harness.agent}")
         harness.sweeper.wake()
-        await told
+        await notification
         (event,) = await harness.inbox()
         assert (event.status, event.attempts) == ("pending", 1)
 
 
 @pytest.mark.spec("6.1")
-async def test_a_wait_survives_the_process_that_began_it(database: Database) -> None:
+async def test_timer_survives_the_process_that_started_it(database: Database) -> None:
     async with service_harness(database) as harness:
         run = await harness.open_run()
         new = _new(
             harness, run, execution_type="wait", execution_target="server", status="waiting", due_at=1, visible=False
         )
-        told = harness.ledger.waiters.register(f"inbox:{harness.agent}")
+        notification = harness.ledger.waiters.register(f"inbox:{harness.agent}")
 
         def left_alone(effects: Effects) -> Program[None]:
             yield from call_transactions.start(effects, new)
@@ -129,7 +129,7 @@ async def test_a_wait_survives_the_process_that_began_it(database: Database) -> 
 
         await harness.ledger.commit(left_alone)
         harness.sweeper.wake()
-        await told
+        await notification
         (event,) = await harness.inbox()
         assert event.data["result"]["waited"] >= 0
 
@@ -138,7 +138,7 @@ def _break(plan_id: str) -> Program[None]:
     yield "UPDATE plans SET cron = 'never at all', next_run_at = 1 WHERE id = ?", (plan_id,)
 
 
-async def test_what_cannot_be_done_does_not_keep_the_rest_from_being_done(database: Database) -> None:
+async def test_failure_of_one_item_does_not_stop_the_sweep(database: Database) -> None:
     async with service_harness(database) as harness:
         run = await harness.open_run()
         daily = NewPlan(name="p", instruction="i", cron="0 9 * * *")
@@ -150,7 +150,7 @@ async def test_what_cannot_be_done_does_not_keep_the_rest_from_being_done(databa
         assert (await harness.get_call(new.call_id)).status == "expired"
 
 
-async def test_a_caller_that_overstays_is_parked(database: Database) -> None:
+async def test_overdue_waiting_call_becomes_pending(database: Database) -> None:
     async with service_harness(database) as harness:
         run = await harness.open_run()
         new = _new(harness, run, wait_until=1, node_id=harness.ledger.node_id)
@@ -160,12 +160,12 @@ async def test_a_caller_that_overstays_is_parked(database: Database) -> None:
 
 
 @pytest.mark.spec("15.3")
-async def test_a_process_is_taken_for_dead_once_it_was_silent_while_others_were_looking(database: Database) -> None:
+async def test_process_is_dead_if_it_was_silent_while_another_watched(database: Database) -> None:
     async with service_harness(database) as harness:
         run = await harness.open_run()
         waiting = _new(harness, run)
         await harness.ledger.commit(call_transactions.start, waiting)
-        await _die(harness)
+        await _kill(harness)
         looking = Sweeper(Ledger(database))
 
         async def after(*seconds: float) -> str:
@@ -173,16 +173,16 @@ async def test_a_process_is_taken_for_dead_once_it_was_silent_while_others_were_
                 await looking.clean_up_silent_nodes(at)
             return (await harness.get_call(waiting.call_id)).status
 
-        # Its last sign is old. But the database may have been away, and it could not give another.
+        # Its last heartbeat is old, but the database may have been down.
         assert await after(100.0, 102.0, 104.0) == "waiting"
         await harness.ledger.write(presence.record_heartbeat, DEAD, started_at=1)
         assert await after(106.0, 108.0, 110.0, 112.0, 114.0) == "waiting"
-        # Nobody looked for a while: the same again.
+        # After a gap between two checks, the silence starts anew.
         assert await after(130.0, 132.0, 134.0, 136.0, 138.0) == "waiting"
         assert await after(140.0) == "pending"
 
 
-async def test_a_process_that_others_took_for_dead_hears_of_it(database: Database) -> None:
+async def test_process_that_was_declared_dead_is_notified(database: Database) -> None:
     async with service_harness(database) as harness:
         forgotten = asyncio.Event()
 
@@ -197,9 +197,9 @@ async def test_a_process_that_others_took_for_dead_hears_of_it(database: Databas
         assert forgotten.is_set()
 
 
-async def test_it_is_heard_of_though_whoever_asked_for_the_sign_of_life_stopped_waiting(database: Database) -> None:
+async def test_process_is_notified_even_if_its_heartbeat_was_canceled(database: Database) -> None:
     async with service_harness(database) as harness:
-        await harness.sweeper.__aexit__()  # It would beat, too.
+        await harness.sweeper.__aexit__()  # It would send heartbeats, too.
         forgotten = asyncio.Event()
 
         async def hear() -> None:
@@ -216,7 +216,7 @@ async def test_it_is_heard_of_though_whoever_asked_for_the_sign_of_life_stopped_
 
 
 @pytest.mark.spec("15.2")
-async def test_a_process_that_stops_leaves_nothing_open_behind(database: Database) -> None:
+async def test_stopped_process_leaves_no_open_calls(database: Database) -> None:
     async with service_harness(database) as harness:
         run = await harness.open_run()
         other = Ledger(database)
@@ -231,7 +231,7 @@ async def test_a_process_that_stops_leaves_nothing_open_behind(database: Databas
 
 
 @pytest.mark.spec("7.1")
-async def test_what_ended_long_ago_is_forgotten_and_what_is_open_or_was_said_is_not(database: Database) -> None:
+async def test_old_ended_records_are_deleted_and_open_ones_and_messages_stay(database: Database) -> None:
     async with service_harness(database, pending_tool("ask", is_async=True, visible=True)) as harness:
         over, going = await harness.open_run(in_space=True), await harness.open_run(in_space=True)
         done = (await harness.call(over, "ask")).call_id

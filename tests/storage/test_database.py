@@ -1,4 +1,4 @@
-"""What every database does with a program: all of it or nothing, durable when it is said to be, one view for a read."""
+"""Every database: a program is atomic and durable when acknowledged, and a read has one snapshot."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from toolspace.storage.database import Database, Program
 from toolspace.storage.queries import entities, events, inbox
 
 
-def _keep(name: str, value: str = "", *, then: Exception | None = None) -> Program[str]:
-    """Writes a row, and perhaps fails after that."""
+def _store_name(name: str, value: str = "", *, then: Exception | None = None) -> Program[str]:
+    """Writes a row, and then raises the error if one is given."""
     rows = yield "INSERT INTO secrets (name, value, created_at) VALUES (?, ?, 0) RETURNING name", (name, value)
     if then is not None:
         raise then
     return rows[0][0]
 
 
-def _kept() -> Program[list[str]]:
+def _list_names() -> Program[list[str]]:
     rows = yield "SELECT name FROM secrets ORDER BY name", ()
     return [row[0] for row in rows]
 
 
 @pytest.mark.spec("15.1")
-async def test_a_program_that_fails_leaves_no_trace(database: Database) -> None:
+async def test_failed_program_changes_nothing(database: Database) -> None:
     with pytest.raises(LookupError, match="later"):
-        await database.run(lambda: _keep("a", then=LookupError("later")))
-    assert await database.read(_kept) == []
+        await database.run(lambda: _store_name("a", then=LookupError("later")))
+    assert await database.read(_list_names) == []
 
 
 @pytest.mark.spec("15.1")
-async def test_a_program_that_fails_does_not_touch_those_that_commit_with_it(database: Database) -> None:
+async def test_failed_program_does_not_affect_others_of_its_commit(database: Database) -> None:
     async def one(number: int) -> None:
         fault = ValueError("no") if number % 3 == 0 else None
-        await database.run(lambda: _keep(f"{number:03}", then=fault))
+        await database.run(lambda: _store_name(f"{number:03}", then=fault))
 
     ends = await asyncio.gather(*map(one, range(90)), return_exceptions=True)
     assert [type(end) for end in ends] == [ValueError if number % 3 == 0 else type(None) for number in range(90)]
-    assert await database.read(_kept) == [f"{number:03}" for number in range(90) if number % 3]
+    assert await database.read(_list_names) == [f"{number:03}" for number in range(90) if number % 3]
 
 
 @pytest.mark.spec("15.1")
-async def test_a_row_that_is_taken_is_refused_and_its_neighbours_are_not(database: Database) -> None:
+async def test_duplicate_row_fails_only_its_own_program(database: Database) -> None:
     ends = await asyncio.gather(
-        *(database.run(lambda name=name: _keep(name)) for name in ("a", "b", "a", "c")), return_exceptions=True
+        *(database.run(lambda name=name: _store_name(name)) for name in ("a", "b", "a", "c")), return_exceptions=True
     )
     assert sorted(end for end in ends if isinstance(end, str)) == ["a", "b", "c"]
     (refused,) = (end for end in ends if not isinstance(end, str))
@@ -55,11 +55,11 @@ async def test_a_row_that_is_taken_is_refused_and_its_neighbours_are_not(databas
 
 
 @pytest.mark.parametrize("value", ["a\0b", "\ud800", "x\udfff"])
-async def test_a_text_that_cannot_be_kept_is_refused(database: Database, value: str) -> None:
+async def test_unstorable_text_is_refused(database: Database, value: str) -> None:
     with pytest.raises(StorageError, match="cannot be stored") as caught:
-        await database.run(lambda: _keep("a", value))
+        await database.run(lambda: _store_name("a", value))
     assert not isinstance(caught.value, StorageUnavailable)
-    assert await database.run(lambda: _keep("a", "fine")) == "a"
+    assert await database.run(lambda: _store_name("a", "fine")) == "a"
 
 
 async def test_an_integer_beyond_64_bits_is_refused(database: Database) -> None:
@@ -68,19 +68,19 @@ async def test_an_integer_beyond_64_bits_is_refused(database: Database) -> None:
 
     with pytest.raises(StorageError, match="cannot be stored"):
         await database.run(late)
-    assert await database.read(_kept) == []
+    assert await database.read(_list_names) == []
 
 
-async def test_text_is_kept_as_it_is_and_ordered_by_its_bytes(database: Database) -> None:
+async def test_text_is_stored_unchanged_and_sorts_by_bytes(database: Database) -> None:
     texts = ["", " ", "A", "B", "Z", "_", "a", "b", "é", "ß", "日本", "🦉", "?", "'", "$1"]
     for text in texts:
-        await database.run(lambda text=text: _keep(text, text))
-    assert await database.read(_kept) == sorted(texts, key=str.encode)
+        await database.run(lambda text=text: _store_name(text, text))
+    assert await database.read(_list_names) == sorted(texts, key=str.encode)
 
 
-async def test_a_large_value_is_kept_whole(database: Database) -> None:
+async def test_large_value_is_stored_completely(database: Database) -> None:
     value = "é" * 3_000_000
-    await database.run(lambda: _keep("a", value))
+    await database.run(lambda: _store_name("a", value))
 
     def look() -> Program[str]:
         rows = yield "SELECT value FROM secrets WHERE name = 'a'", ()
@@ -89,7 +89,7 @@ async def test_a_large_value_is_kept_whole(database: Database) -> None:
     assert await database.read(look) == value
 
 
-async def test_a_program_that_asks_for_nothing_has_a_result(database: Database) -> None:
+async def test_program_without_statements_has_a_result(database: Database) -> None:
     def nothing() -> Program[int]:
         return 7
         yield "", ()
@@ -98,26 +98,26 @@ async def test_a_program_that_asks_for_nothing_has_a_result(database: Database) 
     assert await database.read(nothing) == 7
 
 
-async def test_a_read_changes_nothing(database: Database) -> None:
+async def test_read_cannot_write(database: Database) -> None:
     def look_and_write() -> Program[None]:
         yield "SELECT 1", ()
         yield "INSERT INTO secrets (name, value, created_at) VALUES ('a', '', 0)", ()
 
-    for program in (look_and_write, look_and_write, lambda: _keep("a")):
+    for program in (look_and_write, look_and_write, lambda: _store_name("a")):
         with pytest.raises(StorageError):
             await database.read(program)
-    assert await database.read(_kept) == []
+    assert await database.read(_list_names) == []
 
 
-async def test_a_read_sees_everything_that_was_acknowledged(database: Database) -> None:
+async def test_read_sees_every_acknowledged_write(database: Database) -> None:
     for number in range(30):
-        await database.run(lambda number=number: _keep(f"{number:02}"))
-        assert len(await database.read(_kept)) == number + 1
+        await database.run(lambda number=number: _store_name(f"{number:02}"))
+        assert len(await database.read(_list_names)) == number + 1
 
 
 @pytest.mark.spec("15.1")
-async def test_all_statements_of_a_read_see_one_moment(database: Database) -> None:
-    await database.run(lambda: _keep("count", "0"))
+async def test_all_statements_of_a_read_see_one_snapshot(database: Database) -> None:
+    await database.run(lambda: _store_name("count", "0"))
     going = True
 
     def add(number: int) -> Program[None]:
@@ -136,67 +136,67 @@ async def test_all_statements_of_a_read_see_one_moment(database: Database) -> No
             await database.run(lambda number=number: add(number))
 
     writer = asyncio.create_task(write())
-    seen = [await database.read(compare) for _ in range(100)]
+    snapshots = [await database.read(compare) for _ in range(100)]
     going = False
     await writer
-    assert all(counted == there for counted, there in seen)
-    assert seen[-1][0] > seen[0][0]
+    assert all(counted == there for counted, there in snapshots)
+    assert snapshots[-1][0] > snapshots[0][0]
 
 
 @pytest.mark.spec("6.4")
-async def test_a_caller_that_goes_away_loses_nothing_and_others_hear_of_it(database: Database) -> None:
-    told: asyncio.Queue[str] = asyncio.Queue()
+async def test_write_of_a_canceled_caller_is_committed_and_announced(database: Database) -> None:
+    announcements: asyncio.Queue[str] = asyncio.Queue()
     tasks = [
-        asyncio.ensure_future(database.run(lambda name=name: _keep(name), on_commit=told.put_nowait))
+        asyncio.ensure_future(database.run(lambda name=name: _store_name(name), on_commit=announcements.put_nowait))
         for name in map(str, range(20))
     ]
-    await asyncio.sleep(0)  # They have begun; none has its answer.
+    await asyncio.sleep(0)  # They have started; none has its result.
     for task in tasks:
         task.cancel()
     async with asyncio.timeout(30):
-        assert sorted([await told.get() for _ in tasks]) == sorted(map(str, range(20)))
-    assert await database.read(_kept) == sorted(map(str, range(20)))
+        assert sorted([await announcements.get() for _ in tasks]) == sorted(map(str, range(20)))
+    assert await database.read(_list_names) == sorted(map(str, range(20)))
     await asyncio.wait(tasks)
-    assert await database.run(lambda: _keep("after")) == "after"
+    assert await database.run(lambda: _store_name("after")) == "after"
 
 
-async def test_others_hear_of_it_before_the_answer_is_there_and_not_of_what_failed(database: Database) -> None:
-    told: list[str] = []
-    await database.run(lambda: _keep("a"), on_commit=told.append)
-    assert told == ["a"]
+async def test_commits_are_announced_before_the_result_and_failures_are_not(database: Database) -> None:
+    announcements: list[str] = []
+    await database.run(lambda: _store_name("a"), on_commit=announcements.append)
+    assert announcements == ["a"]
     with pytest.raises(LookupError):
-        await database.run(lambda: _keep("b", then=LookupError()), on_commit=told.append)
-    assert told == ["a"]
+        await database.run(lambda: _store_name("b", then=LookupError()), on_commit=announcements.append)
+    assert announcements == ["a"]
 
 
-async def test_one_who_cannot_be_told_does_not_undo_what_happened(
+async def test_failing_commit_listener_does_not_undo_the_commit(
     database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(name: str) -> None:
         raise RuntimeError("deaf")
 
-    assert await database.run(lambda: _keep("a"), on_commit=fail) == "a"
+    assert await database.run(lambda: _store_name("a"), on_commit=fail) == "a"
     assert "deaf" in caplog.text
 
 
-async def test_a_closed_database_says_so(database: Database) -> None:
-    await asyncio.gather(*(database.run(lambda name=name: _keep(name)) for name in map(str, range(10))))
+async def test_closed_database_is_a_clear_error(database: Database) -> None:
+    await asyncio.gather(*(database.run(lambda name=name: _store_name(name)) for name in map(str, range(10))))
     await database.aclose()
     await database.aclose()
     with pytest.raises(StorageUnavailable, match="closed"):
-        await database.run(lambda: _keep("late"))
+        await database.run(lambda: _store_name("late"))
     with pytest.raises(StorageUnavailable, match="closed"):
-        await database.read(_kept)
+        await database.read(_list_names)
 
 
 @pytest.mark.spec("6.4")
-async def test_of_many_who_compare_and_set_exactly_one_wins(database: Database) -> None:
+async def test_exactly_one_of_many_compare_and_sets_succeeds(database: Database) -> None:
     def take(who: int) -> Program[int | None]:
         rows = yield "UPDATE secrets SET value = ? WHERE name = 'a' AND value = '' RETURNING value", (str(who),)
         return int(rows[0][0]) if rows else None
 
     for _ in range(5):
-        await database.run(lambda: _keep("a"))
+        await database.run(lambda: _store_name("a"))
         ends = await asyncio.gather(*(database.run(lambda who=who: take(who)) for who in range(40)))
         assert len([end for end in ends if end is not None]) == 1
 
@@ -206,16 +206,16 @@ async def test_of_many_who_compare_and_set_exactly_one_wins(database: Database) 
         await database.run(clear)
 
 
-async def test_a_program_learns_how_many_rows_it_changed(database: Database) -> None:
+async def test_program_gets_the_number_of_changed_rows(database: Database) -> None:
     def change(names: str) -> Program[int]:
         return len((yield f"UPDATE secrets SET value = 'new' WHERE name IN ({names}) RETURNING 1", ()))
 
-    await database.run(lambda: _keep("a"))
-    await database.run(lambda: _keep("b"))
+    await database.run(lambda: _store_name("a"))
+    await database.run(lambda: _store_name("b"))
     assert [await database.run(lambda names=names: change(names)) for names in ("'x'", "'a'", "'a', 'b'")] == [0, 1, 2]
 
 
-async def test_a_first_row_is_added_by_exactly_one_of_many(database: Database) -> None:
+async def test_exactly_one_of_many_inserts_the_first_row(database: Database) -> None:
     added = await asyncio.gather(
         *(database.run(lambda who=who: entities.create_entity("ent_1", "human", str(who), {})) for who in range(30))
     )
@@ -226,7 +226,7 @@ async def test_a_first_row_is_added_by_exactly_one_of_many(database: Database) -
 
 
 @pytest.mark.spec("7.4")
-async def test_a_reader_behind_eight_writers_misses_no_event_and_sees_none_twice(database: Database) -> None:
+async def test_reader_of_a_stream_with_eight_writers_gets_each_event_once(database: Database) -> None:
     writers, each = 8, 40
     read: list[Any] = []
 

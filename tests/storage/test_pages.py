@@ -1,4 +1,4 @@
-"""Pages that end where they get large."""
+"""Pages of rows that are limited in bytes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from toolspace.storage.database import Program, read_page
 
 
-def reading(rows: Sequence[int], asked: list[int]) -> Callable[[int | None, int], Program[list[int]]]:
+def reading(rows: Sequence[int], limits: list[int]) -> Callable[[int | None, int], Program[list[int]]]:
     def read(last: int | None, limit: int) -> Program[list[int]]:
-        asked.append(limit)
+        limits.append(limit)
         yield "SELECT", ()
         behind = 0 if last is None else rows.index(last) + 1
         return list(rows[behind : behind + limit])
@@ -29,15 +29,15 @@ def run(program: Program[tuple[list[int], bool]]) -> tuple[list[int], bool]:
 
 
 @pytest.mark.parametrize("limit", [1, 15, 16, 17, 99, 100, 101, 500])
-def test_small_rows_fill_a_page_with_two_looks(limit: int) -> None:
-    rows, asked = list(range(100)), list[int]()
-    assert run(read_page(reading(rows, asked), lambda _: 10, limit)) == (rows[:limit], limit < 100)
-    assert len(asked) <= 2
+def test_small_rows_fill_a_page_with_two_reads(limit: int) -> None:
+    rows, limits = list(range(100)), list[int]()
+    assert run(read_page(reading(rows, limits), lambda _: 10, limit)) == (rows[:limit], limit < 100)
+    assert len(limits) <= 2
 
 
-def test_large_rows_end_a_page_early_and_there_may_be_more() -> None:
-    rows, asked = list(range(100)), list[int]()
-    assert run(read_page(reading(rows, asked), lambda _: 100, 100, max_bytes=3_000)) == (rows[:30], True)
-    assert run(read_page(reading(rows, asked), lambda _: 10_000, 100, max_bytes=3_000)) == (rows[:16], True)
-    assert run(read_page(reading(rows[:16], asked), lambda _: 10_000, 16, max_bytes=3_000)) == (rows[:16], True)
-    assert run(read_page(reading([], asked), lambda _: 1, 10)) == ([], False)
+def test_large_rows_end_a_page_early() -> None:
+    rows, limits = list(range(100)), list[int]()
+    assert run(read_page(reading(rows, limits), lambda _: 100, 100, max_bytes=3_000)) == (rows[:30], True)
+    assert run(read_page(reading(rows, limits), lambda _: 10_000, 100, max_bytes=3_000)) == (rows[:16], True)
+    assert run(read_page(reading(rows[:16], limits), lambda _: 10_000, 16, max_bytes=3_000)) == (rows[:16], True)
+    assert run(read_page(reading([], limits), lambda _: 1, 10)) == ([], False)

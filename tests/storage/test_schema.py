@@ -1,4 +1,4 @@
-"""Migrations: what an earlier version wrote is brought up to date, and none of them is ever changed."""
+"""Migrations: databases of earlier versions are migrated, and released migrations never change."""
 
 from __future__ import annotations
 
@@ -23,21 +23,19 @@ RELEASED = (
 
 
 @pytest.mark.spec("15.2")
-def test_a_migration_that_was_out_is_as_it_was() -> None:
-    made = tuple(hashlib.sha256("\n".join(one).encode()).hexdigest() for one in schema.MIGRATIONS)
-    assert made[: len(RELEASED)] == RELEASED
+def test_released_migrations_are_unchanged() -> None:
+    digests = tuple(hashlib.sha256("\n".join(migration).encode()).hexdigest() for migration in schema.MIGRATIONS)
+    assert digests[: len(RELEASED)] == RELEASED
 
 
 @pytest.mark.spec("15.2")
-async def test_a_database_of_an_earlier_version_is_brought_up_to_date(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = schema.MIGRATIONS
-    monkeypatch.setattr(schema, "MIGRATIONS", known[:1])
+async def test_database_of_an_earlier_version_is_migrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    migrations = schema.MIGRATIONS
+    monkeypatch.setattr(schema, "MIGRATIONS", migrations[:1])
     old = await SqliteDatabase.open(tmp_path / "toolspace.db")
     await old.run(lambda: entities.create_entity("ent_ada", "agent", "Ada", {}))
     await old.aclose()
-    monkeypatch.setattr(schema, "MIGRATIONS", known)
+    monkeypatch.setattr(schema, "MIGRATIONS", migrations)
     new = await SqliteDatabase.open(tmp_path / "toolspace.db")
     assert await new.run(lambda: sessions.create("ent_ada", "ent_ada", "agent"))
     assert (await new.read(lambda: entities.find_entity("ent_ada"))) is not None
@@ -46,7 +44,7 @@ async def test_a_database_of_an_earlier_version_is_brought_up_to_date(
 
 @pytest.mark.spec("15.2")
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-async def test_an_inbox_of_an_earlier_version_is_as_it_was(
+async def test_inbox_of_an_earlier_version_keeps_its_events(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def opened() -> Database:
@@ -55,17 +53,17 @@ async def test_an_inbox_of_an_earlier_version_is_as_it_was(
         return await PostgresDatabase.open(url)
 
     url: str = request.getfixturevalue("postgres_url") if kind == "postgres" else ""
-    known = schema.MIGRATIONS
-    monkeypatch.setattr(schema, "MIGRATIONS", known[:2])
+    migrations = schema.MIGRATIONS
+    monkeypatch.setattr(schema, "MIGRATIONS", migrations[:2])
     old = await opened()
     for number in range(30):
         agent = f"ent_{number % 3}"
         await old.run(lambda n=number, a=agent: inbox.add(a, f"e{n}", "service", {"n": n}, priority=n % 2, at=n // 4))
-    taken = await old.run(lambda: inbox.claim("ent_0", "claim_1", count=4, lease_ms=60_000))
-    await old.run(lambda: inbox.acknowledge("ent_0", "claim_1", [event.event_id for event in taken[:2]]))
+    claimed = await old.run(lambda: inbox.claim("ent_0", "claim_1", count=4, lease_ms=60_000))
+    await old.run(lambda: inbox.acknowledge("ent_0", "claim_1", [event.event_id for event in claimed[:2]]))
     before = {agent: await old.read(lambda a=agent: inbox.list_events(a)) for agent in ("ent_0", "ent_1", "ent_2")}
     await old.aclose()
-    monkeypatch.setattr(schema, "MIGRATIONS", known)
+    monkeypatch.setattr(schema, "MIGRATIONS", migrations)
     new = await opened()
     for agent, events in before.items():
         after = await new.read(lambda a=agent: inbox.list_events(a))
@@ -73,7 +71,7 @@ async def test_an_inbox_of_an_earlier_version_is_as_it_was(
         assert [msgspec.to_builtins(event) for event in after] == [msgspec.to_builtins(event) for event in events]
     assert len(await new.read(lambda: inbox.list_events("ent_0", status="processed"))) == 2
     assert len(await new.read(lambda: inbox.list_events("ent_0", status="pending"))) == 6
-    assert await new.run(lambda: inbox.acknowledge("ent_0", "claim_1", [taken[2].event_id])) == [taken[2].event_id]
+    assert await new.run(lambda: inbox.acknowledge("ent_0", "claim_1", [claimed[2].event_id])) == [claimed[2].event_id]
     assert not await new.run(lambda: inbox.add("ent_0", "e0", "service", {}, priority=1))
     await new.run(lambda: inbox.delete_all("ent_0"))
     assert await new.read(lambda: inbox.list_events("ent_0")) == []

@@ -12,4 +12,4 @@ __all__ = ["CacheContract", "Clock"]
 
 @pytest.mark.spec("4.2")
 class CacheContract(PublicContract):
-    """Nothing more: what holds for every cache is public."""
+    """Adds nothing: the contract of caches is public."""

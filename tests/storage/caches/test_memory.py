@@ -1,4 +1,4 @@
-"""The cache in memory: the contract, and its bounds."""
+"""The cache in memory: the contract, and its limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TestMemoryCache(CacheContract):
 
 
 @pytest.mark.spec("4.2")
-async def test_the_least_recently_used_goes_first() -> None:
+async def test_least_recently_used_result_goes_first() -> None:
     cache = MemoryCache(max_entries=3)
     for key in "abc":
         await cache.set(key, RESULT, 60)
@@ -34,11 +34,11 @@ async def test_bytes_are_bounded_whatever_the_number_of_entries() -> None:
     cache = MemoryCache(max_bytes=100_000)
     for number in range(50):
         await cache.set(str(number), CachedResult(text=b"x" * 10_000), 60)
-    kept = [number for number in range(50) if await cache.get(str(number))]
-    assert kept == list(range(41, 50))
+    cached = [number for number in range(50) if await cache.get(str(number))]
+    assert cached == list(range(41, 50))
 
 
-async def test_a_result_too_large_for_its_share_pushes_nothing_out() -> None:
+async def test_too_large_result_displaces_no_other() -> None:
     cache = MemoryCache(max_bytes=80_000)
     await cache.set("small", RESULT, 60)
     await cache.set("huge", CachedResult(text=b"x" * 10_001), 60)
@@ -46,7 +46,7 @@ async def test_a_result_too_large_for_its_share_pushes_nothing_out() -> None:
     assert await cache.get("small") == RESULT
 
 
-async def test_room_of_expired_replaced_and_cleared_results_is_used_again() -> None:
+async def test_space_of_expired_replaced_and_cleared_results_is_reused() -> None:
     clock = Clock()
     cache = MemoryCache(max_bytes=100_000, clock=clock)
     big = CachedResult(text=b"x" * 10_000)
@@ -64,6 +64,6 @@ async def test_room_of_expired_replaced_and_cleared_results_is_used_again() -> N
     assert await cache.get("0") == big
 
 
-def test_a_cache_without_room_is_refused() -> None:
+def test_cache_without_capacity_is_refused() -> None:
     with pytest.raises(ValueError, match="holds nothing"):
         MemoryCache(max_entries=0)

@@ -1,4 +1,4 @@
-"""The cache in a file: the contract, and what several processes and a damaged file do to it."""
+"""The cache in a file: the contract, several processes, and a corrupt file."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def rows(path: Path) -> int:
         database.close()
 
 
-async def kept(cache: SqliteCache, key: str = "a") -> CachedResult | None:
+async def cached_value(cache: SqliteCache, key: str = "a") -> CachedResult | None:
     try:
         return await cache.get(key)
     finally:
         await cache.aclose()
 
 
-async def test_nothing_is_opened_before_the_first_use(path: Path) -> None:
+async def test_file_is_not_created_before_the_first_use(path: Path) -> None:
     cache = SqliteCache(path)
     assert not path.parent.exists()
     await cache.aclose()
@@ -64,11 +64,11 @@ async def test_nothing_is_opened_before_the_first_use(path: Path) -> None:
 
 
 @pytest.mark.spec("4.2")
-async def test_results_outlive_the_process_that_kept_them(path: Path) -> None:
+async def test_results_survive_the_process(path: Path) -> None:
     cache = SqliteCache(path)
     await cache.set("a", RESULT, 60)
     await cache.aclose()
-    assert await kept(SqliteCache(path)) == RESULT
+    assert await cached_value(SqliteCache(path)) == RESULT
 
 
 @pytest.mark.spec("4.2")
@@ -82,7 +82,7 @@ async def test_files_are_for_their_owner_only_whatever_the_umask(path: Path, no_
     await cache.aclose()
 
 
-async def test_the_thread_ends_with_the_cache(path: Path) -> None:
+async def test_closing_the_cache_ends_its_thread(path: Path) -> None:
     cache = SqliteCache(path)
     await cache.set("a", RESULT, 60)
     assert any(thread.name == "toolspace-cache" for thread in threading.enumerate())
@@ -93,18 +93,18 @@ async def test_the_thread_ends_with_the_cache(path: Path) -> None:
         await cache.get("a")
 
 
-async def test_a_cancelled_caller_leaves_the_cache_working(path: Path) -> None:
+async def test_cache_works_after_a_canceled_call(path: Path) -> None:
     cache = SqliteCache(path)
     waiting = asyncio.create_task(cache.set("a", RESULT, 60))
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert await kept(cache) == RESULT
+    assert await cached_value(cache) == RESULT
 
 
 @pytest.mark.spec("4.2")
-async def test_the_file_is_bounded_and_the_oldest_go(path: Path) -> None:
+async def test_file_size_is_bounded_and_the_oldest_results_go(path: Path) -> None:
     limit = 2_000_000
     cache = SqliteCache(path, max_bytes=limit)
     for number in range(300):
@@ -119,7 +119,7 @@ async def test_the_file_is_bounded_and_the_oldest_go(path: Path) -> None:
 
 
 @pytest.mark.spec("4.2")
-async def test_expired_results_are_swept(path: Path) -> None:
+async def test_expired_results_are_deleted(path: Path) -> None:
     clock = Clock()
     cache = SqliteCache(path, clock=clock)
     for number in range(20):
@@ -132,16 +132,16 @@ async def test_expired_results_are_swept(path: Path) -> None:
 
 @pytest.mark.spec("4.2")
 @pytest.mark.parametrize("damage", [b"", b"not a database at all" * 500, b"SQLite format 3\x00" + b"\xff" * 5000])
-async def test_a_file_that_is_no_database_is_replaced(path: Path, damage: bytes) -> None:
+async def test_file_that_is_not_a_database_is_replaced(path: Path, damage: bytes) -> None:
     path.parent.mkdir()
     path.write_bytes(damage)
     cache = SqliteCache(path)
     assert await cache.get("a") is None
     await cache.set("a", RESULT, 60)
-    assert await kept(cache) == RESULT
+    assert await cached_value(cache) == RESULT
 
 
-async def test_damage_inside_the_file_costs_the_results_and_no_call(path: Path) -> None:
+async def test_corrupt_file_loses_results_and_fails_no_call(path: Path) -> None:
     cache = SqliteCache(path)
     for number in range(200):
         await cache.set(str(number), CachedResult(text=os.urandom(2_000)), 60)
@@ -154,10 +154,10 @@ async def test_damage_inside_the_file_costs_the_results_and_no_call(path: Path) 
     for number in range(200):
         await cache.get(str(number))
     await cache.set("a", RESULT, 60)
-    assert await kept(cache) == RESULT
+    assert await cached_value(cache) == RESULT
 
 
-async def test_the_cache_of_another_release_is_replaced(path: Path) -> None:
+async def test_cache_of_another_release_is_replaced(path: Path) -> None:
     cache = SqliteCache(path)
     await cache.set("a", RESULT, 60)
     await cache.aclose()
@@ -167,10 +167,10 @@ async def test_the_cache_of_another_release_is_replaced(path: Path) -> None:
     cache = SqliteCache(path)
     assert await cache.get("a") is None
     await cache.set("a", RESULT, 60)
-    assert await kept(cache) == RESULT
+    assert await cached_value(cache) == RESULT
 
 
-async def test_a_database_of_something_else_is_never_touched(tmp_path: Path) -> None:
+async def test_database_of_another_program_is_refused_and_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "mail.db"
     database = sqlite3.connect(path)
     database.execute("CREATE TABLE results (mine)")
@@ -184,7 +184,7 @@ async def test_a_database_of_something_else_is_never_touched(tmp_path: Path) -> 
     assert path.read_bytes() == before
 
 
-async def test_arguments_are_not_written_down(path: Path) -> None:
+async def test_arguments_are_not_in_the_file(path: Path) -> None:
     cache = SqliteCache(path)
     await cache.set("token=s3cret-argument", RESULT, 60)
     assert not any(b"s3cret-argument" in file.read_bytes() for file in path.parent.iterdir())

@@ -1,4 +1,4 @@
-"""The public contract of output stores, and beside it the properties that hold for any text a model makes up."""
+"""The public contract of output stores, and properties that hold for any text and any handle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolspace.testing.storage_contracts import TTL, all_lines, store
 
 __all__ = ["TTL", "OutputsContract", "all_lines", "store"]
 
-# The store is the same for all examples of a property, and may be: every output has its own handle.
+# All examples of a property share one store: every output has its own handle.
 # The properties are inherited by the suite of each store, so more than one class runs them.
 one_store = settings(
     max_examples=60,
@@ -25,7 +25,7 @@ one_store = settings(
 class OutputsContract(PublicContract):
     @one_store
     @given(pieces=st.lists(st.text(st.characters(), max_size=40), max_size=6))
-    async def test_any_text_is_stored_lone_surrogates_as_their_escapes(
+    async def test_any_text_is_stored_with_lone_surrogates_as_escapes(
         self, outputs: OutputStore, pieces: list[str]
     ) -> None:
         written = "".join(pieces).encode("utf-8", "backslashreplace").decode()
@@ -44,5 +44,5 @@ class OutputsContract(PublicContract):
             st.sampled_from(["../x", "session-s1/../../etc/passwd", "session-s1/", "/", "\x00", "session-s1\n/0"]),
         )
     )
-    async def test_a_handle_made_up_by_a_model_is_nothing(self, outputs: OutputStore, handle: str) -> None:
+    async def test_invented_handle_is_not_found(self, outputs: OutputStore, handle: str) -> None:
         assert await outputs.find(handle, session="s1", owner=None) is None

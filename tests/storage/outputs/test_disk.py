@@ -1,4 +1,4 @@
-"""Outputs on disk: the contract, and what files, crashes and hostile folders add to it."""
+"""Outputs on disk: the contract, permissions, crashes and hostile folders."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def age(path: Path, seconds: float) -> None:
     os.utime(path, (status.st_atime, status.st_mtime - seconds))
 
 
-async def test_nothing_is_made_before_it_is_needed(root: Path, outputs: DiskOutputs) -> None:
+async def test_no_folder_is_created_before_the_first_output(root: Path, outputs: DiskOutputs) -> None:
     assert await outputs.find("session-a/0123456789abcdef", session="a", owner=None) is None
     assert await outputs.sessions() == []
     assert await outputs.sweep() == 0
@@ -76,22 +76,22 @@ async def test_files_are_for_their_owner_only_whatever_the_umask(
     await store(outputs, "done")
     writer = await outputs.create(session="s1", owner=None, tool="t")
     await writer.write("x" * 500_000)
-    found = {path: stat.S_IMODE(path.stat().st_mode) for path in [root, *root.rglob("*")]}
-    assert {mode for path, mode in found.items() if path.is_dir()} == {0o700}
-    assert {mode for path, mode in found.items() if path.is_file()} == {0o600}
-    assert len(found) == 5
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in [root, *root.rglob("*")]}
+    assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
+    assert {mode for path, mode in modes.items() if path.is_file()} == {0o600}
+    assert len(modes) == 5
     await writer.discard()
 
 
 @pytest.mark.spec("4.6")
-async def test_a_session_folder_that_others_may_enter_is_closed_to_them(root: Path, outputs: DiskOutputs) -> None:
+async def test_session_folder_is_made_private(root: Path, outputs: DiskOutputs) -> None:
     (root / "session-s1").mkdir(parents=True, mode=0o755)
     await store(outputs, "private")
     assert stat.S_IMODE((root / "session-s1").stat().st_mode) == 0o700
 
 
 @pytest.mark.spec("4.6")
-async def test_outputs_outlive_the_store(root: Path, outputs: DiskOutputs) -> None:
+async def test_outputs_survive_the_store(root: Path, outputs: DiskOutputs) -> None:
     output = await store(outputs, "kept")
     other = DiskOutputs(root, ttl=TTL)
     assert await other.find(output.handle, session="s1", owner=None) == output
@@ -100,7 +100,7 @@ async def test_outputs_outlive_the_store(root: Path, outputs: DiskOutputs) -> No
 
 
 @pytest.mark.spec("4.6")
-async def test_a_large_output_takes_little_memory_to_write_and_to_read(outputs: DiskOutputs) -> None:
+async def test_large_output_needs_little_memory(outputs: DiskOutputs) -> None:
     piece = ("0123456789abcdef" * 4 + "\n") * 1000
     tracemalloc.start()
     try:
@@ -122,7 +122,7 @@ async def test_a_large_output_takes_little_memory_to_write_and_to_read(outputs: 
     assert read < 8_000_000
 
 
-async def test_the_event_loop_runs_on_while_the_disk_works(root: Path) -> None:
+async def test_event_loop_does_not_wait_for_the_disk(root: Path) -> None:
     on_loop = threading.get_ident()
     counted_on: set[int] = set()
 
@@ -139,7 +139,7 @@ async def test_the_event_loop_runs_on_while_the_disk_works(root: Path) -> None:
     assert not any(thread.name.startswith("toolspace-outputs") for thread in threading.enumerate())
 
 
-async def test_reading_that_stops_early_closes_the_file(root: Path, outputs: DiskOutputs) -> None:
+async def test_stopping_a_read_early_closes_the_file(root: Path, outputs: DiskOutputs) -> None:
     output = await store(outputs, "line\n" * 500_000)
     reading = outputs.lines(output)
     await anext(reading)
@@ -148,7 +148,7 @@ async def test_reading_that_stops_early_closes_the_file(root: Path, outputs: Dis
     assert open_files(root) == []
 
 
-async def test_a_discarded_output_leaves_no_file_and_no_folder(root: Path, outputs: DiskOutputs) -> None:
+async def test_discarded_output_leaves_no_file_and_no_folder(root: Path, outputs: DiskOutputs) -> None:
     writer = await outputs.create(session="s1", owner=None, tool="t")
     await writer.write("x" * 1_000_000)
     assert [path.suffix for path in files(root)] == [".part"]
@@ -157,7 +157,7 @@ async def test_a_discarded_output_leaves_no_file_and_no_folder(root: Path, outpu
     assert open_files(root) == []
 
 
-async def test_closing_the_store_discards_what_is_unfinished(root: Path) -> None:
+async def test_closing_the_store_discards_unfinished_outputs(root: Path) -> None:
     outputs = DiskOutputs(root, ttl=TTL)
     await outputs.create(session="s1", owner=None, tool="t")
     await outputs.aclose()
@@ -166,7 +166,7 @@ async def test_closing_the_store_discards_what_is_unfinished(root: Path) -> None
 
 
 @pytest.mark.spec("4.5")
-async def test_a_cancelled_commit_is_taken_back_by_the_discard(root: Path) -> None:
+async def test_discard_removes_an_output_whose_commit_was_canceled(root: Path) -> None:
     counting = threading.Event()
     go_on = threading.Event()
 
@@ -191,7 +191,7 @@ async def test_a_cancelled_commit_is_taken_back_by_the_discard(root: Path) -> No
 
 
 @pytest.mark.spec("4.6")
-async def test_a_full_disk_is_a_clear_error_and_leaves_nothing(root: Path, outputs: DiskOutputs) -> None:
+async def test_full_disk_is_a_clear_error_and_leaves_no_file(root: Path, outputs: DiskOutputs) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     writer = await outputs.create(session="s1", owner=None, tool="fetch")
     resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, hard))
@@ -209,7 +209,7 @@ async def test_a_full_disk_is_a_clear_error_and_leaves_nothing(root: Path, outpu
 
 
 @pytest.mark.spec("4.6")
-async def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
+async def test_unwritable_folder_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     outputs = DiskOutputs(tmp_path / "file" / "outputs", ttl=TTL)
     with pytest.raises(ToolspaceError, match=r"cannot be stored in .*outputs: Not a directory"):
@@ -238,7 +238,7 @@ async def test_links_are_not_followed(root: Path, outputs: DiskOutputs, tmp_path
         await outputs.create(session="s1", owner=None, tool="t")
 
 
-async def test_a_pipe_in_place_of_an_output_hangs_nobody(root: Path, outputs: DiskOutputs) -> None:
+async def test_pipe_in_place_of_an_output_does_not_block(root: Path, outputs: DiskOutputs) -> None:
     output = await store(outputs, "mine")
     path = root / output.handle
     path.unlink()
@@ -247,7 +247,7 @@ async def test_a_pipe_in_place_of_an_output_hangs_nobody(root: Path, outputs: Di
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"handle": 1}', "null", "[" * 60_000])
-async def test_an_output_whose_sidecar_is_damaged_is_nothing(root: Path, outputs: DiskOutputs, damage: str) -> None:
+async def test_output_with_a_damaged_sidecar_is_not_found(root: Path, outputs: DiskOutputs, damage: str) -> None:
     output = await store(outputs, "text")
     (root / f"{output.handle}.json").write_text(damage)
     assert await outputs.find(output.handle, session="s1", owner=None) is None
@@ -255,7 +255,7 @@ async def test_an_output_whose_sidecar_is_damaged_is_nothing(root: Path, outputs
 
 
 @pytest.mark.spec("4.6")
-async def test_a_sidecar_moved_elsewhere_opens_nothing(root: Path, outputs: DiskOutputs) -> None:
+async def test_sidecar_of_another_output_is_ignored(root: Path, outputs: DiskOutputs) -> None:
     output = await store(outputs, "text", session="s1")
     (root / "session-s1").rename(root / "session-s2")
     identifier = output.handle.partition("/")[2]
@@ -263,7 +263,7 @@ async def test_a_sidecar_moved_elsewhere_opens_nothing(root: Path, outputs: Disk
 
 
 @pytest.mark.spec("4.6")
-async def test_a_sweep_removes_empty_folders_and_leaves_foreign_files(root: Path) -> None:
+async def test_sweep_removes_empty_folders_and_leaves_foreign_files(root: Path) -> None:
     clock = Clock()
     outputs = DiskOutputs(root, ttl=TTL, clock=clock)
     await store(outputs, "old", session="gone")
@@ -276,19 +276,19 @@ async def test_a_sweep_removes_empty_folders_and_leaves_foreign_files(root: Path
     await outputs.aclose()
 
 
-async def test_two_sweeps_at_once_count_every_output_once(root: Path) -> None:
+async def test_concurrent_sweeps_count_every_output_once(root: Path) -> None:
     clock = Clock()
-    one, two = DiskOutputs(root, ttl=TTL, clock=clock), DiskOutputs(root, ttl=TTL, clock=clock)
+    first, second = DiskOutputs(root, ttl=TTL, clock=clock), DiskOutputs(root, ttl=TTL, clock=clock)
     for number in range(60):
-        await store(one, "old", session=f"s{number % 7}")
+        await store(first, "old", session=f"s{number % 7}")
     clock.now += TTL
-    assert sum(await asyncio.gather(one.sweep(), two.sweep(), one.sweep(), two.sweep())) == 60
+    assert sum(await asyncio.gather(first.sweep(), second.sweep(), first.sweep(), second.sweep())) == 60
     assert list(root.iterdir()) == []
-    await one.aclose()
-    await two.aclose()
+    await first.aclose()
+    await second.aclose()
 
 
-async def test_a_sweep_never_takes_an_output_that_is_being_written(root: Path, outputs: DiskOutputs) -> None:
+async def test_sweep_leaves_an_output_that_is_being_written(root: Path, outputs: DiskOutputs) -> None:
     writer = await outputs.create(session="s1", owner=None, tool="t")
     await writer.write("x" * 500_000)
     age(files(root)[0], 1_000_000)
@@ -299,7 +299,7 @@ async def test_a_sweep_never_takes_an_output_that_is_being_written(root: Path, o
     assert await outputs.find(output.handle, session="s1", owner=None) == output
 
 
-async def test_writing_and_sweeping_one_session_do_not_disturb_each_other(outputs: DiskOutputs) -> None:
+async def test_writing_and_sweeping_one_session_at_once_works(outputs: DiskOutputs) -> None:
     async def write() -> None:
         for number in range(100):
             writer = await outputs.create(session="s1", owner=None, tool="t")
@@ -333,7 +333,7 @@ asyncio.run(main(sys.argv[1]))
 
 
 @pytest.mark.spec("4.6")
-async def test_a_writer_that_is_killed_leaves_nothing_to_find_and_is_swept(root: Path, outputs: DiskOutputs) -> None:
+async def test_leftovers_of_a_killed_writer_are_not_found_and_are_swept(root: Path, outputs: DiskOutputs) -> None:
     writer = await asyncio.create_subprocess_exec(
         sys.executable, "-c", WRITER, str(root), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -355,7 +355,7 @@ async def test_a_writer_that_is_killed_leaves_nothing_to_find_and_is_swept(root:
 
 
 @pytest.mark.spec("4.6")
-async def test_a_crash_between_the_text_and_its_sidecar_is_swept_too(root: Path, outputs: DiskOutputs) -> None:
+async def test_text_without_a_sidecar_is_swept(root: Path, outputs: DiskOutputs) -> None:
     output = await store(outputs, "text")
     (root / f"{output.handle}.json").unlink()
     await outputs.sweep()

@@ -1,4 +1,4 @@
-"""Outputs in memory: the contract, and its bound."""
+"""Outputs in memory: the contract, and the limit of bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TestMemoryOutputs(OutputsContract):
 
 
 @pytest.mark.spec("4.6")
-async def test_the_oldest_are_dropped_when_memory_is_full() -> None:
+async def test_oldest_outputs_are_dropped_when_memory_is_full() -> None:
     outputs = MemoryOutputs(max_bytes=1000)
     first = await store(outputs, "a" * 400)
     second = await store(outputs, "b" * 400)
@@ -29,7 +29,7 @@ async def test_the_oldest_are_dropped_when_memory_is_full() -> None:
     assert await outputs.text(third, limit=3) == "ccc"
 
 
-async def test_an_output_larger_than_the_memory_is_refused_and_harms_no_other() -> None:
+async def test_output_larger_than_the_limit_is_refused_and_others_stay() -> None:
     outputs = MemoryOutputs(max_bytes=1000)
     small = await store(outputs, "a")
     writer = await outputs.create(session="s1", owner=None, tool="fetch")

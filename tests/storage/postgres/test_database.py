@@ -1,4 +1,4 @@
-"""What only a PostgreSQL has: others who write too, connections that end, a server that goes away and comes back."""
+"""Only PostgreSQL: concurrent writers, lost connections, and a server that goes down and comes back."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from toolspace.storage.postgres.database import PostgresDatabase
 from toolspace.storage.queries import inbox
 
 
-def _keep(name: str) -> Program[str]:
+def _store_name(name: str) -> Program[str]:
     rows = yield "INSERT INTO secrets (name, value, created_at) VALUES (?, '', 0) RETURNING name", (name,)
     return rows[0][0]
 
 
-def _kept() -> Program[list[str]]:
+def _list_names() -> Program[list[str]]:
     rows = yield "SELECT name FROM secrets ORDER BY name", ()
     return [row[0] for row in rows]
 
@@ -34,13 +34,13 @@ def _versions() -> Program[list[int]]:
 async def test_processes_that_start_at_once_migrate_once(postgres_url: str) -> None:
     databases = await asyncio.gather(*(PostgresDatabase.open(postgres_url) for _ in range(6)))
     assert await databases[0].read(_versions) == list(range(1, len(schema.MIGRATIONS) + 1))
-    await databases[1].run(lambda: _keep("a"))
-    assert await databases[2].read(_kept) == ["a"]
+    await databases[1].run(lambda: _store_name("a"))
+    assert await databases[2].read(_list_names) == ["a"]
     await asyncio.gather(*(database.aclose() for database in databases))
 
 
 @pytest.mark.spec("15.2")
-async def test_a_newer_database_is_refused_and_one_of_another_program_too(postgres_url: str) -> None:
+async def test_database_of_a_newer_version_or_of_another_program_is_refused(postgres_url: str) -> None:
     database = await PostgresDatabase.open(postgres_url)
 
     def age() -> Program[None]:
@@ -60,7 +60,7 @@ async def test_a_newer_database_is_refused_and_one_of_another_program_too(postgr
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("postgresql://me:s3cr3t@127.0.0.1:1/db", "127.0.0.1:1/db does not answer"),
         ("postgresql://me:s3cr3t@no-such-host.invalid/db", "no-such-host.invalid/db does not answer"),
@@ -69,14 +69,14 @@ async def test_a_newer_database_is_refused_and_one_of_another_program_too(postgr
         ("mysql://me:s3cr3t@host/db", "not the URL of a PostgreSQL"),
     ],
 )
-async def test_an_address_that_does_not_work_is_named_without_its_password(url: str, said: str) -> None:
+async def test_error_of_an_unreachable_address_does_not_show_the_password(url: str, message: str) -> None:
     with pytest.raises(StorageError) as caught:
         await PostgresDatabase.open(url)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "s3cr3t" not in repr(caught.value) + repr(caught.value.__cause__)
 
 
-async def test_a_wrong_password_is_said_and_not_shown(postgres_url: str) -> None:
+async def test_error_of_a_wrong_password_does_not_show_it(postgres_url: str) -> None:
     user, _, rest = postgres_url.removeprefix("postgresql://").partition(":")
     url = f"postgresql://{user}:wr0ng@{rest.partition('@')[2]}"
     with pytest.raises(StorageUnavailable, match="password authentication failed") as caught:
@@ -84,22 +84,22 @@ async def test_a_wrong_password_is_said_and_not_shown(postgres_url: str) -> None
     assert "wr0ng" not in str(caught.value)
 
 
-async def test_without_the_driver_it_says_how_to_install_it() -> None:
+async def test_error_without_the_driver_says_how_to_install_it() -> None:
     program = (
         "import sys, asyncio; sys.modules['asyncpg'] = None\n"
         "from toolspace.storage.postgres.database import PostgresDatabase\n"
         "asyncio.run(PostgresDatabase.open('postgresql://localhost/x'))"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stderr=asyncio.subprocess.PIPE)
-    _, said = await process.communicate()
-    assert b"StorageError: PostgreSQL needs the package asyncpg" in said
-    assert b"pip install 'toolspace[postgres]'" in said
+    _, message = await process.communicate()
+    assert b"StorageError: PostgreSQL needs the package asyncpg" in message
+    assert b"pip install 'toolspace[postgres]'" in message
 
 
-async def test_programs_in_each_others_way_are_run_again(postgres_url: str) -> None:
+async def test_conflicting_programs_run_again(postgres_url: str) -> None:
     database = await PostgresDatabase.open(f"{postgres_url}?deadlock_timeout=20ms")
     for name in ("a", "b"):
-        await database.run(lambda name=name: _keep(name))
+        await database.run(lambda name=name: _store_name(name))
     attempts = 0
 
     def add(who: int, names: tuple[str, str]) -> Program[None]:
@@ -107,7 +107,7 @@ async def test_programs_in_each_others_way_are_run_again(postgres_url: str) -> N
         attempts += 1
         for name in names:
             yield "UPDATE secrets SET created_at = created_at + 1 WHERE name = ?", (name,)
-            yield "SELECT pg_sleep(0.01)", ()  # So that they meet.
+            yield "SELECT pg_sleep(0.01)", ()  # So that they conflict.
 
     await asyncio.gather(*(database.run(lambda n=n: add(n, ("a", "b") if n % 2 else ("b", "a"))) for n in range(8)))
 
@@ -121,25 +121,25 @@ async def test_programs_in_each_others_way_are_run_again(postgres_url: str) -> N
 
 
 @pytest.mark.spec("15.3")
-async def test_a_connection_that_is_lost_before_the_commit_costs_an_attempt(postgres_url: str) -> None:
+async def test_program_runs_again_if_the_connection_is_lost_before_the_commit(postgres_url: str) -> None:
     database = await PostgresDatabase.open(postgres_url)
     attempts = 0
 
     def interrupted() -> Program[str]:
         nonlocal attempts
         attempts += 1
-        name = yield from _keep("a")
+        name = yield from _store_name("a")
         if attempts == 1:
             yield "SELECT pg_terminate_backend(pg_backend_pid())", ()
         return name
 
     assert await database.run(interrupted) == "a"
-    assert (attempts, await database.read(_kept)) == (2, ["a"])
+    assert (attempts, await database.read(_list_names)) == (2, ["a"])
     await database.aclose()
 
 
 @pytest.mark.spec("15.3")
-async def test_a_commit_whose_end_is_not_known_is_not_repeated(postgres_url: str) -> None:
+async def test_commit_in_doubt_is_not_repeated(postgres_url: str) -> None:
     database = await PostgresDatabase.open(postgres_url)
 
     def arm() -> Program[None]:
@@ -160,16 +160,16 @@ async def test_a_commit_whose_end_is_not_known_is_not_repeated(postgres_url: str
     def once() -> Program[str]:
         nonlocal attempts
         attempts += 1
-        return (yield from _keep("a"))
+        return (yield from _store_name("a"))
 
     with pytest.raises(StorageInDoubt, match="may have happened, or not"):
         await database.run(once)
     assert attempts == 1
-    assert await database.read(_kept) == []
+    assert await database.read(_list_names) == []
     await database.aclose()
 
 
-async def test_canceled_reads_leave_no_broken_connection(postgres_url: str) -> None:
+async def test_canceled_reads_leave_usable_connections(postgres_url: str) -> None:
     database = await PostgresDatabase.open(postgres_url, connections=2)
     observer = await PostgresDatabase.open(postgres_url, connections=1)
 
@@ -195,35 +195,35 @@ async def test_canceled_reads_leave_no_broken_connection(postgres_url: str) -> N
             read.cancel()
         await asyncio.wait(reads)
         while await observer.read(sleepers):
-            pass  # The server stops working for nobody.
-    await asyncio.gather(*(database.run(lambda n=n: _keep(str(n))) for n in range(6)))
-    assert len(await database.read(_kept)) == 6
+            pass  # Nobody waits for the read.
+    await asyncio.gather(*(database.run(lambda n=n: _store_name(str(n))) for n in range(6)))
+    assert len(await database.read(_list_names)) == 6
     await asyncio.gather(database.aclose(), observer.aclose())
 
 
 @pytest.mark.spec("15.3")
-async def test_while_the_server_is_away_calls_fail_clearly_and_it_recovers_by_itself(
+async def test_calls_fail_while_the_server_is_down_and_work_again_afterwards(
     stoppable_postgres: LocalPostgresServer,
 ) -> None:
     url = stoppable_postgres.url()
     database = await PostgresDatabase.open(url)
-    await asyncio.gather(*(database.run(lambda n=n: _keep(f"before {n}")) for n in range(10)))
+    await asyncio.gather(*(database.run(lambda n=n: _store_name(f"before {n}")) for n in range(10)))
     for turn, end in enumerate((stoppable_postgres.stop, stoppable_postgres.crash)):
         await asyncio.to_thread(end)
-        for ask in (database.run(lambda: _keep("meanwhile")), database.read(_kept)):
+        for ask in (database.run(lambda: _store_name("meanwhile")), database.read(_list_names)):
             with pytest.raises(StorageUnavailable, match=f"127.0.0.1:{stoppable_postgres.port}/postgres") as caught:
                 await ask
             assert url.split(":")[2].split("@")[0] not in str(caught.value)
         await asyncio.to_thread(stoppable_postgres.start)
-        await asyncio.gather(*(database.run(lambda name=f"after {turn} {n}": _keep(name)) for n in range(10)))
-    assert len(await database.read(_kept)) == 30
+        await asyncio.gather(*(database.run(lambda name=f"after {turn} {n}": _store_name(name)) for n in range(10)))
+    assert len(await database.read(_list_names)) == 30
     await database.aclose()
 
 
 @pytest.mark.spec("15.2")
 @pytest.mark.spec("15.3")
 @pytest.mark.parametrize("how", ["stop", "crash"])
-async def test_what_was_acknowledged_before_the_server_went_away_is_there_after(
+async def test_acknowledged_writes_survive_a_restart_of_the_server(
     stoppable_postgres: LocalPostgresServer, how: str
 ) -> None:
     database = await PostgresDatabase.open(stoppable_postgres.url())
@@ -257,7 +257,7 @@ async def test_what_was_acknowledged_before_the_server_went_away_is_there_after(
     await database.aclose()
 
 
-async def test_texts_are_in_the_order_of_their_bytes_whatever_language_the_server_speaks(postgres_url: str) -> None:
+async def test_text_sorts_by_bytes_whatever_the_locale_of_the_server(postgres_url: str) -> None:
     database = await PostgresDatabase.open(postgres_url)
 
     def collations() -> Program[set[str]]:

@@ -1,4 +1,4 @@
-"""Calls, on each database: every move is a compare-and-set that exactly one of those who race wins."""
+"""Calls, on each database: of concurrent changes of status, exactly one succeeds."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from toolspace.storage.queries import calls, entities, runs
 from toolspace.storage.queries.calls import CallTransition, NewCall
 
 
-def _new(call_id: str = "call_1", **given: Any) -> NewCall:
-    usual: dict[str, Any] = {
+def _new(call_id: str = "call_1", **fields: Any) -> NewCall:
+    defaults: dict[str, Any] = {
         "run_id": "run_1",
         "agent_entity_id": "ada",
         "space_id": "one",
@@ -28,27 +28,29 @@ def _new(call_id: str = "call_1", **given: Any) -> NewCall:
         "status": "waiting",
         "node_id": "node_1",
     }
-    return NewCall(call_id=call_id, **(usual | given))
+    return NewCall(call_id=call_id, **(defaults | fields))
 
 
-async def _add(database: Database, call_id: str = "call_1", *, seq: int = 1, **given: Any) -> None:
-    assert await database.run(lambda: calls.create(_new(call_id, **given), seq=seq, message_id=None)) is not None
+async def _create(database: Database, call_id: str = "call_1", *, seq: int = 1, **fields: Any) -> None:
+    assert await database.run(lambda: calls.create(_new(call_id, **fields), seq=seq, message_id=None)) is not None
 
 
-def _resolve(call_id: str = "call_1", result: Any = 1, **given: Any) -> Program[CallTransition | None]:
-    usual: dict[str, Any] = {"is_error": False, "source": "client", "submission": None, "submitted_by": None}
-    return calls.resolve(call_id, result=result, **(usual | given))
+def _resolve(call_id: str = "call_1", result: Any = 1, **fields: Any) -> Program[CallTransition | None]:
+    defaults: dict[str, Any] = {"is_error": False, "source": "client", "submission": None, "submitted_by": None}
+    return calls.resolve(call_id, result=result, **(defaults | fields))
 
 
-async def _known(database: Database, **given: Any) -> CallTransition:
-    call = await database.run(lambda: calls.create(_new(**given), seq=1, message_id=None))
+async def _create_remembered(database: Database, **fields: Any) -> CallTransition:
+    call = await database.run(lambda: calls.create(_new(**fields), seq=1, message_id=None))
     assert call is not None
     return CallTransition(call, "none", None, pauses_run=False)
 
 
-def _resolve_known(known: CallTransition, result: Any = 1) -> Program[CallTransition | None]:
-    moved, resolution = calls.build_resolution(known, result=result, is_error=False, source="client", submission="key")
-    return moved if (yield from calls.apply_resolution(resolution)) else None
+def _resolve_remembered(remembered: CallTransition, result: Any = 1) -> Program[CallTransition | None]:
+    transition, resolution = calls.build_resolution(
+        remembered, result=result, is_error=False, source="client", submission="key"
+    )
+    return transition if (yield from calls.apply_resolution(resolution)) else None
 
 
 def _expire(call_id: str = "call_1") -> Program[CallTransition | None]:
@@ -56,61 +58,61 @@ def _expire(call_id: str = "call_1") -> Program[CallTransition | None]:
 
 
 @pytest.mark.spec("6.4")
-async def test_a_call_is_kept_with_all_that_is_known_of_it(database: Database) -> None:
+async def test_call_is_stored_with_all_its_fields(database: Database) -> None:
     new = _new(expires_at=now_ms() + 5, visible=True, is_async=True, args={"text": "é\0", "big": 2**70})
     added = await database.run(lambda: calls.create(new, seq=3, message_id="msg_1"))
     assert await database.run(lambda: calls.create(_new(), seq=4, message_id=None)) is None
-    there = await database.read(lambda: calls.find("call_1"))
-    assert there is not None
+    stored = await database.read(lambda: calls.find("call_1"))
+    assert stored is not None
     assert added is not None
-    assert there.wire() == added.wire()
-    assert (there.args, there.seq, there.message_id, there.visible, there.is_async) == (
+    assert stored.wire() == added.wire()
+    assert (stored.args, stored.seq, stored.message_id, stored.visible, stored.is_async) == (
         new.args,
         3,
         "msg_1",
         True,
         True,
     )
-    assert (there.status, there.result, there.is_error, there.resolved_at) == ("waiting", None, False, None)
+    assert (stored.status, stored.result, stored.is_error, stored.resolved_at) == ("waiting", None, False, None)
     assert await database.read(lambda: calls.find("call_2")) is None
 
 
 @pytest.mark.spec("6.4")
 @pytest.mark.parametrize("result", [None, False, 0, "", [], {}, {"deep": [None, 1.5]}])
-async def test_any_result_is_a_result(database: Database, result: Any) -> None:
-    await _add(database)
-    moved = await database.run(lambda: _resolve(result=result))
-    assert moved is not None
-    assert (moved.call.status, moved.call.result, moved.delivery) == ("resolved", result, "inline")
+async def test_any_json_value_is_a_result(database: Database, result: Any) -> None:
+    await _create(database)
+    transition = await database.run(lambda: _resolve(result=result))
+    assert transition is not None
+    assert (transition.call.status, transition.call.result, transition.delivery) == ("resolved", result, "inline")
     assert await database.run(lambda: _resolve(result="another")) is None
-    there = await database.read(lambda: calls.find("call_1"))
-    assert there is not None
-    assert there.result == result
-    assert type(there.result) is type(result)
+    stored = await database.read(lambda: calls.find("call_1"))
+    assert stored is not None
+    assert stored.result == result
+    assert type(stored.result) is type(result)
 
 
 @pytest.mark.spec("6.4")
 @pytest.mark.parametrize("space_id", [None, "one"])
 @pytest.mark.parametrize("status", ["waiting", "pending"])
-async def test_a_call_that_is_known_is_resolved_as_any_other(
+async def test_remembered_call_is_resolved_like_any_other(
     database: Database, status: str, space_id: str | None
 ) -> None:
-    known = await _known(database, status=status, space_id=space_id)
-    moved = await database.run(lambda: _resolve_known(known, {"deep": [None, 1.5]}))
-    assert moved is not None
-    there = await database.read(lambda: calls.find_with_submission("call_1"))
-    assert there is not None
-    assert moved.call.wire() == there[0].wire()
-    assert (there[0].status, there[0].result, there[1:]) == ("resolved", {"deep": [None, 1.5]}, ("key", None, False))
-    assert moved.delivery == ("inline" if status == "waiting" else "inbox")
+    remembered = await _create_remembered(database, status=status, space_id=space_id)
+    transition = await database.run(lambda: _resolve_remembered(remembered, {"deep": [None, 1.5]}))
+    assert transition is not None
+    stored = await database.read(lambda: calls.find_with_submission("call_1"))
+    assert stored is not None
+    assert transition.call.wire() == stored[0].wire()
+    assert (stored[0].status, stored[0].result, stored[1:]) == ("resolved", {"deep": [None, 1.5]}, ("key", None, False))
+    assert transition.delivery == ("inline" if status == "waiting" else "inbox")
     assert await database.read(lambda: calls.is_inline("call_1")) is (status == "waiting")
-    assert await database.run(lambda: _resolve_known(known)) is None
+    assert await database.run(lambda: _resolve_remembered(remembered)) is None
 
 
 @pytest.mark.spec("6.4")
 @pytest.mark.parametrize("change", ["parked", "expired", "moved", "replaced"])
-async def test_a_call_that_is_not_as_it_was_known_is_left_alone(database: Database, change: str) -> None:
-    known = await _known(database, status="waiting", space_id="one", created_at=now_ms() - 5)
+async def test_call_that_is_not_as_remembered_is_not_resolved(database: Database, change: str) -> None:
+    remembered = await _create_remembered(database, status="waiting", space_id="one", created_at=now_ms() - 5)
 
     def replace() -> Program[None]:
         yield "UPDATE calls SET created_at = created_at + 1", ()
@@ -123,7 +125,7 @@ async def test_a_call_that_is_not_as_it_was_known_is_left_alone(database: Databa
     }
     await database.run(changes[change])
     before = await database.read(lambda: calls.find("call_1"))
-    assert await database.run(lambda: _resolve_known(known)) is None
+    assert await database.run(lambda: _resolve_remembered(remembered)) is None
     after = await database.read(lambda: calls.find("call_1"))
     assert before is not None
     assert after is not None
@@ -131,48 +133,52 @@ async def test_a_call_that_is_not_as_it_was_known_is_left_alone(database: Databa
 
 
 @pytest.mark.spec("6.4")
-async def test_of_many_who_resolve_a_known_call_one_does(database: Database) -> None:
-    known = await _known(database)
-    ways = [lambda: _resolve_known(known), _resolve, _expire] * 8
+async def test_exactly_one_of_many_resolves_a_remembered_call(database: Database) -> None:
+    remembered = await _create_remembered(database)
+    ways = [lambda: _resolve_remembered(remembered), _resolve, _expire] * 8
     ends = await asyncio.gather(*(database.run(way) for way in ways))
     assert len([end for end in ends if end is not None]) == 1
 
 
 @pytest.mark.spec("6.4")
-async def test_what_was_parked_goes_to_the_inbox(database: Database) -> None:
-    await _add(database, wait_until=now_ms())
-    parked = await database.run(lambda: calls.make_pending("call_1"))
-    assert parked is not None
-    assert (parked.call.status, parked.delivery) == ("pending", None)
+async def test_result_of_a_pending_call_goes_to_the_inbox(database: Database) -> None:
+    await _create(database, wait_until=now_ms())
+    pending = await database.run(lambda: calls.make_pending("call_1"))
+    assert pending is not None
+    assert (pending.call.status, pending.delivery) == ("pending", None)
     assert await database.run(lambda: calls.make_pending("call_1")) is None
-    moved = await database.run(lambda: _resolve(submission="key", submitted_by="bob", is_error=True))
-    assert moved is not None
-    assert (moved.delivery, moved.call.is_error) == ("inbox", True)
-    found = await database.read(lambda: calls.find_with_submission("call_1"))
-    assert found is not None
-    assert found[1:] == ("key", "bob", False)
+    transition = await database.run(lambda: _resolve(submission="key", submitted_by="bob", is_error=True))
+    assert transition is not None
+    assert (transition.delivery, transition.call.is_error) == ("inbox", True)
+    stored = await database.read(lambda: calls.find_with_submission("call_1"))
+    assert stored is not None
+    assert stored[1:] == ("key", "bob", False)
     assert await database.read(lambda: calls.is_inline("call_1")) is False
     assert await database.run(lambda: calls.redirect_to_inbox("call_1")) is None
 
 
 @pytest.mark.spec("6.4")
 @pytest.mark.parametrize("status", ["waiting", "pending"])
-async def test_an_open_call_ends_without_a_result(database: Database, status: str) -> None:
-    await _add(database, status=status)
-    moved = await database.run(_expire)
-    assert moved is not None
-    assert (moved.call.status, moved.call.is_error, moved.call.error_kind) == ("expired", True, "timeout")
-    assert (moved.call.result, moved.delivery) == ("too late", "inline" if status == "waiting" else "inbox")
+async def test_open_call_can_end_without_a_result(database: Database, status: str) -> None:
+    await _create(database, status=status)
+    transition = await database.run(_expire)
+    assert transition is not None
+    assert (transition.call.status, transition.call.is_error, transition.call.error_kind) == (
+        "expired",
+        True,
+        "timeout",
+    )
+    assert (transition.call.result, transition.delivery) == ("too late", "inline" if status == "waiting" else "inbox")
     assert await database.run(_resolve) is None
     assert await database.run(_expire) is None
     assert await database.run(lambda: calls.make_pending("call_1")) is None
 
 
 @pytest.mark.spec("6.4")
-async def test_a_result_that_races_a_time_out_is_delivered_one_way(database: Database) -> None:
+async def test_result_that_races_a_timeout_is_delivered_one_way(database: Database) -> None:
     for number in range(30):
         name = f"call_{number}"
-        await _add(database, name)
+        await _create(database, name)
         programs = [
             lambda n=name: calls.make_pending(n),
             lambda n=name: _resolve(n, "a"),
@@ -182,19 +188,19 @@ async def test_a_result_that_races_a_time_out_is_delivered_one_way(database: Dat
             programs.reverse()
         ends = await asyncio.gather(*map(database.run, programs))
         resolved = [end for end in ends if end is not None and end.call.status == "resolved"]
-        parked = any(end is not None and end.call.status == "pending" for end in ends)
+        is_pending = any(end is not None and end.call.status == "pending" for end in ends)
         assert len(resolved) == 1
-        assert resolved[0].delivery == ("inbox" if parked else "inline")
-        there = await database.read(lambda n=name: calls.find(n))
-        assert there is not None
-        assert there.result == resolved[0].call.result
+        assert resolved[0].delivery == ("inbox" if is_pending else "inline")
+        stored = await database.read(lambda n=name: calls.find(n))
+        assert stored is not None
+        assert stored.result == resolved[0].call.result
 
 
 @pytest.mark.spec("6.4")
-async def test_of_results_time_outs_and_cancellations_one_ends_a_call(database: Database) -> None:
+async def test_exactly_one_of_results_timeouts_and_cancellations_ends_a_call(database: Database) -> None:
     for number in range(15):
         name = f"call_{number}"
-        await _add(database, name, status="pending" if number % 2 else "waiting")
+        await _create(database, name, status="pending" if number % 2 else "waiting")
         ends = await asyncio.gather(
             *(database.run(lambda n=name, r=r: _resolve(n, r)) for r in range(4)),
             database.run(lambda n=name: _expire(n)),
@@ -203,9 +209,9 @@ async def test_of_results_time_outs_and_cancellations_one_ends_a_call(database: 
         assert len([end for end in ends if end is not None]) == 1
 
 
-async def test_a_result_that_never_arrived_is_redirected_once(database: Database) -> None:
+async def test_undelivered_result_is_redirected_once(database: Database) -> None:
     for name in ("call_1", "call_2"):
-        await _add(database, name)
+        await _create(database, name)
         await database.run(lambda name=name: _resolve(name))
     assert sorted(await database.read(lambda: calls.list_orphaned(["node_1"], limit=9))) == [
         ("call_1", "resolved"),
@@ -215,23 +221,23 @@ async def test_a_result_that_never_arrived_is_redirected_once(database: Database
     await database.run(lambda: calls.mark_delivered(["call_2", "call_3"]))
     assert await database.run(lambda: calls.redirect_to_inbox("call_2")) is None
     ends = await asyncio.gather(*(database.run(lambda: calls.redirect_to_inbox("call_1")) for _ in range(5)))
-    (moved,) = [end for end in ends if end is not None]
-    assert moved.delivery == "inbox"
+    (transition,) = [end for end in ends if end is not None]
+    assert transition.delivery == "inbox"
     assert await database.read(lambda: calls.list_orphaned(["node_1"], limit=9)) == []
     assert await database.read(lambda: calls.list_orphaned([], limit=9)) == []
 
 
-async def test_what_a_dead_process_left_is_found(database: Database) -> None:
-    await _add(database, "running", status="running")
-    await _add(database, "waiting")
-    await _add(database, "pending", status="pending")
-    await _add(database, "elsewhere", node_id="node_2")
-    left = await database.read(lambda: calls.list_orphaned(["node_1", "node_3"], limit=9))
-    assert sorted(left) == [("running", "running"), ("waiting", "waiting")]
+async def test_calls_of_a_dead_process_are_listed(database: Database) -> None:
+    await _create(database, "running", status="running")
+    await _create(database, "waiting")
+    await _create(database, "pending", status="pending")
+    await _create(database, "elsewhere", node_id="node_2")
+    orphaned = await database.read(lambda: calls.list_orphaned(["node_1", "node_3"], limit=9))
+    assert sorted(orphaned) == [("running", "running"), ("waiting", "waiting")]
 
 
-async def test_a_call_that_ran_here_ends_once(database: Database) -> None:
-    await _add(database, status="running", execution_target="server")
+async def test_running_call_ends_once(database: Database) -> None:
+    await _create(database, status="running", execution_target="server")
     assert await database.run(_resolve) is None
     ends = await asyncio.gather(
         *(
@@ -243,59 +249,59 @@ async def test_a_call_that_ran_here_ends_once(database: Database) -> None:
             for status in ("completed", "failed", "canceled")
         )
     )
-    (moved,) = [end for end in ends if end is not None]
-    assert moved.call.result == {"s": moved.call.status}
-    assert moved.call.source == "server"
+    (transition,) = [end for end in ends if end is not None]
+    assert transition.call.result == {"s": transition.call.status}
+    assert transition.call.source == "server"
 
 
 @pytest.mark.spec("6.9")
-async def test_calls_whose_time_has_come_are_found(database: Database) -> None:
+async def test_due_expired_and_overdue_calls_are_listed(database: Database) -> None:
     now = now_ms()
     assert await database.read(calls.find_next_due) is None
-    await _add(database, "late", expires_at=now - 1)
-    await _add(database, "later", expires_at=now + 60_000)
-    await _add(database, "never")
-    await _add(database, "ended", expires_at=now - 1)
+    await _create(database, "late", expires_at=now - 1)
+    await _create(database, "later", expires_at=now + 60_000)
+    await _create(database, "never")
+    await _create(database, "ended", expires_at=now - 1)
     await database.run(lambda: _resolve("ended"))
     assert await database.read(lambda: calls.list_expired(limit=9)) == ["late"]
     assert await database.read(calls.find_next_due) == now - 1
     await database.run(lambda: _expire("late"))
     assert await database.read(calls.find_next_due) == now + 60_000
-    await _add(database, "nap", due_at=now - 5, execution_type="wait")
-    await _add(database, "sleep", due_at=now + 30_000, execution_type="wait")
+    await _create(database, "nap", due_at=now - 5, execution_type="wait")
+    await _create(database, "sleep", due_at=now + 30_000, execution_type="wait")
     assert [call.call_id for call in await database.read(lambda: calls.list_due(limit=9))] == ["nap"]
     assert await database.read(calls.find_next_due) == now - 5
-    await _add(database, "overstayed", wait_until=now - 10)
+    await _create(database, "overstayed", wait_until=now - 10)
     assert await database.read(lambda: calls.list_overdue(before=now, limit=9)) == ["overstayed"]
 
 
 @pytest.mark.spec("6.7")
 async def test_each_call_is_claimed_by_one_worker(database: Database) -> None:
     for number in range(40):
-        await _add(database, f"call_{number:02}", tool_name="ask" if number % 2 else "tell")
-    await _add(database, "other", tool_name="other")
-    await _add(database, "shown", execution_type="space")
+        await _create(database, f"call_{number:02}", tool_name="ask" if number % 2 else "tell")
+    await _create(database, "other", tool_name="other")
+    await _create(database, "shown", execution_type="space")
 
     async def work(worker: str) -> list[str]:
-        taken: list[str] = []
-        while some := await database.run(lambda: calls.claim(worker, ["ask", "tell"], limit=3)):
-            assert len(some) <= 3
-            assert [call.call_id for call in some] == sorted(call.call_id for call in some)
-            taken += [call.call_id for call in some]
-        return taken
+        call_ids: list[str] = []
+        while batch := await database.run(lambda: calls.claim(worker, ["ask", "tell"], limit=3)):
+            assert len(batch) <= 3
+            assert [call.call_id for call in batch] == sorted(call.call_id for call in batch)
+            call_ids += [call.call_id for call in batch]
+        return call_ids
 
     shares = await asyncio.gather(*(work(f"wrk_{number}") for number in range(5)))
     assert sorted(chain(*shares)) == [f"call_{number:02}" for number in range(40)]
-    mine = await database.read(lambda: calls.list_claimed("wrk_0"))
-    assert [call.call_id for call in mine] == sorted(shares[0])
+    claimed = await database.read(lambda: calls.list_claimed("wrk_0"))
+    assert [call.call_id for call in claimed] == sorted(shares[0])
     assert await database.run(lambda: calls.claim("wrk_0", [], limit=3)) == []
     assert await database.run(lambda: calls.claim("wrk_0", ["other"], limit=0)) == []
 
 
 @pytest.mark.spec("6.7")
-async def test_what_a_worker_left_is_offered_again_the_oldest_first(database: Database) -> None:
+async def test_released_calls_are_claimed_again_oldest_first(database: Database) -> None:
     for number in range(4):
-        await _add(database, f"call_{number}")
+        await _create(database, f"call_{number}")
     first = await database.run(lambda: calls.claim("wrk_1", ["ask"], limit=2))
     assert [call.call_id for call in first] == ["call_0", "call_1"]
     await database.run(lambda: _resolve("call_0"))
@@ -306,13 +312,13 @@ async def test_what_a_worker_left_is_offered_again_the_oldest_first(database: Da
 
 
 @pytest.mark.spec("6.8")
-async def test_of_two_results_that_end_together_one_lets_the_run_go_on(database: Database) -> None:
+async def test_last_of_concurrent_results_lets_the_run_continue(database: Database) -> None:
     await database.run(lambda: entities.create_entity("ada", "agent", "Ada", {}))
 
     def answer(run_id: str, call_id: str) -> Program[bool]:
         yield from calls.lock_paused_run(call_id)
-        moved = yield from _resolve(call_id)
-        assert moved is not None
+        transition = yield from _resolve(call_id)
+        assert transition is not None
         if (yield from calls.has_pausing_calls(run_id)):
             return False
         return (yield from runs.update_status(run_id, "running", from_statuses=("waiting_tool",))) is not None
@@ -322,31 +328,31 @@ async def test_of_two_results_that_end_together_one_lets_the_run_go_on(database:
         await database.run(lambda r=run_id: runs.create(r, "ada", space_id=None, trigger=None, status="waiting_tool"))
         names = [f"{run_id}_{part}" for part in "abc"]
         for name in names:
-            await _add(database, name, run_id=run_id, pauses_run=True)
-        went_on = await asyncio.gather(*(database.run(lambda r=run_id, n=n: answer(r, n)) for n in names))
-        assert sorted(went_on) == [False, False, True]
+            await _create(database, name, run_id=run_id, pauses_run=True)
+        continued = await asyncio.gather(*(database.run(lambda r=run_id, n=n: answer(r, n)) for n in names))
+        assert sorted(continued) == [False, False, True]
 
 
-async def test_calls_are_listed_from_the_newest_by_what_is_asked(database: Database) -> None:
+async def test_calls_are_listed_newest_first_with_filters(database: Database) -> None:
     for name in ("ada", "bob"):
         await database.run(lambda name=name: entities.create_entity(name, "human", name, {}))
     for space in ("one", "two"):
         await database.run(lambda space=space: entities.create_space(space, space, {}))
     await database.run(lambda: entities.add_member("one", "bob"))
     for number in range(6):
-        shown = number in {1, 2, 3}
-        await _add(
+        is_visible = number in {1, 2, 3}
+        await _create(
             database,
             f"call_{number}",
             seq=number + 1,
             space_id="two" if number == 3 else "one",
-            visibility="full" if shown else "name",
+            visibility="full" if is_visible else "name",
             run_id="run_2" if number == 5 else "run_1",
         )
     await database.run(lambda: _resolve("call_4"))
 
-    async def ids(**wanted: Any) -> list[str]:
-        return [call.call_id for call in await database.read(lambda: calls.list_calls(**wanted))]
+    async def ids(**filters: Any) -> list[str]:
+        return [call.call_id for call in await database.read(lambda: calls.list_calls(**filters))]
 
     assert await ids(limit=2) == ["call_5", "call_4"]
     assert await ids(before="call_4", limit=2) == ["call_3", "call_2"]

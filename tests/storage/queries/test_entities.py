@@ -11,7 +11,7 @@ from toolspace.storage.database import Database
 from toolspace.storage.queries import entities, messages, runs
 
 
-async def _people(database: Database) -> None:
+async def _create_entities(database: Database) -> None:
     for name, type in (("ada", "agent"), ("bob", "human"), ("cleo", "agent"), ("dan", "service")):
         await database.run(lambda name=name, type=type: entities.create_entity(name, type, name.title(), {}))  # type: ignore[arg-type]
     for space in ("one", "two"):
@@ -21,7 +21,7 @@ async def _people(database: Database) -> None:
 
 
 @pytest.mark.spec("7.1")
-async def test_an_entity_is_added_once_changed_and_removed(database: Database) -> None:
+async def test_entity_is_created_once_updated_and_deleted(database: Database) -> None:
     metadata = {"nested": {"list": [1, 2.5, None, True, "é\0"]}, "big": 2**62}
     added = await database.run(lambda: entities.create_entity("ent_1", "human", "Ann", metadata))
     assert added is not None
@@ -41,11 +41,11 @@ async def test_an_entity_is_added_once_changed_and_removed(database: Database) -
     assert await database.read(lambda: entities.find_entity("ent_1")) is None
 
 
-async def test_entities_are_listed_in_pages_by_type_and_by_who_shares_a_space(database: Database) -> None:
-    await _people(database)
+async def test_entities_are_listed_by_page_type_and_shared_space(database: Database) -> None:
+    await _create_entities(database)
 
-    async def names(**wanted: object) -> list[str]:
-        return [one.id for one in await database.read(lambda: entities.list_entities(**wanted))]  # type: ignore[arg-type]
+    async def names(**filters: object) -> list[str]:
+        return [entity.id for entity in await database.read(lambda: entities.list_entities(**filters))]  # type: ignore[arg-type]
 
     assert await names() == ["ada", "bob", "cleo", "dan"]
     assert await names(limit=2) == ["ada", "bob"]
@@ -59,8 +59,8 @@ async def test_entities_are_listed_in_pages_by_type_and_by_who_shares_a_space(da
 
 
 @pytest.mark.spec("7.1")
-async def test_a_space_knows_its_members(database: Database) -> None:
-    await _people(database)
+async def test_space_has_members(database: Database) -> None:
+    await _create_entities(database)
     assert await database.run(lambda: entities.add_member("one", "ada")) is False
     members = await database.read(lambda: entities.list_members("one"))
     assert [(member.entity_id, member.type, member.name) for member in members] == [
@@ -85,8 +85,8 @@ async def test_a_space_knows_its_members(database: Database) -> None:
         await database.run(lambda: entities.add_member("nowhere", "bob"))
 
 
-async def test_who_or_what_is_removed_takes_its_own_along(database: Database) -> None:
-    await _people(database)
+async def test_deletion_removes_what_belongs_to_a_record(database: Database) -> None:
+    await _create_entities(database)
     await database.run(lambda: messages.create("msg_1", "one", "ada", "hello"))
     await database.run(lambda: runs.create("run_1", "ada", space_id="one", trigger=None))
     await database.run(lambda: entities.delete_entity("ada"))
@@ -100,8 +100,8 @@ async def test_who_or_what_is_removed_takes_its_own_along(database: Database) ->
     assert await database.read(lambda: entities.is_member("one", "bob")) is False
 
 
-async def test_a_space_is_renamed_and_described(database: Database) -> None:
-    await _people(database)
+async def test_space_can_be_updated(database: Database) -> None:
+    await _create_entities(database)
     assert await database.run(lambda: entities.create_space("one", "Again", {})) is None
     changed = await database.run(lambda: entities.update_space("one", name="First"))
     assert changed is not None
@@ -114,8 +114,8 @@ async def test_a_space_is_renamed_and_described(database: Database) -> None:
 
 
 @pytest.mark.spec("7.1")
-async def test_messages_of_a_space_are_numbered_without_gaps_by_many_at_once(database: Database) -> None:
-    await _people(database)
+async def test_messages_of_concurrent_senders_are_numbered_without_gaps(database: Database) -> None:
+    await _create_entities(database)
 
     async def say(number: int) -> int:
         space = "one" if number % 2 else "two"
@@ -131,12 +131,12 @@ async def test_messages_of_a_space_are_numbered_without_gaps_by_many_at_once(dat
 
 
 async def test_messages_are_read_forwards_backwards_and_from_the_end(database: Database) -> None:
-    await _people(database)
+    await _create_entities(database)
     for number in range(1, 11):
         await database.run(lambda number=number: messages.create(f"msg_{number}", "one", "bob", number))
 
-    async def seqs(**wanted: int) -> list[int]:
-        return [message.seq for message in await database.read(lambda: messages.list_between("one", **wanted))]
+    async def seqs(**filters: int) -> list[int]:
+        return [message.seq for message in await database.read(lambda: messages.list_between("one", **filters))]
 
     assert await seqs(after=3, limit=4) == [4, 5, 6, 7]
     assert await seqs(before=5, limit=2) == [3, 4]
@@ -147,8 +147,8 @@ async def test_messages_are_read_forwards_backwards_and_from_the_end(database: D
 
 
 @pytest.mark.spec("7.1")
-async def test_a_message_that_has_ended_is_not_moved_again(database: Database) -> None:
-    await _people(database)
+async def test_ended_message_keeps_its_status(database: Database) -> None:
+    await _create_entities(database)
     added = await database.run(
         lambda: messages.create(
             "msg_1", "one", "ada", {"input": 1}, kind="tool", status="requires_action", run_id="run_1", call_id="call_1"

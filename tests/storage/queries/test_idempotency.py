@@ -1,4 +1,4 @@
-"""Answers that are kept under a key, on each database."""
+"""Responses under an idempotency key, on each database."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from toolspace.storage.queries import idempotency
 from toolspace.storage.queries.idempotency import StoredResponse
 
 
-async def test_a_key_is_taken_once_and_gives_its_answer_from_then_on(database: Database) -> None:
+async def test_key_is_claimed_once_and_returns_its_response_afterwards(database: Database) -> None:
     assert await database.run(lambda: idempotency.claim_key("k1", "print", "node")) is None
     assert await database.run(lambda: idempotency.claim_key("k1", "other", "node")) == StoredResponse(
         "print", None, None
@@ -19,7 +19,7 @@ async def test_a_key_is_taken_once_and_gives_its_answer_from_then_on(database: D
     )
 
 
-async def test_old_answers_are_forgotten_some_at_a_time(database: Database) -> None:
+async def test_old_responses_are_deleted_in_limited_batches(database: Database) -> None:
     for key in ("k1", "k2", "k3"):
         await database.run(lambda key=key: idempotency.claim_key(key, "print", "node"))
     assert await database.run(lambda: idempotency.delete_old_responses(0, 10)) == 0

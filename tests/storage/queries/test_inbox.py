@@ -1,4 +1,4 @@
-"""Inboxes, on each database: in order, once, under a lease, and back after a while that grows."""
+"""Inboxes, on each database: order, uniqueness, leases and retries."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from toolspace.storage.database import Database, Program
 from toolspace.storage.queries import inbox
 
 
-async def _push(database: Database, event_id: str, *, agent: str = "ada", **given: Any) -> bool:
-    usual: dict[str, Any] = {"priority": inbox.PLAN_OR_SERVICE}
-    return await database.run(lambda: inbox.add(agent, event_id, "service", {"id": event_id}, **(usual | given)))
+async def _add(database: Database, event_id: str, *, agent: str = "ada", **fields: Any) -> bool:
+    defaults: dict[str, Any] = {"priority": inbox.PLAN_OR_SERVICE}
+    return await database.run(lambda: inbox.add(agent, event_id, "service", {"id": event_id}, **(defaults | fields)))
 
 
-async def _claim(database: Database, claim: str = "claim", **given: Any) -> list[str]:
-    usual: dict[str, Any] = {"count": 10, "lease_ms": 60_000}
-    taken = await database.run(lambda: inbox.claim("ada", claim, **(usual | given)))
-    return [event.event_id for event in taken]
+async def _claim(database: Database, claim: str = "claim", **options: Any) -> list[str]:
+    defaults: dict[str, Any] = {"count": 10, "lease_ms": 60_000}
+    claimed = await database.run(lambda: inbox.claim("ada", claim, **(defaults | options)))
+    return [event.event_id for event in claimed]
 
 
-def _bring_forward() -> Program[None]:
-    """Time passes: what has to wait has waited, and every lease has ended."""
+def _make_available() -> Program[None]:
+    """As if much time had passed: every delay is over and every lease has ended."""
     yield "UPDATE inbox SET available_at = 0, lease_until = CASE WHEN lease_until IS NULL THEN NULL ELSE 1 END", ()
 
 
 @pytest.mark.spec("7.3")
-async def test_events_are_taken_by_priority_then_time_then_order(database: Database) -> None:
+async def test_events_are_claimed_by_priority_then_time_then_sequence(database: Database) -> None:
     at = now_ms() - 100
-    await _push(database, "agent", priority=inbox.AGENT_MESSAGE, at=at)
-    await _push(database, "service late", at=at + 1)
-    await _push(database, "service", at=at)
-    await _push(database, "result", priority=inbox.TOOL_RESULT, at=at + 5)
-    await _push(database, "human second", priority=inbox.HUMAN_MESSAGE, at=at + 9, seq=2)
-    await _push(database, "human first", priority=inbox.HUMAN_MESSAGE, at=at + 9, seq=1)
+    await _add(database, "agent", priority=inbox.AGENT_MESSAGE, at=at)
+    await _add(database, "service late", at=at + 1)
+    await _add(database, "service", at=at)
+    await _add(database, "result", priority=inbox.TOOL_RESULT, at=at + 5)
+    await _add(database, "human second", priority=inbox.HUMAN_MESSAGE, at=at + 9, seq=2)
+    await _add(database, "human first", priority=inbox.HUMAN_MESSAGE, at=at + 9, seq=1)
     order = ["human first", "human second", "result", "service", "service late", "agent"]
     assert [event.event_id for event in await database.read(lambda: inbox.list_events("ada"))] == order
     assert await database.read(lambda: inbox.count_pending("ada")) == 6
@@ -48,43 +48,43 @@ async def test_events_are_taken_by_priority_then_time_then_order(database: Datab
 
 
 @pytest.mark.spec("7.3")
-async def test_an_event_reaches_an_agent_once(database: Database) -> None:
-    told = await asyncio.gather(*(_push(database, "same") for _ in range(10)))
-    assert sorted(told) == [False] * 9 + [True]
-    assert await _push(database, "same", agent="cleo") is True
+async def test_event_is_added_to_an_inbox_once(database: Database) -> None:
+    are_new = await asyncio.gather(*(_add(database, "same") for _ in range(10)))
+    assert sorted(are_new) == [False] * 9 + [True]
+    assert await _add(database, "same", agent="cleo") is True
     assert await _claim(database) == ["same"]
     await database.run(lambda: inbox.acknowledge("ada", "claim", ["same"]))
-    assert await _push(database, "same") is False
+    assert await _add(database, "same") is False
     assert await _claim(database) == []
 
 
 @pytest.mark.spec("7.3")
-async def test_events_are_taken_by_one_of_many(database: Database) -> None:
+async def test_each_event_is_claimed_by_one_of_many(database: Database) -> None:
     for number in range(40):
-        await _push(database, f"{number:02}")
+        await _add(database, f"{number:02}")
 
     async def take(claim: str) -> list[str]:
-        taken: list[str] = []
+        claimed: list[str] = []
         while some := await _claim(database, claim, count=3):
             assert len(some) <= 3
-            taken += some
-        return taken
+            claimed += some
+        return claimed
 
     shares = await asyncio.gather(*(take(f"claim {number}") for number in range(5)))
     assert sorted(chain(*shares)) == [f"{number:02}" for number in range(40)]
 
 
-async def test_only_the_types_that_are_asked_for_are_taken(database: Database) -> None:
-    await _push(database, "a")
+async def test_only_requested_types_are_claimed(database: Database) -> None:
+    await _add(database, "a")
     await database.run(lambda: inbox.add("ada", "b", "task", None, priority=0))
     assert await _claim(database, types=["plan", "service"]) == ["a"]
     assert await _claim(database, types=["task"]) == ["b"]
 
 
 @pytest.mark.spec("7.3")
-async def test_only_whoever_holds_an_event_is_done_with_it(database: Database) -> None:
-    await _push(database, "a")
-    await _push(database, "b")
+async def test_only_the_claim_that_holds_an_event_acknowledges_it(database: Database) -> None:
+    await _add(database, "a")
+    await _add(database, "b")
     await _claim(database, "mine")
     assert await database.run(lambda: inbox.acknowledge("ada", "theirs", ["a"])) == []
     assert await database.run(lambda: inbox.release("ada", "theirs", ["a"], error=None)) == []
@@ -95,8 +95,8 @@ async def test_only_whoever_holds_an_event_is_done_with_it(database: Database) -
 
 
 @pytest.mark.spec("7.3")
-async def test_an_event_comes_back_later_each_time_and_fails_in_the_end(database: Database) -> None:
-    await _push(database, "a")
+async def test_released_event_is_delayed_longer_each_time_and_fails_finally(database: Database) -> None:
+    await _add(database, "a")
     waits: list[int] = []
     for attempt in range(1, inbox.MAX_ATTEMPTS + 1):
         assert await _claim(database) == ["a"]
@@ -109,7 +109,7 @@ async def test_an_event_comes_back_later_each_time_and_fails_in_the_end(database
             at = await database.read(lambda: inbox.find_next_available("ada"))
             assert at is not None
             waits.append(at - before)
-            await database.run(_bring_forward)
+            await database.run(_make_available)
     assert all(wait >= least for wait, least in zip(waits, (1000, 2000, 4000, 8000), strict=True))
     assert event.status == "failed"
     assert await _claim(database) == []
@@ -122,16 +122,16 @@ async def test_an_event_comes_back_later_each_time_and_fails_in_the_end(database
 
 
 @pytest.mark.spec("7.3")
-async def test_what_was_taken_by_someone_who_went_away_comes_back(database: Database) -> None:
-    await _push(database, "a")
+async def test_event_with_an_expired_lease_is_released(database: Database) -> None:
+    await _add(database, "a")
     await _claim(database, "gone", lease_ms=60_000)
     assert await database.run(inbox.release_expired) == []
-    await database.run(_bring_forward)
+    await database.run(_make_available)
     backs = await asyncio.gather(*(database.run(inbox.release_expired) for _ in range(4)))
     (back,) = chain(*backs)
     assert (back.status, back.attempts) == ("pending", 1)
     assert back.error is not None
-    await database.run(_bring_forward)
+    await database.run(_make_available)
     assert await _claim(database, "new") == ["a"]
     assert await database.run(lambda: inbox.acknowledge("ada", "gone", ["a"])) == []
     assert await database.run(lambda: inbox.acknowledge("ada", "new", ["a"])) == ["a"]

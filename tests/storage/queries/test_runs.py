@@ -1,4 +1,4 @@
-"""Runs, streams and who is there, on each database."""
+"""Runs, event streams and presence, on each database."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from toolspace.storage.database import Database, Program
 from toolspace.storage.queries import calls, deferred_writes, entities, events, inbox, presence, runs, statistics
 
 
-async def _agent(database: Database, name: str = "ada") -> None:
+async def _create_agent(database: Database, name: str = "ada") -> None:
     await database.run(lambda: entities.create_entity(name, "agent", name, {}))
 
 
 @pytest.mark.spec("7.1")
-async def test_a_run_moves_only_from_where_it_may_come(database: Database) -> None:
-    await _agent(database)
+async def test_run_changes_status_only_from_given_statuses(database: Database) -> None:
+    await _create_agent(database)
     run = await database.run(lambda: runs.create("run_1", "ada", space_id=None, trigger={"why": ["now"]}))
     assert run is not None
     assert (run.status, run.trigger, run.steps, run.usage, run.completed_at) == (
@@ -32,7 +32,7 @@ async def test_a_run_moves_only_from_where_it_may_come(database: Database) -> No
     )
     assert await database.run(lambda: runs.create("run_1", "ada", space_id=None, trigger=None)) is None
 
-    for turn in (2, 1):  # It only goes up.
+    for turn in (2, 1):  # It never decreases.
         await database.run(lambda turn=turn: runs.advance_step("run_1", turn))
 
     waiting = await database.run(
@@ -59,17 +59,17 @@ async def test_a_run_moves_only_from_where_it_may_come(database: Database) -> No
     assert there.completed_at is not None
 
 
-async def test_runs_are_listed_from_the_newest_page_by_page(database: Database) -> None:
-    await _agent(database)
-    await _agent(database, "cleo")
+async def test_runs_are_listed_newest_first_in_pages(database: Database) -> None:
+    await _create_agent(database)
+    await _create_agent(database, "cleo")
     for number in range(7):
         agent = "cleo" if number == 3 else "ada"
         await database.run(
             lambda number=number, agent=agent: runs.create(f"run_{number}", agent, space_id=None, trigger=None)
         )
 
-    async def ids(**wanted: object) -> list[str]:
-        return [run.id for run in await database.read(lambda: runs.list_runs(**wanted))]  # type: ignore[arg-type]
+    async def ids(**filters: object) -> list[str]:
+        return [run.id for run in await database.read(lambda: runs.list_runs(**filters))]  # type: ignore[arg-type]
 
     assert await ids(agent_entity_id="ada", limit=3) == ["run_6", "run_5", "run_4"]
     assert await ids(agent_entity_id="ada", before="run_4") == ["run_2", "run_1", "run_0"]
@@ -81,8 +81,8 @@ async def test_runs_are_listed_from_the_newest_page_by_page(database: Database) 
     assert await database.run(lambda: runs.set_space("run_9", "spc_1")) is None
 
 
-async def test_calls_of_a_run_are_numbered_by_many_at_once(database: Database) -> None:
-    await _agent(database)
+async def test_concurrent_calls_of_a_run_get_unique_numbers(database: Database) -> None:
+    await _create_agent(database)
     await database.run(lambda: runs.create("run_1", "ada", space_id="spc_1", trigger=None))
     numbers = await asyncio.gather(*(database.run(lambda: calls.allocate_sequence_number("run_1")) for _ in range(40)))
     assert sorted(number[0] for number in numbers if number) == list(range(1, 41))
@@ -91,7 +91,7 @@ async def test_calls_of_a_run_are_numbered_by_many_at_once(database: Database) -
 
 
 @pytest.mark.spec("7.4")
-async def test_each_stream_counts_for_itself_and_never_gives_an_id_twice(database: Database) -> None:
+async def test_each_stream_has_its_own_counter_and_never_reuses_an_id(database: Database) -> None:
     assert await database.read(lambda: events.get_bounds("space:1")) == (1, 0)
     await database.run(lambda: events.append("space:1", [NewEvent("a", {"x": [1, None]}), NewEvent("b", {}, "none")]))
     await database.run(lambda: events.append("space:2", [NewEvent("c", {}, "name")]))
@@ -110,7 +110,7 @@ async def test_each_stream_counts_for_itself_and_never_gives_an_id_twice(databas
 
 
 @pytest.mark.spec("7.4")
-async def test_what_many_leave_to_the_end_is_kept_in_the_order_of_each_stream(database: Database) -> None:
+async def test_deferred_writes_of_many_programs_keep_the_order_of_each_stream(database: Database) -> None:
     class Writes:
         def __init__(self, number: int) -> None:
             self.resolved_calls: list[Sequence[Any]] = []
@@ -128,12 +128,12 @@ async def test_what_many_leave_to_the_end_is_kept_in_the_order_of_each_stream(da
         assert len(deferred.stored_events) == 3
     read = await database.read(lambda: events.list_after("space:all", 0, 1000))
     assert [event.data["n"] for event in read] == [n for number in range(150) for n in (number, -number)]
-    told = await database.read(lambda: inbox.list_events("ada", limit=1000))
-    assert sorted(event.data["n"] for event in told) == list(range(130))
+    inbox_events = await database.read(lambda: inbox.list_events("ada", limit=1000))
+    assert sorted(event.data["n"] for event in inbox_events) == list(range(130))
     await database.run(lambda: deferred_writes.write([]))
 
 
-async def test_a_long_burst_of_events_is_kept_in_its_order(database: Database) -> None:
+async def test_long_burst_of_events_keeps_its_order(database: Database) -> None:
     new = [NewEvent("n", {"n": number}) for number in range(257)]
     stored = await database.run(lambda: events.append("run:1", new))
     assert [event.id for event in stored] == list(range(1, 258))
@@ -141,7 +141,7 @@ async def test_a_long_burst_of_events_is_kept_in_its_order(database: Database) -
     assert [(event.id, event.data["n"]) for event in read] == [(number + 1, number) for number in range(257)]
 
 
-async def test_a_process_is_known_while_it_beats_and_buried_with_those_it_held(database: Database) -> None:
+async def test_process_is_listed_by_its_heartbeat_and_deleted_with_its_connections(database: Database) -> None:
     await database.run(lambda: presence.record_heartbeat("node_1", started_at=1))
     await database.run(lambda: presence.record_heartbeat("node_2", started_at=1))
     assert await database.read(lambda: presence.list_dead_nodes(before=now_ms() - 1000, except_node="node_1")) == []
@@ -157,7 +157,7 @@ async def test_a_process_is_known_while_it_beats_and_buried_with_those_it_held(d
 
 
 @pytest.mark.spec("6.7")
-async def test_whoever_leaves_is_given_time_to_come_back(database: Database) -> None:
+async def test_disconnected_holder_may_come_back(database: Database) -> None:
     await database.run(lambda: presence.register("wrk_1", ["tool:a", "tool:b"], node_id="node_1"))
     assert await database.read(lambda: presence.is_any_served(["tool:a"])) is True
     assert await database.read(lambda: presence.is_any_served(["tool:c"])) is False
@@ -174,12 +174,12 @@ async def test_whoever_leaves_is_given_time_to_come_back(database: Database) -> 
     assert await database.read(presence.list_topics) == []
 
 
-async def test_of_two_first_signs_of_life_in_one_moment_one_is_news(database: Database) -> None:
+async def test_one_of_two_concurrent_first_heartbeats_registers_the_process(database: Database) -> None:
     def beat() -> Program[bool]:
         steps = presence.record_heartbeat("node_1", started_at=1)
         rows = yield next(steps)
         if database.is_shared:
-            yield "SELECT pg_sleep(0.3)", ()  # Meanwhile the other one has looked too.
+            yield "SELECT pg_sleep(0.3)", ()  # The other one reads in the meantime.
         try:
             while True:
                 rows = yield steps.send(rows)

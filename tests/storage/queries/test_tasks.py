@@ -1,4 +1,4 @@
-"""Programs for tasks, and for the sessions that work on them, on either database."""
+"""Background tasks and their sessions, on each database."""
 
 from __future__ import annotations
 
@@ -9,38 +9,42 @@ from toolspace.storage.queries import entities, sessions, tasks
 from toolspace.storage.queries.sessions import NewTurn, StoredTurn
 
 
-async def agent(database: Database, id: str = "ada") -> str:
+async def create_agent(database: Database, id: str = "ada") -> str:
     await database.run(lambda: entities.create_entity(id, "agent", id, {}))
     return id
 
 
-async def made(database: Database, agent_id: str, *ids: str) -> None:
+async def create_task(database: Database, agent_id: str, *ids: str) -> None:
     for at, id in enumerate(ids):
         await database.run(lambda id=id: tasks.create(id, agent_id, id, "x"))
-        await database.run(lambda id=id, at=at: _made_at(id, at))
+        await database.run(lambda id=id, at=at: _set_created_at(id, at))
 
 
-def _made_at(id: str, at: int) -> Program[None]:
+def _set_created_at(id: str, at: int) -> Program[None]:
     yield "UPDATE tasks SET created_at = ? WHERE id = ?", (at, id)
 
 
-def test_the_id_of_a_run_says_what_it_works_on() -> None:
+def test_run_id_of_a_task_identifies_its_session() -> None:
     assert tasks.find_session_id(tasks.run_id_of("task_1")) == "task_1"
     assert tasks.find_session_id(tasks.run_id_of("refl_1")) == "refl_1"
     assert tasks.find_session_id("run_01k9") is None
     assert tasks.find_session_id("task_1") is None
     assert tasks.task_id_of(tasks.reflection_id_of("task_1")) == tasks.task_id_of("task_1") == "task_1"
-    assert [tasks.is_background_session(one) for one in ("task_1", "refl_1", "ent_1")] == [True, True, False]
+    assert [tasks.is_background_session(session_id) for session_id in ("task_1", "refl_1", "ent_1")] == [
+        True,
+        True,
+        False,
+    ]
 
 
-async def test_tasks_are_listed_by_time_and_page_by_page(database: Database) -> None:
-    ada, bob = await agent(database), await agent(database, "bob")
-    await made(database, ada, "task_a", "task_b", "task_c", "task_d")
-    await made(database, bob, "task_x")
+async def test_tasks_are_listed_by_time_in_pages(database: Database) -> None:
+    ada, bob = await create_agent(database), await create_agent(database, "bob")
+    await create_task(database, ada, "task_a", "task_b", "task_c", "task_d")
+    await create_task(database, bob, "task_x")
 
     async def listed(**which: object) -> list[str]:
-        found = await database.read(lambda: tasks.list_tasks(ada, **which))  # pyright: ignore
-        return [one.id for one in found]
+        matches = await database.read(lambda: tasks.list_tasks(ada, **which))  # pyright: ignore
+        return [task.id for task in matches]
 
     assert await listed() == ["task_d", "task_c", "task_b", "task_a"]
     assert await listed(since=1, until=3) == ["task_c", "task_b"]
@@ -52,8 +56,8 @@ async def test_tasks_are_listed_by_time_and_page_by_page(database: Database) -> 
     assert await database.read(lambda: tasks.count_running(ada)) == 4
 
 
-async def test_a_task_is_made_once_and_ends_once(database: Database) -> None:
-    ada = await agent(database)
+async def test_task_is_created_once_and_ends_once(database: Database) -> None:
+    ada = await create_agent(database)
     assert await database.run(lambda: tasks.create("task_a", ada, "d", "i"))
     assert not await database.run(lambda: tasks.create("task_a", ada, "another", "i"))
     ended = await database.run(lambda: tasks.finish("task_a", "failed", {"nul": "\0", "huge": 2**70}))
@@ -66,9 +70,9 @@ async def test_a_task_is_made_once_and_ends_once(database: Database) -> None:
     assert (task.status, task.reflection["assessment"]) == ("failed", "so so")
 
 
-async def test_old_tasks_go_with_their_sessions_and_those_under_way_stay(database: Database) -> None:
-    ada = await agent(database)
-    await made(database, ada, "task_a", "task_b")
+async def test_old_tasks_are_deleted_with_their_sessions_and_running_ones_stay(database: Database) -> None:
+    ada = await create_agent(database)
+    await create_task(database, ada, "task_a", "task_b")
     for session in ("task_a", "refl_a", "task_b"):
         kind = "task" if session.startswith("task") else "reflection"
         await database.run(lambda session=session, kind=kind: sessions.create(session, ada, kind))
@@ -76,26 +80,26 @@ async def test_old_tasks_go_with_their_sessions_and_those_under_way_stay(databas
         await database.run(lambda session=session, turn=turn: sessions.append_turns(session, 1, [turn]))
     await database.run(lambda: tasks.finish("task_a", "completed", "x"))
     assert await database.run(lambda: tasks.delete_old(now_ms() + 1000, 10)) == 1
-    for session, left in (("task_a", 0), ("refl_a", 0), ("task_b", 1)):
-        assert len(await database.read(lambda session=session: sessions.list_turns(session))) == left
+    for session, remaining in (("task_a", 0), ("refl_a", 0), ("task_b", 1)):
+        assert len(await database.read(lambda session=session: sessions.list_turns(session))) == remaining
 
 
-async def test_a_session_that_is_put_off_is_nobodys_until_then(database: Database) -> None:
-    ada = await agent(database)
+async def test_postponed_session_cannot_be_leased_before_its_time(database: Database) -> None:
+    ada = await create_agent(database)
     await database.run(lambda: sessions.create("task_a", ada, "task"))
     await database.run(lambda: sessions.start_cycle("task_a", "run_task_a", agent_turns=0))
-    taken = await database.run(lambda: sessions.acquire_lease("task_a", "node_1", lease_ms=1000))
-    assert taken is not None
-    assert not await database.run(lambda: sessions.postpone("task_a", taken.token - 1, 0))
-    assert await database.run(lambda: sessions.postpone("task_a", taken.token, now_ms() + 60_000))
+    leased = await database.run(lambda: sessions.acquire_lease("task_a", "node_1", lease_ms=1000))
+    assert leased is not None
+    assert not await database.run(lambda: sessions.postpone("task_a", leased.token - 1, 0))
+    assert await database.run(lambda: sessions.postpone("task_a", leased.token, now_ms() + 60_000))
     for node in ("node_1", "node_2"):
         assert await database.run(lambda node=node: sessions.acquire_lease("task_a", node, lease_ms=1000)) is None
         assert await database.read(lambda: sessions.list_interrupted(limit=9)) == []
-    await database.run(lambda: sessions.postpone("task_a", taken.token, now_ms()))
+    await database.run(lambda: sessions.postpone("task_a", leased.token, now_ms()))
     assert await database.read(lambda: sessions.list_interrupted(limit=9)) == ["task_a"]
     again = await database.run(lambda: sessions.acquire_lease("task_a", "node_2", lease_ms=1000))
     assert again is not None
-    assert (again.attempts, again.token) == (2, taken.token + 1)
+    assert (again.attempts, again.token) == (2, leased.token + 1)
     turn = NewTurn(stored=StoredTurn(UserTurn("x")), tokens=1, run_id=None)
     await database.run(lambda: sessions.append_turns("task_a", 1, [turn]))
     session = await database.read(lambda: sessions.find("task_a"))

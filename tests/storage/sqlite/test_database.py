@@ -1,4 +1,4 @@
-"""What only a SQLite file has: its lock, its log, its owner, and what is left of it after `kill -9`."""
+"""Only SQLite: the lock, the write-ahead log, file permissions, and recovery after `kill -9`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_no_acknowledged_write_is_lost_when_the_process_is_killed(tmp_path: Path
             if len(acknowledged) % 400 == 0:
                 writer.send_signal(signal.SIGKILL)
                 break
-        # What was said before the end was said after the commit. A last line may be torn.
+        # Every complete line was printed after its commit. The last one may be incomplete.
         acknowledged.update(line.strip() for line in writer.stdout if line.endswith("\n"))
         writer.wait()
         writer.stdout.close()
@@ -77,7 +77,7 @@ def test_no_acknowledged_write_is_lost_when_the_process_is_killed(tmp_path: Path
 
 
 @pytest.mark.spec("15.1")
-async def test_a_second_process_is_refused_and_told_who_has_the_file(tmp_path: Path) -> None:
+async def test_second_process_is_refused_and_told_which_process_has_the_file(tmp_path: Path) -> None:
     path = tmp_path / "toolspace.db"
     database = await SqliteDatabase.open(path)
     program = (
@@ -85,9 +85,9 @@ async def test_a_second_process_is_refused_and_told_who_has_the_file(tmp_path: P
         f" asyncio.run(SqliteDatabase.open({str(path)!r}))"
     )
     second = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stderr=subprocess.PIPE)
-    _, said = await second.communicate()
+    _, message = await second.communicate()
     assert second.returncode
-    assert f"{path} is in use by process {os.getpid()}; stop it first" in said.decode()
+    assert f"{path} is in use by process {os.getpid()}; stop it first" in message.decode()
     with pytest.raises(StorageError, match="in use by process"):
         await SqliteDatabase.open(path)
 
@@ -96,7 +96,7 @@ async def test_a_second_process_is_refused_and_told_who_has_the_file(tmp_path: P
     await again.aclose()
 
 
-async def test_the_files_are_only_their_owners_to_read(tmp_path: Path) -> None:
+async def test_only_the_owner_may_read_the_files(tmp_path: Path) -> None:
     folder = tmp_path / "state" / "deep"
     database = await SqliteDatabase.open(folder / "toolspace.db")
     await database.run(lambda: entities.create_entity("ent_1", "human", "Ann", {}))
@@ -108,7 +108,7 @@ async def test_the_files_are_only_their_owners_to_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("15.2")
-async def test_an_up_to_date_database_is_opened_as_it_is_and_a_newer_one_is_not(tmp_path: Path) -> None:
+async def test_current_database_is_opened_unchanged_and_a_newer_one_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "toolspace.db"
     database = await SqliteDatabase.open(path)
     await database.run(lambda: entities.create_entity("ent_1", "human", "Ann", {}))
@@ -126,17 +126,15 @@ async def test_an_up_to_date_database_is_opened_as_it_is_and_a_newer_one_is_not(
 
 
 @pytest.mark.spec("15.2")
-async def test_a_migration_that_fails_leaves_the_database_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failed_migration_leaves_the_database_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "toolspace.db"
-    known = schema.MIGRATIONS
+    migrations = schema.MIGRATIONS
     monkeypatch.setattr(
-        schema, "MIGRATIONS", (*known, ("CREATE TABLE extra (id TEXT)", "CREATE TABLE spaces (id TEXT)"))
+        schema, "MIGRATIONS", (*migrations, ("CREATE TABLE extra (id TEXT)", "CREATE TABLE spaces (id TEXT)"))
     )
     with pytest.raises(StorageError, match="cannot be opened"):
         await SqliteDatabase.open(path)
-    monkeypatch.setattr(schema, "MIGRATIONS", (*known, ("CREATE TABLE extra (id TEXT)",)))
+    monkeypatch.setattr(schema, "MIGRATIONS", (*migrations, ("CREATE TABLE extra (id TEXT)",)))
     database = await SqliteDatabase.open(path)
 
     def versions() -> Program[list[int]]:
@@ -144,11 +142,11 @@ async def test_a_migration_that_fails_leaves_the_database_as_it_was(
         rows = yield "SELECT version FROM migrations ORDER BY version", ()
         return [row[0] for row in rows]
 
-    assert await database.read(versions) == list(range(1, len(known) + 2))
+    assert await database.read(versions) == list(range(1, len(migrations) + 2))
     await database.aclose()
 
 
-async def test_a_file_of_another_program_is_left_alone(tmp_path: Path) -> None:
+async def test_file_of_another_program_is_refused_and_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "other.db"
     other = sqlite3.connect(path)
     other.execute("CREATE TABLE theirs (id TEXT)")
@@ -159,7 +157,7 @@ async def test_a_file_of_another_program_is_left_alone(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-async def test_what_is_no_database_or_cannot_be_made_is_named(tmp_path: Path) -> None:
+async def test_error_names_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
     text = tmp_path / "text.db"
     text.write_text("not a database, but long enough to be looked at as one " * 20)
     with pytest.raises(StorageError, match=r"text\.db cannot be opened"):
@@ -172,7 +170,7 @@ async def test_what_is_no_database_or_cannot_be_made_is_named(tmp_path: Path) ->
         await SqliteDatabase.open(tmp_path / "folder.db")
 
 
-async def test_opening_that_was_canceled_gives_the_file_back(tmp_path: Path) -> None:
+async def test_canceled_opening_releases_the_file(tmp_path: Path) -> None:
     path = tmp_path / "toolspace.db"
     opening = asyncio.create_task(SqliteDatabase.open(path))
     await asyncio.sleep(0)
@@ -184,12 +182,12 @@ async def test_opening_that_was_canceled_gives_the_file_back(tmp_path: Path) -> 
             try:
                 database = await SqliteDatabase.open(path)
             except StorageError:
-                continue  # The first is still on its way in, or out.
+                continue  # The first is still opening or closing it.
             break
     await database.aclose()
 
 
-async def test_the_log_does_not_grow_for_ever_under_constant_writing(
+async def test_write_ahead_log_stays_bounded_under_constant_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("toolspace.storage.sqlite.files.LONGEST_LOG", 1 << 20)
@@ -209,7 +207,7 @@ async def test_the_log_does_not_grow_for_ever_under_constant_writing(
     await database.aclose()
 
 
-async def test_a_commit_does_not_make_the_log_longer(tmp_path: Path) -> None:
+async def test_commit_does_not_extend_the_write_ahead_log(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
     log = tmp_path / "toolspace.db-wal"
     length = log.stat().st_size
@@ -219,12 +217,12 @@ async def test_a_commit_does_not_make_the_log_longer(tmp_path: Path) -> None:
     await database.aclose()
 
 
-async def test_what_is_in_a_log_that_is_longer_than_written_is_found_again(tmp_path: Path) -> None:
+async def test_writes_are_recovered_from_a_preallocated_log(tmp_path: Path) -> None:
     first, second = tmp_path / "one", tmp_path / "two"
     database = await SqliteDatabase.open(first / "toolspace.db")
     await database.run(lambda: inbox.add("ada", "1", "service", {}, priority=1))
     second.mkdir()
-    for name in ("toolspace.db", "toolspace.db-wal"):  # As if the machine had stopped here.
+    for name in ("toolspace.db", "toolspace.db-wal"):  # As if the machine had crashed here.
         (second / name).write_bytes((first / name).read_bytes())
     await database.aclose()
     database = await SqliteDatabase.open(second / "toolspace.db")
@@ -232,7 +230,7 @@ async def test_what_is_in_a_log_that_is_longer_than_written_is_found_again(tmp_p
     await database.aclose()
 
 
-async def test_a_full_disk_fails_the_write_and_not_the_process(tmp_path: Path) -> None:
+async def test_full_disk_fails_only_the_write(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
 
     def limit(pages: int) -> Program[None]:
@@ -241,7 +239,7 @@ async def test_a_full_disk_fails_the_write_and_not_the_process(tmp_path: Path) -
     def fill(name: str) -> Program[None]:
         yield "INSERT INTO secrets (name, value, created_at) VALUES (?, ?, 0)", (name, "x" * 1_000_000)
 
-    await database.run(lambda: limit(1))  # Not below what it has.
+    await database.run(lambda: limit(1))  # SQLite raises it to the current size.
     ends = await asyncio.gather(*(database.run(lambda n=n: fill(n)) for n in "abc"), return_exceptions=True)
     assert [type(end) for end in ends] == [StorageUnavailable] * 3
     await database.run(lambda: limit(1_000_000))
@@ -249,7 +247,7 @@ async def test_a_full_disk_fails_the_write_and_not_the_process(tmp_path: Path) -
     await database.aclose()
 
 
-async def test_a_program_that_may_take_long_does_not_run_on_the_loop(tmp_path: Path) -> None:
+async def test_exclusive_program_runs_in_a_thread(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "a.db")
     ran: list[str] = []
 
