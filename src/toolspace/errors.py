@@ -12,7 +12,7 @@
     │   └── StorageUnavailable  the database does not respond; a later retry may succeed
     │       └── StorageInDoubt  the connection broke during a commit, which may have happened or not
     ├── ModelError              a model did not respond: no key, refused, overloaded; `kind` says which
-    ├── ApiError, Unreachable   a gateway refuses or does not respond; in `toolspace.client.errors`
+    ├── ApiError, GatewayUnreachable  a gateway refuses or does not respond; in `toolspace.client.errors`
     └── ToolError               one call failed; `result.unwrap()` raises its children
         ├── ToolNotFoundError   unknown_tool
         ├── ToolPermissionError not_permitted

@@ -81,17 +81,17 @@ class Command(click.Command):
             return 0
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        params = self.get_params(ctx)
-        own_params = [param for param in params if not isinstance(param, SharedOption)]
-        _format_section(ctx, formatter, "Options", own_params)
-        shared_params = [param for param in params if isinstance(param, SharedOption)]
-        _format_section(ctx, formatter, "Options of every command", shared_params)
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        own_options = [option for option in options if not isinstance(option, SharedOption)]
+        _format_section(ctx, formatter, "Options", own_options)
+        shared = [option for option in options if isinstance(option, SharedOption)]
+        _format_section(ctx, formatter, "Options of every command", shared)
 
 
 def _format_section(
-    ctx: click.Context, formatter: click.HelpFormatter, title: str, params: Sequence[click.Parameter]
+    ctx: click.Context, formatter: click.HelpFormatter, title: str, options: Sequence[click.Option]
 ) -> None:
-    rows = [record for param in params if (record := param.get_help_record(ctx)) is not None]
+    rows = [record for option in options if (record := option.get_help_record(ctx)) is not None]
     if rows:
         with formatter.section(title):
             formatter.write_dl(rows)
