@@ -17,16 +17,36 @@ pytestmark = pytest.mark.spec("17.2")
 
 @pytest.mark.spec("17.1")
 def test_help_names_every_command_and_imports_nothing_heavy(project: Path) -> None:
+    heavy = ("rich", "yaml", "pydantic", "aiohttp", "asyncio", "msgspec")
+    output = run_and_list_imports(project, ["--help"], heavy)
+
+    assert all(f"  {name} " in output for name in COMMANDS)
+    assert output.endswith("[]\n")
+
+
+def test_only_chat_and_install_import_their_editing_libraries(project: Path) -> None:
+    output = run_and_list_imports(project, ["list", "--quiet"], ("prompt_toolkit", "tomlkit", "aiohttp"))
+
+    assert output.endswith("[]\n")
+
+
+def run_and_list_imports(folder: Path, arguments: list[str], modules: tuple[str, ...]) -> str:
+    """Runs a command. Returns its output and, in the last line, which of the modules it imported."""
     code = (
-        "import sys; from toolspace.cli.main import run; run(['--help']); "
-        "print([name for name in ('rich', 'yaml', 'pydantic', 'aiohttp', 'asyncio', 'msgspec') if name in sys.modules])"
+        f"import sys; from toolspace.cli.main import run; run({arguments!r}); "
+        f"print([name for name in {modules!r} if name in sys.modules], flush=True)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=project, env=environment(), capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=True,
+        timeout=60,
     )
-
-    assert all(f"  {name} " in done.stdout for name in COMMANDS)
-    assert done.stdout.endswith("[]\n")
+    return done.stdout
 
 
 def test_the_version_is_printed(toolspace: Toolspace) -> None:

@@ -49,7 +49,7 @@ class GatewayProcess:
     async def wait_until_ready(self) -> None:
         """Waits for the last that it says, and for the last of the keys that it shows with it."""
         await self.wait_for_line("curl ")
-        if any("shown this once" in line for line in self.stderr_lines):
+        if any("shown only once" in line for line in self.stderr_lines):
             await self.wait_for_line("  JWT ")
 
     async def wait_for_exit(self) -> int:

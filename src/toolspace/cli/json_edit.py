@@ -23,7 +23,7 @@ _INDENT = re.compile(r"^([ \t]+)\S", re.MULTILINE)
 def set_value(text: str, path: tuple[str, ...], value: Any) -> str:
     """Returns the text with a value at a key path. Missing objects on the path are created.
 
-    Raises `TextFault` if the text is not JSON, and `TypeError` if a value on the path is not an object.
+    Raises `TextSyntaxError` if the text is not JSON, and `TypeError` if a value on the path is not an object.
     """
     bom, text = _split_bom(text)
     if not text.strip():
