@@ -1,4 +1,4 @@
-"""A real gateway for the tests of this folder."""
+"""Fixtures: a real gateway and HTTP clients of it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from toolspace.server.gateway import Gateway
 
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
-    """A gateway on SQLite, with known keys."""
+    """A gateway on SQLite with fixed keys."""
     async with Gateway.open(write_config(tmp_path)) as opened:
         yield opened
 
 
 @pytest.fixture
 async def api(gateway: Gateway) -> AsyncIterator[ApiClient]:
-    """Someone with a secret key, over HTTP."""
+    """An HTTP client with a secret key."""
     async with open_api(gateway) as someone:
         yield someone
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-async def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ApiClient]:
-    """The same, once for each kind of database."""
+async def each_database_api(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ApiClient]:
+    """An HTTP client with a secret key; the test runs once for each kind of database."""
     more = {}
     if request.param == "postgres":
         more["storage"] = {"url": request.getfixturevalue("postgres_url")}

@@ -1,4 +1,4 @@
-"""A gateway on the network for tests, and someone who asks it over HTTP."""
+"""Serves a gateway for tests, and an HTTP client of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JWT_SECRET = "a-secret-for-tokens-with-32-characters"
 
 
 class ApiResponse(NamedTuple):
-    """What came back."""
+    """The response to one request."""
 
     status: int
     headers: Mapping[str, str]
@@ -33,13 +33,13 @@ class ApiResponse(NamedTuple):
 
     @property
     def detail(self) -> str:
-        """What a problem says."""
+        """The detail of a problem."""
         assert self.headers["content-type"] == "application/problem+json", self
         return self.data["detail"]
 
 
 class ApiClient:
-    """Asks a gateway in someone's name."""
+    """Sends requests to a gateway with fixed headers."""
 
     def __init__(self, url: str, session: aiohttp.ClientSession, headers: Mapping[str, str]) -> None:
         self.url = url
@@ -77,19 +77,19 @@ class ApiClient:
         return await self.request("DELETE", path)
 
     async def create(self, path: str, **body: Any) -> Any:
-        """Creates something, which has to work; what came of it."""
+        """Sends a POST that must succeed; returns its data."""
         reply = await self.post(path, body)
         assert reply.status in (200, 201), reply
         return reply.data
 
     async def member(self, entity_id: str) -> ApiClient:
-        """The same gateway for an entity, with a public key and a token."""
+        """Returns a client of the same gateway for an entity, with a public key and a token."""
         token = await self.create(f"/api/entities/{entity_id}/token")
         return self.with_headers(x_public_key=PUBLIC, authorization=f"Bearer {token['token']}")
 
 
 def write_config(folder: Path, **more: Any) -> Path:
-    """A configuration with known keys, and with no agents but those that it is given."""
+    """Writes a configuration with fixed keys and only the given agents."""
     path = folder / "toolspace.json"
     server = {"secretKey": SECRET, "publicKey": PUBLIC, "jwtSecret": JWT_SECRET, **more.pop("server", {})}
     path.write_bytes(msgspec.json.encode({"server": server, "demo": False, **more}))
@@ -98,14 +98,14 @@ def write_config(folder: Path, **more: Any) -> Path:
 
 @asynccontextmanager
 async def open_api(gateway: Gateway) -> AsyncIterator[ApiClient]:
-    """Serves a gateway; gives someone who asks it with its secret key."""
+    """Serves a gateway; yields a client with its secret key."""
     async with serve_gateway(gateway, bind_socket("127.0.0.1", 0)) as url, aiohttp.ClientSession() as session:
         yield ApiClient(url, session, {"x-secret-key": SECRET})
 
 
 @asynccontextmanager
 async def open_app_api(gateway: Gateway, routes: Sequence[Route], **options: Any) -> AsyncIterator[ApiClient]:
-    """Serves routes of the test's own in front of a gateway."""
+    """Serves the given routes with a gateway; yields a client."""
     import asyncio
 
     listening = bind_socket("127.0.0.1", 0)

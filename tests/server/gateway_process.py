@@ -16,15 +16,15 @@ from tests.server.gateway_api import SECRET, ApiClient
 
 
 class GatewayProcess:
-    """A gateway that runs in a process of its own."""
+    """A gateway in its own process."""
 
     def __init__(self, process: asyncio.subprocess.Process, url: str) -> None:
         self.process = process
         self.url = url
         self.stdout_lines: list[str] = []
-        """What it wrote to standard output."""
+        """Lines of standard output."""
         self.stderr_lines: list[str] = []
-        """What it wrote to standard error."""
+        """Lines of standard error."""
         self._output_changed = asyncio.Condition()
         self._reading = [
             asyncio.create_task(self._read(process.stdout, self.stdout_lines)),
@@ -33,12 +33,12 @@ class GatewayProcess:
 
     @property
     def keys(self) -> dict[str, str]:
-        """The keys that it printed, by what it calls them."""
+        """The keys that it printed, by their labels."""
         matches = (re.fullmatch(r"  (secret|public|JWT) +(\S+)", line) for line in self.stdout_lines)
         return {match[1]: match[2] for match in matches if match is not None}
 
     async def wait_for_line(self, text: str) -> str:
-        """Waits for a line that has this text, on either of its outputs."""
+        """Waits for a line with this text on standard output or error."""
         async with self._output_changed, asyncio.timeout(30):
             while True:
                 for line in (*self.stdout_lines, *self.stderr_lines):
@@ -47,13 +47,13 @@ class GatewayProcess:
                 await self._output_changed.wait()
 
     async def wait_until_ready(self) -> None:
-        """Waits for the last that it says, and for the last of the keys that it shows with it."""
+        """Waits for the last line of its greeting, and for the last key."""
         await self.wait_for_line("curl ")
         if any("shown only once" in line for line in self.stderr_lines):
             await self.wait_for_line("  JWT ")
 
     async def wait_for_exit(self) -> int:
-        """Waits for its end, and reads what it said to the last; its exit code."""
+        """Waits for the exit and reads all output; returns the exit code."""
         async with asyncio.timeout(60):
             code = await self.process.wait()
             await asyncio.gather(*self._reading)
@@ -80,9 +80,9 @@ async def start_gateway_process(
     port: int | None = 0,
     environ: Mapping[str, str] | None = None,
 ) -> AsyncGenerator[GatewayProcess]:
-    """Starts a gateway whose state is in the folder, on a free port; it is up when the block begins.
+    """Starts a gateway with its state in the folder, on a free port. It is ready when the block starts.
 
-    Without a `port`, configuration says which.
+    Without a `port`, the configuration names it.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -111,6 +111,6 @@ async def start_gateway_process(
 
 @asynccontextmanager
 async def open_process_api(gateway: GatewayProcess, key: str = SECRET) -> AsyncGenerator[ApiClient]:
-    """Someone with a secret key of a gateway that is a process."""
+    """Yields a client of a gateway process, with a secret key."""
     async with aiohttp.ClientSession() as session:
         yield ApiClient(gateway.url, session, {"x-secret-key": key})

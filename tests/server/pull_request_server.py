@@ -1,4 +1,4 @@
-"""An MCP server over HTTP as a process: what code is hosted on, made small. Prints where it listens."""
+"""A small MCP server of a code host, over HTTP, as a process. Prints its URL."""
 
 from __future__ import annotations
 

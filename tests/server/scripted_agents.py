@@ -1,4 +1,4 @@
-"""Gateways with agents whose models are a server of the test's own, scripted turn by turn."""
+"""Gateways with agents whose model is a local server that plays a script."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROOM = derived_id("spc", "named", "Room")
 PERSON = "ent_husam"
 
 Turn = str | bytes | Reply
-"""What the model says, as text or as OpenAI streams it; or a reply of another kind."""
+"""A response of the model: a text, the bytes that OpenAI would stream, or another reply."""
 
 
 def tool_calls_turn(*calls: tuple[str, Mapping[str, Any]], text: str = "") -> bytes:
@@ -42,7 +42,7 @@ def tool_calls_turn(*calls: tuple[str, Mapping[str, Any]], text: str = "") -> by
 
 
 def message_turns(text: str, space: str = ROOM) -> list[bytes]:
-    """The turns of an agent that says something in a space, and is done."""
+    """The turns of an agent that posts a message to a space and ends."""
     return [
         tool_calls_turn(("enter_space", {"spaceId": space}), ("send_message", {"text": text})),
         text_completion("Done."),
@@ -50,12 +50,12 @@ def message_turns(text: str, space: str = ROOM) -> list[bytes]:
 
 
 class ScriptedModelServer(ModelTestServer):
-    """Serves models over OpenAI's chat completions: each has its own script, and says `Done.` behind its end."""
+    """Serves models over OpenAI's chat completions. Each has its own script; after its end it says `Done.`"""
 
     def __init__(self) -> None:
         super().__init__()
         self.scripts: dict[str, list[Turn]] = {}
-        self.reply(self._speak)
+        self.reply(self._respond)
 
     def script(self, *turns: Turn, model: str = MODEL) -> None:
         self.scripts[model] = list(turns)
@@ -69,27 +69,27 @@ class ScriptedModelServer(ModelTestServer):
         return [request.json for request in self.requests if request.json["model"] == model]
 
     async def wait_for_requests(self, count: int = 1, model: str = MODEL) -> Any:
-        """Waits for so many requests to a model; gives the last of them."""
+        """Waits for this many requests to a model; returns the last one."""
         while len(requests := self.list_requests(model)) < count:
             self.request_arrived.clear()
             await asyncio.wait_for(self.request_arrived.wait(), 20)
         return requests[count - 1]
 
-    async def _speak(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _respond(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         turns = self.scripts.get(self.requests[-1].json["model"])
         await _reply(turns.pop(0) if turns else "Done.")(reader, writer)
 
 
 @asynccontextmanager
 async def open_model_server() -> AsyncIterator[ScriptedModelServer]:
-    """A server of models."""
-    brain = ScriptedModelServer()
-    async with brain.serve():
-        yield brain
+    """Runs a model server."""
+    model_server = ScriptedModelServer()
+    async with model_server.serve():
+        yield model_server
 
 
 class HeldTurn:
-    """A turn that the model keeps to itself until it is told to say it."""
+    """A turn that the model sends only after `open()`."""
 
     def __init__(self, turn: Turn = "Done.") -> None:
         self._turn = turn
@@ -110,7 +110,7 @@ def _reply(turn: Turn) -> Reply:
 
 
 def list_input_texts(request: Any) -> list[str]:
-    """What a request to a model tells it: instructions and inbox, not its own words nor results."""
+    """The instructions and inbox texts in a request to a model."""
     return [message["content"] for message in request["messages"] if message["role"] in ("system", "user")]
 
 
@@ -125,16 +125,16 @@ def offered_tools(request: Any) -> dict[str, Any]:
 
 
 class AgentGateway:
-    """A gateway with agents, and a person in the room with them."""
+    """A gateway with agents, and a person in the same space."""
 
     def __init__(
-        self, gateway: Gateway, api: ApiClient, brain: ScriptedModelServer, write: Callable[..., Path]
+        self, gateway: Gateway, api: ApiClient, model_server: ScriptedModelServer, write: Callable[..., Path]
     ) -> None:
         self.gateway = gateway
         self.api = api
-        self.model_server = brain
+        self.model_server = model_server
         self.write_config = write
-        """Writes the file of its configuration anew, with other agents or settings."""
+        """Writes the configuration file again, with other agents or settings."""
 
     async def create_room(self) -> None:
         await self.api.create("/api/entities", id=PERSON, type="human", name="Husam")
@@ -146,16 +146,16 @@ class AgentGateway:
         return await self.api.create(f"/api/spaces/{space}/messages", entityId=sender, content=text)
 
     async def push_event(self, data: Any, *, agent: str = "ada") -> Any:
-        """Something that happened, into an agent's inbox."""
+        """Pushes an event to an agent's inbox."""
         return await self.api.create(f"/api/agents/{entity_id_for(agent)}/inbox", data=data)
 
     async def list_runs(self, agent: str = "ada") -> list[Any]:
-        """Oldest first."""
+        """Returns the runs of an agent, oldest first."""
         reply = await self.api.get(f"/api/agents/{entity_id_for(agent)}/runs")
         return reply.data["items"][::-1]
 
     async def wait_for_run_end(self, count: int = 1, agent: str = "ada") -> Any:
-        """Waits until so many runs of an agent have ended; gives the last of them."""
+        """Waits until this many runs of an agent have ended; returns the last one."""
         async with asyncio.timeout(20):
             while True:
                 runs = await self.list_runs(agent)
@@ -163,13 +163,13 @@ class AgentGateway:
                 if len(ended) >= count:
                     return ended[count - 1]
                 if len(runs) == len(ended):
-                    await self._begun(len(runs), agent)
+                    await self._wait_for_new_run(len(runs), agent)
                     continue
                 last = next(run for run in runs if run["status"] not in ENDED_RUN)
                 await self.wait_for_event(f"/api/runs/{last['id']}/events", "run.done")
 
     async def wait_for_event(self, path: str, type: str) -> list[Any]:
-        """Waits for an event of a stream; gives all up to it, from the start of the stream."""
+        """Waits for an event of a stream; returns all events up to it."""
         reply = await self.api.get(f"{path}?from=start&until={type}")
         blocks = (block.partition(b"data: ")[2] for block in reply.body.split(b"\n\n"))
         return [json.loads(data) for data in blocks if data]
@@ -178,7 +178,7 @@ class AgentGateway:
         return (await self.api.get(f"/api/spaces/{space}/messages")).data["items"]
 
     async def list_agent_messages(self, agent: str = "ada", space: str = ROOM) -> list[str]:
-        """What an agent has said in a space."""
+        """Returns the texts that an agent posted to a space."""
         return [
             message["content"]
             for message in await self.list_messages(space)
@@ -191,49 +191,53 @@ class AgentGateway:
         return (await self.api.get(f"/api/runs/{run['id']}/calls")).data["items"]
 
     async def wait_for_documents(self, count: int = 1, agent: str = "ada") -> None:
-        """Waits until an agent has so many documents: its folders are read beside."""
+        """Waits until an agent has this many documents; its folders are read in the background."""
         async with asyncio.timeout(20):
             path = f"/api/agents/{entity_id_for(agent)}/documents"
             while len((await self.api.get(path)).data["items"]) != count:  # noqa: ASYNC110 - nobody tells of it
                 await asyncio.sleep(0.01)
 
-    async def _begun(self, count: int, agent: str) -> None:
+    async def _wait_for_new_run(self, count: int, agent: str) -> None:
         """Waits for another run."""
         while len(await self.list_runs(agent)) <= count:  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.01)
 
 
-def agent_config(brain: ScriptedModelServer, *, model: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    """An agent in configuration that thinks with the scripted model and is in the room."""
-    own = {"name": MODEL, "baseUrl": brain.base_url, "retries": 0, **(model or {})}
+def agent_config(
+    model_server: ScriptedModelServer, *, model: Mapping[str, Any] | None = None, **more: Any
+) -> dict[str, Any]:
+    """Returns the configuration of an agent with the scripted model in the room."""
+    own = {"name": MODEL, "baseUrl": model_server.base_url, "retries": 0, **(model or {})}
     return {"system": "You are helpful.", "model": own, "spaces": ["Room"], **more}
 
 
 @asynccontextmanager
 async def open_agent_gateway(
     folder: Path,
-    brain: ScriptedModelServer,
+    model_server: ScriptedModelServer,
     *,
     agents: Mapping[str, Any] | Sequence[Any] | None = None,
     environ: Mapping[str, str] | None = None,
     **config: Any,
 ) -> AsyncIterator[AgentGateway]:
-    """A gateway with these agents; with one called ada where none is given."""
-    agents = {"ada": agent_config(brain)} if agents is None else agents
+    """A gateway with these agents, or with one agent `ada`."""
+    agents = {"ada": agent_config(model_server)} if agents is None else agents
     write = partial(write_config, folder, **{"storage": {"dir": str(folder / "kept")}, **config})
     async with Gateway.open(write(agents=agents), environ=environ or {}) as gateway, open_api(gateway) as api:
-        house = AgentGateway(gateway, api, brain, write)
-        await house.create_room()
-        yield house
+        setup = AgentGateway(gateway, api, model_server, write)
+        await setup.create_room()
+        yield setup
 
 
 @asynccontextmanager
 async def open_single_agent_gateway(
     folder: Path, *, ada: Mapping[str, Any] | None = None, **config: Any
 ) -> AsyncIterator[AgentGateway]:
-    """The same with a model server of its own, and one agent that says these things of itself."""
+    """A gateway with its own model server and one agent `ada` with these settings."""
     async with (
-        open_model_server() as brain,
-        open_agent_gateway(folder, brain, agents={"ada": agent_config(brain, **(ada or {}))}, **config) as house,
+        open_model_server() as model_server,
+        open_agent_gateway(
+            folder, model_server, agents={"ada": agent_config(model_server, **(ada or {}))}, **config
+        ) as setup,
     ):
-        yield house
+        yield setup

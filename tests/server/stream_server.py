@@ -1,4 +1,4 @@
-"""A server of nothing but streams, over a real database, and readers of it."""
+"""Serves event streams from a real database, and reads them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Frame(NamedTuple):
 
 
 class Streams:
-    """Streams in a database, and an application at `/NAME` for each. `?audience=public` reads as a member does."""
+    """Streams in a database, and an application at `/NAME` for each. `?audience=public` reads as a member."""
 
     def __init__(self, database: SqliteDatabase, readers: StreamRegistry, **sizes: int) -> None:
         self.database = database
@@ -110,9 +110,9 @@ class Reader:
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.response = response
         self.last_id = ""
-        """What a browser would come back with."""
+        """The last event id, which a browser would send to resume."""
         self.raw = b""
-        """Everything that was read."""
+        """All bytes that were read."""
         self._rest = b""
         self._frames: list[Frame] = []
 
@@ -134,14 +134,14 @@ class Reader:
         return [frame for frame in frames if frame is not None]
 
     async def rest(self) -> list[Frame]:
-        """Everything up to the end."""
+        """Reads all frames up to the end."""
         frames: list[Frame] = []
         while (frame := await self.next()) is not None:
             frames.append(frame)
         return frames
 
     async def until(self, text: bytes) -> None:
-        """Reads on until these bytes have come."""
+        """Reads until these bytes were received."""
         while text not in self.raw:
             chunk = await self.response.content.readany()
             assert chunk, "the stream ended"

@@ -1,4 +1,4 @@
-"""Who may use which route: every route of the table with every kind of caller."""
+"""The access matrix: every route with every kind of caller."""
 
 from __future__ import annotations
 
@@ -28,44 +28,44 @@ OTHERS = ("member of another space", "member of no space")
 
 @dataclass(frozen=True)
 class Row:
-    """What a route is asked, and what it answers to whom. Whoever is not named gets what the route's access says."""
+    """A request to a route, and the status for each kind of caller; for other kinds the route's access decides."""
 
     path: str
-    """With `{name}` for what `make` or the town has."""
+    """With `{name}` for ids that `make` or the setup provides."""
     body: Any = None
     good: int = 200
     other_status: int | None = None
-    """For members of other spaces; 403 unless they have something of their own to see."""
+    """The status for members of other spaces; 403 unless the route lists their own resources."""
     member: int | None = None
     make: Callable[[TwoSpaces], Awaitable[Mapping[str, str]]] | None = None
-    """Something to be used up, made anew for each caller who may."""
+    """Creates something that the request uses up, for each caller with access."""
     each: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
-async def _entity(town: TwoSpaces) -> Mapping[str, str]:
-    return {"made": (await town.api.create("/api/entities", type="human", name="Made"))["id"]}
+async def _entity(setup: TwoSpaces) -> Mapping[str, str]:
+    return {"made": (await setup.api.create("/api/entities", type="human", name="Made"))["id"]}
 
 
-async def _space(town: TwoSpaces) -> Mapping[str, str]:
-    return {"made": (await town.api.create("/api/spaces", name="Made", members=["eve"]))["id"]}
+async def _space(setup: TwoSpaces) -> Mapping[str, str]:
+    return {"made": (await setup.api.create("/api/spaces", name="Made", members=["eve"]))["id"]}
 
 
-async def _run(town: TwoSpaces) -> Mapping[str, str]:
-    run = await town.api.create("/api/runs", agentEntityId="robot", spaceId="spc_a")
+async def _run(setup: TwoSpaces) -> Mapping[str, str]:
+    run = await setup.api.create("/api/runs", agentEntityId="robot", spaceId="spc_a")
     return {"made": run["id"]}
 
 
-async def _call(town: TwoSpaces) -> Mapping[str, str]:
-    response = await town.call("run_a", "confirm", {"question": "made"})
+async def _call(setup: TwoSpaces) -> Mapping[str, str]:
+    response = await setup.call("run_a", "confirm", {"question": "made"})
     return {"made": response["pendingToolCallId"]}
 
 
-async def _key(town: TwoSpaces) -> Mapping[str, str]:
-    return {"made": (await town.key("public"))[0]}
+async def _key(setup: TwoSpaces) -> Mapping[str, str]:
+    return {"made": (await setup.key("public"))[0]}
 
 
-async def _failed_event(town: TwoSpaces) -> Mapping[str, str]:
-    event = (await town.api.post("/api/agents/robot/inbox", {"data": 1})).data["eventId"]
+async def _failed_event(setup: TwoSpaces) -> Mapping[str, str]:
+    event = (await setup.api.post("/api/agents/robot/inbox", {"data": 1})).data["eventId"]
     return {"made": event}
 
 
@@ -170,7 +170,7 @@ ROWS: dict[str, Row] = {
 
 
 def expected(route: Route, row: Row, who: str) -> int:
-    """What someone gets, by the rules: 401 who is not known, 403 whose it is not."""
+    """The expected status: 401 for unknown callers, 403 without access."""
     if who in row.each:
         return row.each[who]
     if route.access is Access.OPEN or who == "secret":
@@ -189,7 +189,7 @@ def expected(route: Route, row: Row, who: str) -> int:
 
 
 def filled(value: Any, ids: Mapping[str, str]) -> Any:
-    """The path or body of a row, with ids for the names in it."""
+    """Replaces the names in the path or body of a row by ids."""
     if isinstance(value, str) and "{" in value:
         return value.format_map(ids)
     if isinstance(value, dict):
@@ -245,7 +245,7 @@ async def test_every_route_responds_to_every_kind_of_caller_as_the_matrix_says(t
 
 @pytest.mark.spec("8.1")
 async def test_a_missing_resource_is_404_for_callers_with_access(tmp_path: Path) -> None:
-    """Also with an id that no database could hold."""
+    """Also for an id that no database can store."""
     wrong: list[str] = []
     async with open_two_spaces(tmp_path, rateLimit=None) as setup:
         for route in routes_of(setup):
@@ -330,7 +330,7 @@ async def test_a_tool_key_cannot_read_the_call_of_another_key_by_its_id(tmp_path
             stolen = await setup.ask(who, "POST", "/api/tools/move/call", body)
             assert b"call_of_another" not in stolen.body, stolen
         assert (await setup.api.post("/api/calls/call_of_another/result", {"result": "theirs"})).status == 200
-        # Its own it finds again.
+        # The key finds its own call again.
         own = {"args": {}, "callId": "own"}
         first = (await setup.ask("another tool key", "POST", "/api/tools/move/call", own)).data["pendingToolCallId"]
         again = (await setup.ask("another tool key", "POST", "/api/tools/move/call", own)).data["pendingToolCallId"]
@@ -350,6 +350,6 @@ async def test_a_closed_stream_no_longer_counts_against_the_limit(tmp_path: Path
         first_response.close()
         async with asyncio.timeout(10):
             while (again := await setup.api.session.get(url, headers=headers)).status != 200:
-                again.close()  # The server hears soon that one has left.
+                again.close()  # The server notices the disconnect soon.
         for response in (two, again):
             response.close()

@@ -1,4 +1,4 @@
-"""What operators see of agents in /metrics."""
+"""Metrics of agents."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from tests.server.test_prometheus_format import samples
 pytestmark = pytest.mark.spec("12.4")
 
 
-async def figures(house: AgentGateway) -> dict[str, str]:
-    return samples((await house.api.get("/metrics")).body)
+async def read_metrics(setup: AgentGateway) -> dict[str, str]:
+    return samples((await setup.api.get("/metrics")).body)
 
 
 async def test_cycles_are_counted_by_outcome_and_models_by_tokens_and_cost(tmp_path: Path) -> None:
-    async with open_model_server() as brain:
+    async with open_model_server() as model_server:
         agents = {
-            "ada": agent_config(brain, model={"name": "gpt-4.1"}),
-            "bob": agent_config(brain, model={"name": "of-bob"}),
+            "ada": agent_config(model_server, model={"name": "gpt-4.1"}),
+            "bob": agent_config(model_server, model={"name": "of-bob"}),
         }
-        async with open_agent_gateway(tmp_path, brain, agents=agents) as house:
-            brain.script(tool_calls_turn(("skip", {"reason": "not mine"})), model="gpt-4.1")
-            brain.script(error_reply(401, {"error": {"message": "no"}}), model="of-bob")
-            await house.say("Hi")
-            await house.wait_for_run_end()
-            await house.wait_for_run_end(agent="bob")
-            metrics = await figures(house)
+        async with open_agent_gateway(tmp_path, model_server, agents=agents) as setup:
+            model_server.script(tool_calls_turn(("skip", {"reason": "not mine"})), model="gpt-4.1")
+            model_server.script(error_reply(401, {"error": {"message": "no"}}), model="of-bob")
+            await setup.say("Hi")
+            await setup.wait_for_run_end()
+            await setup.wait_for_run_end(agent="bob")
+            metrics = await read_metrics(setup)
     assert metrics['toolspace_agent_cycles_total{outcome="skipped"}'] == "1"
     assert metrics['toolspace_agent_cycles_total{outcome="failed"}'] == "1"
     name = 'model="openai-compatible:gpt-4.1"'
@@ -50,28 +50,28 @@ async def test_cycles_are_counted_by_outcome_and_models_by_tokens_and_cost(tmp_p
 
 
 async def test_active_agents_are_counted(tmp_path: Path) -> None:
-    async with open_model_server() as brain, open_agent_gateway(tmp_path, brain) as house:
+    async with open_model_server() as model_server, open_agent_gateway(tmp_path, model_server) as setup:
         gate = HeldTurn()
-        brain.script(gate)
-        assert (await figures(house))["toolspace_agents_active"] == "0"
-        await house.push_event("go")
-        await brain.wait_for_requests()
-        assert (await figures(house))["toolspace_agents_active"] == "1"
+        model_server.script(gate)
+        assert (await read_metrics(setup))["toolspace_agents_active"] == "0"
+        await setup.push_event("go")
+        await model_server.wait_for_requests()
+        assert (await read_metrics(setup))["toolspace_agents_active"] == "1"
         gate.open()
-        await house.wait_for_run_end()
-        assert (await figures(house))['toolspace_agent_cycles_total{outcome="answered"}'] == "1"
+        await setup.wait_for_run_end()
+        assert (await read_metrics(setup))['toolspace_agent_cycles_total{outcome="answered"}'] == "1"
 
 
 async def test_a_canceled_run_is_counted_as_canceled(tmp_path: Path) -> None:
-    async with open_model_server() as brain, open_agent_gateway(tmp_path, brain) as house:
-        brain.script(brain.never_answer)
-        await house.push_event("go")
-        await brain.wait_for_requests()
-        (run,) = await house.list_runs()
-        await house.api.post(f"/api/runs/{run['id']}/cancel")
-        await brain.client_closed.wait()
-        await house.push_event("and again")
-        await house.wait_for_run_end(2)
-        metrics = await figures(house)
+    async with open_model_server() as model_server, open_agent_gateway(tmp_path, model_server) as setup:
+        model_server.script(model_server.never_answer)
+        await setup.push_event("go")
+        await model_server.wait_for_requests()
+        (run,) = await setup.list_runs()
+        await setup.api.post(f"/api/runs/{run['id']}/cancel")
+        await model_server.client_closed.wait()
+        await setup.push_event("and again")
+        await setup.wait_for_run_end(2)
+        metrics = await read_metrics(setup)
     assert metrics['toolspace_agent_cycles_total{outcome="canceled"}'] == "1"
     assert metrics['toolspace_model_requests_total{model="openai-compatible:m",status="canceled"}'] == "1"

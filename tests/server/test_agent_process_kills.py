@@ -1,4 +1,4 @@
-"""An agent of a gateway that is killed while it works: every message is answered once, and nothing is done twice."""
+"""Gateways that are killed while an agent works: every message is answered once, and nothing happens twice."""
 
 from __future__ import annotations
 

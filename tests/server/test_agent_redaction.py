@@ -1,4 +1,4 @@
-"""Agents that think on the gateway: what members may not see of it is looked for, byte by byte, in what they get."""
+"""Redaction for members: searches everything that a member can read for private data of agents."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.server.test_gateway_mcp import META, VERSION
 from toolspace.agents.host import entity_id_for
 
 OPERATOR = "MARK-OPERATOR"
-"""On all that only secret keys may see: thoughts, instructions, own tools, what agents tell one another, failures."""
+"""Marks data that only secret keys may see: model texts, instructions, prebuilt tools, messages of agents, failures."""
 ROOMS = "MARK-ROOM"
 DEN = "spc_den"
 DENS = "MARK-DEN"
-"""On what is said in another space, that the agent is in too."""
+"""Marks messages of another space of the same agent."""
 KEY = "mark-key-0123456789abcdef"
 NAME = "mark-model"
 FORBIDDEN = (OPERATOR, DENS, KEY, NAME, "127.0.0.1:")
@@ -44,19 +44,19 @@ TOOLS = [
 ]
 
 
-def _agents(brain: ScriptedModelServer) -> dict[str, Any]:
+def _agents(model_server: ScriptedModelServer) -> dict[str, Any]:
     model = {"name": NAME, "apiKey": KEY}
-    ada = agent_config(brain, model=model, agents=["bob"])
-    bob = agent_config(brain, model={**model, "name": f"{NAME}-bob"})
+    ada = agent_config(model_server, model=model, agents=["bob"])
+    bob = agent_config(model_server, model={**model, "name": f"{NAME}-bob"})
     return {
         "ada": {**ada, "system": f"{OPERATOR} instructions", "description": f"{OPERATOR} description"},
         "bob": {**bob, "system": f"{OPERATOR} instructions of bob"},
     }
 
 
-def _script(brain: ScriptedModelServer) -> None:
+def _script(model_server: ScriptedModelServer) -> None:
     own = {"memories": [{"key": f"{OPERATOR} key", "value": f"{OPERATOR} value"}]}
-    brain.script(
+    model_server.script(
         tool_calls_turn(
             ("enter_space", {"spaceId": ROOM}),
             ("set_memories", own),
@@ -82,37 +82,37 @@ def _script(brain: ScriptedModelServer) -> None:
         f"{OPERATOR} last thought",
         model=NAME,
     )
-    brain.script(
+    model_server.script(
         tool_calls_turn(("lookup", {"q": f"{OPERATOR} of bob"}), text=f"{OPERATOR} thought of bob"), model=f"{NAME}-bob"
     )
 
 
-async def _live(house: AgentGateway) -> None:
-    """A run with all that there is in it, and one that fails."""
-    await house.api.create("/api/spaces", id=DEN, name=f"{DENS} name", members=[entity_id_for("ada")])
-    await house.api.create(f"/api/spaces/{DEN}/messages", entityId=entity_id_for("ada"), content=f"{DENS} earlier")
-    _script(house.model_server)
-    await house.say("Hello?")
-    run = await house.wait_for_run_end()
+async def _run_agents(setup: AgentGateway) -> None:
+    """Makes a run with every kind of data, and one that fails."""
+    await setup.api.create("/api/spaces", id=DEN, name=f"{DENS} name", members=[entity_id_for("ada")])
+    await setup.api.create(f"/api/spaces/{DEN}/messages", entityId=entity_id_for("ada"), content=f"{DENS} earlier")
+    _script(setup.model_server)
+    await setup.say("Hello?")
+    run = await setup.wait_for_run_end()
     assert run["status"] == "completed", run
-    house.model_server.script(
+    setup.model_server.script(
         tool_calls_turn(("enter_space", {"spaceId": ROOM})),
         error_reply(400, {"error": {"message": f"{OPERATOR} refusal, Bearer {KEY}"}}),
         model=NAME,
     )
-    await house.say("And now?")
-    await house.wait_for_run_end(2)
+    await setup.say("And now?")
+    await setup.wait_for_run_end(2)
 
 
-def _found(body: bytes) -> list[str]:
+def _find_marks(body: bytes) -> list[str]:
     return [mark for mark in FORBIDDEN if mark.encode() in body]
 
 
-async def _looked_at(member: ApiClient, house: AgentGateway) -> dict[str, bytes]:
-    """All that a member can get, or try to."""
+async def _read_everything(member: ApiClient, setup: AgentGateway) -> dict[str, bytes]:
+    """Reads everything that a member can request."""
     responses: dict[str, bytes] = {}
-    ids = [run["id"] for name in ("ada", "bob") for run in await house.list_runs(name)]
-    listed = [(await house.api.get(f"/api/runs/{run_id}/calls")).data["items"] for run_id in ids]
+    ids = [run["id"] for name in ("ada", "bob") for run in await setup.list_runs(name)]
+    listed = [(await setup.api.get(f"/api/runs/{run_id}/calls")).data["items"] for run_id in ids]
     call_ids = [call["callId"] for some in listed for call in some]
     agent = f"/api/agents/{entity_id_for('ada')}"
     parts = ("", "/runs", "/inbox", "/history", "/tasks", "/goals", "/memories", "/plans", "/documents")
@@ -158,22 +158,24 @@ async def _stream(member: ApiClient, path: str, until: str) -> bytes:
 async def test_a_member_sees_no_private_data_of_an_agent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "toolspace")
     async with (
-        open_model_server() as brain,
-        open_agent_gateway(tmp_path, brain, agents=_agents(brain), tools=TOOLS) as house,
+        open_model_server() as model_server,
+        open_agent_gateway(tmp_path, model_server, agents=_agents(model_server), tools=TOOLS) as setup,
     ):
-        member = await house.api.member(PERSON)
-        await _live(house)
-        await house.say(f"{ROOMS} the end", sender=entity_id_for("bob"))
-        responses = await _looked_at(member, house)
-        leaks = [f"{where}: {marks} in {body[:600]!r}" for where, body in responses.items() if (marks := _found(body))]
+        member = await setup.api.member(PERSON)
+        await _run_agents(setup)
+        await setup.say(f"{ROOMS} the end", sender=entity_id_for("bob"))
+        responses = await _read_everything(member, setup)
+        leaks = [
+            f"{where}: {marks} in {body[:600]!r}" for where, body in responses.items() if (marks := _find_marks(body))
+        ]
         assert not leaks, "\n".join(leaks)
         for form in FORMATS:
             assert f"{ROOMS} hello".encode() in responses[f"space {form}"]
         assert b"set_memories" in responses["space native"]
         assert b"usage" not in responses["space native"]
-        everything = await house.api.get("/api/calls?limit=500")
+        everything = await setup.api.get("/api/calls?limit=500")
         assert OPERATOR.encode() in everything.body
-        failed = next(run["error"] for run in await house.list_runs() if run["status"] == "failed")
+        failed = next(run["error"] for run in await setup.list_runs() if run["status"] == "failed")
         assert (OPERATOR in failed, KEY in failed) == (True, False)
     assert KEY not in caplog.text
 
@@ -182,12 +184,12 @@ async def test_a_member_sees_no_private_data_of_an_agent(tmp_path: Path, caplog:
 @pytest.mark.spec("3.40")
 async def test_a_tool_key_calls_only_its_allowed_agents(tmp_path: Path) -> None:
     async with (
-        open_model_server() as brain,
-        open_agent_gateway(tmp_path, brain, agents=_agents(brain), tools=TOOLS) as house,
+        open_model_server() as model_server,
+        open_agent_gateway(tmp_path, model_server, agents=_agents(model_server), tools=TOOLS) as setup,
     ):
-        key = await house.api.create("/api/keys", kind="tools", name="bob", toolsAllowed=["agent__bob"])
-        holder = house.api.with_headers(authorization=f"Bearer {key['key']}")
-        brain.script("It is noon.", model=f"{NAME}-bob")
+        key = await setup.api.create("/api/keys", kind="tools", name="bob", toolsAllowed=["agent__bob"])
+        holder = setup.api.with_headers(authorization=f"Bearer {key['key']}")
+        model_server.script("It is noon.", model=f"{NAME}-bob")
         answers: dict[str, bytes] = {}
         for name in (
             "agent__bob",
@@ -205,7 +207,7 @@ async def test_a_tool_key_calls_only_its_allowed_agents(tmp_path: Path) -> None:
         assert b"It is noon." in answers.pop("agent__bob")
         for name, body in answers.items():
             assert b'"isError":true' in body or b'"error"' in body, (name, body)
-            assert not _found(body), (name, body)
-        assert brain.list_requests(NAME) == []
-        own = await house.api.get(f"/api/agents/{entity_id_for('ada')}/goals")
+            assert not _find_marks(body), (name, body)
+        assert model_server.list_requests(NAME) == []
+        own = await setup.api.get(f"/api/agents/{entity_id_for('ada')}/goals")
         assert own.data["items"] == []

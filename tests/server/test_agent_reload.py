@@ -1,4 +1,4 @@
-"""Agents of a gateway whose configuration changes while it runs."""
+"""Configuration changes of agents while the gateway runs."""
 
 from __future__ import annotations
 
@@ -31,84 +31,88 @@ from toolspace.agents.host import entity_id_for
 pytestmark = pytest.mark.spec("5.3")
 
 
-def bob(brain: ScriptedModelServer, **settings: Any) -> dict[str, Any]:
-    return agent_config(brain, model={"name": "of-bob"}, **settings)
+def bob(model_server: ScriptedModelServer, **settings: Any) -> dict[str, Any]:
+    return agent_config(model_server, model={"name": "of-bob"}, **settings)
 
 
-async def change(house: AgentGateway, **agents: Any) -> None:
-    """Has the gateway read a configuration with these agents."""
-    house.write_config(agents=agents)
-    await house.gateway.toolspace.reload()
+async def change(setup: AgentGateway, **agents: Any) -> None:
+    """Reloads the gateway with these agents."""
+    setup.write_config(agents=agents)
+    await setup.gateway.toolspace.reload()
 
 
 @pytest.mark.spec("11.1")
 async def test_an_agent_that_is_added_to_the_configuration_joins_its_space_and_answers(tmp_path: Path) -> None:
-    async with open_model_server() as brain, open_agent_gateway(tmp_path, brain) as house:
-        await change(house, ada=agent_config(brain), bob=bob(brain, spaces=["Room", "Garden"]))
-        names = [agent["name"] for agent in (await house.api.get("/api/agents")).data["items"]]
+    async with open_model_server() as model_server, open_agent_gateway(tmp_path, model_server) as setup:
+        await change(setup, ada=agent_config(model_server), bob=bob(model_server, spaces=["Room", "Garden"]))
+        names = [agent["name"] for agent in (await setup.api.get("/api/agents")).data["items"]]
         assert sorted(names) == ["ada", "bob"]
-        brain.script(*message_turns("I am new here."), model="of-bob")
-        await house.say("Who are you?")
-        await house.wait_for_run_end(agent="bob")
-        assert await house.list_agent_messages("bob") == ["I am new here."]
-        assert "Garden" in {space["name"] for space in (await house.api.get("/api/spaces")).data["items"]}
+        model_server.script(*message_turns("I am new here."), model="of-bob")
+        await setup.say("Who are you?")
+        await setup.wait_for_run_end(agent="bob")
+        assert await setup.list_agent_messages("bob") == ["I am new here."]
+        assert "Garden" in {space["name"] for space in (await setup.api.get("/api/spaces")).data["items"]}
 
 
 async def test_a_removed_agent_is_not_woken_and_reads_its_inbox_when_it_is_added_again(tmp_path: Path) -> None:
-    async with open_model_server() as brain:
-        both = {"ada": agent_config(brain), "bob": bob(brain)}
-        async with open_agent_gateway(tmp_path, brain, agents=both) as house:
-            await house.say("One")
-            await house.wait_for_run_end(agent="bob")
-            await change(house, ada=agent_config(brain))
-            await house.say("Two")
-            await house.wait_for_run_end(2)
-            assert len(brain.list_requests("of-bob")) == 1
-            await change(house, **both)
-            await house.wait_for_run_end(2, agent="bob")
-            assert 'Husam (human): "Two"' in list_input_texts(brain.list_requests("of-bob")[1])[-1]
+    async with open_model_server() as model_server:
+        both = {"ada": agent_config(model_server), "bob": bob(model_server)}
+        async with open_agent_gateway(tmp_path, model_server, agents=both) as setup:
+            await setup.say("One")
+            await setup.wait_for_run_end(agent="bob")
+            await change(setup, ada=agent_config(model_server))
+            await setup.say("Two")
+            await setup.wait_for_run_end(2)
+            assert len(model_server.list_requests("of-bob")) == 1
+            await change(setup, **both)
+            await setup.wait_for_run_end(2, agent="bob")
+            assert 'Husam (human): "Two"' in list_input_texts(model_server.list_requests("of-bob")[1])[-1]
 
 
 async def test_an_agent_removed_during_a_run_ends_that_run_and_starts_no_other(tmp_path: Path) -> None:
-    async with open_model_server() as brain, open_agent_gateway(tmp_path, brain) as house:
+    async with open_model_server() as model_server, open_agent_gateway(tmp_path, model_server) as setup:
         gate = HeldTurn()
-        brain.script(gate)
-        await house.push_event("one")
-        await brain.wait_for_requests()
-        await house.push_event("two")
-        await change(house, bob=bob(brain))
+        model_server.script(gate)
+        await setup.push_event("one")
+        await model_server.wait_for_requests()
+        await setup.push_event("two")
+        await change(setup, bob=bob(model_server))
         gate.open()
-        assert (await house.wait_for_run_end())["status"] == "completed"
-        await house.push_event("three", agent="bob")
-        await house.wait_for_run_end(agent="bob")
-        assert len(await house.list_runs()) == 1
-        inbox = (await house.api.get(f"/api/agents/{entity_id_for('ada')}/inbox")).data["items"]
+        assert (await setup.wait_for_run_end())["status"] == "completed"
+        await setup.push_event("three", agent="bob")
+        await setup.wait_for_run_end(agent="bob")
+        assert len(await setup.list_runs()) == 1
+        inbox = (await setup.api.get(f"/api/agents/{entity_id_for('ada')}/inbox")).data["items"]
         assert [(event["status"], event["attempts"]) for event in inbox if event["status"] != "processed"] == [
             ("pending", 0)
         ]
 
 
 async def test_a_changed_agent_configuration_applies_from_the_next_cycle(tmp_path: Path) -> None:
-    async with open_model_server() as brain, http_server(accept) as hook, open_agent_gateway(tmp_path, brain) as house:
+    async with (
+        open_model_server() as model_server,
+        http_server(accept) as hook,
+        open_agent_gateway(tmp_path, model_server) as setup,
+    ):
         gate = HeldTurn(tool_calls_turn(("get_goals", {})))
-        brain.script(gate)
-        await house.push_event("one")
-        await brain.wait_for_requests()
+        model_server.script(gate)
+        await setup.push_event("one")
+        await model_server.wait_for_requests()
         changed = {
             "system": "You are brief.",
             "loop": {"maxSteps": 1},
             "notifications": {"webhook": hook.url()},
         }
-        await change(house, ada=agent_config(brain, model={"temperature": 0.1}, **changed))
+        await change(setup, ada=agent_config(model_server, model={"temperature": 0.1}, **changed))
         gate.open()
-        assert (await house.wait_for_run_end())["steps"] == 2
-        assert [list_input_texts(request)[0].partition("\n")[0] for request in brain.list_requests()] == [
+        assert (await setup.wait_for_run_end())["steps"] == 2
+        assert [list_input_texts(request)[0].partition("\n")[0] for request in model_server.list_requests()] == [
             "You are helpful."
         ] * 2
-        brain.script(tool_calls_turn(("send_notification", {"title": "a", "body": "b"})))
-        await house.push_event("two")
-        run = await house.wait_for_run_end(2)
-        last = brain.list_requests()[-1]
+        model_server.script(tool_calls_turn(("send_notification", {"title": "a", "body": "b"})))
+        await setup.push_event("two")
+        run = await setup.wait_for_run_end(2)
+        last = model_server.list_requests()[-1]
         assert (list_input_texts(last)[0].partition("\n")[0], last["temperature"], run["steps"]) == (
             "You are brief.",
             0.1,
@@ -119,32 +123,32 @@ async def test_a_changed_agent_configuration_applies_from_the_next_cycle(tmp_pat
 
 async def test_documents_removed_from_the_configuration_are_not_found(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("The key is under the mat.")
-    async with open_single_agent_gateway(tmp_path, ada={"knowledge": "./a.md"}) as house:
-        await house.wait_for_documents()
-        await change(house, ada=agent_config(house.model_server))
-        await house.wait_for_documents(0)
-        house.model_server.script(tool_calls_turn(("search_knowledge", {"query": "key"})))
-        await house.push_event("Where is the key?")
-        await house.wait_for_run_end()
-        assert "mat" not in list_result_texts(house.model_server.list_requests()[1])[0]
+    async with open_single_agent_gateway(tmp_path, ada={"knowledge": "./a.md"}) as setup:
+        await setup.wait_for_documents()
+        await change(setup, ada=agent_config(setup.model_server))
+        await setup.wait_for_documents(0)
+        setup.model_server.script(tool_calls_turn(("search_knowledge", {"query": "key"})))
+        await setup.push_event("Where is the key?")
+        await setup.wait_for_run_end()
+        assert "mat" not in list_result_texts(setup.model_server.list_requests()[1])[0]
 
 
 async def test_an_invalid_configuration_file_changes_nothing(tmp_path: Path) -> None:
-    async with open_model_server() as brain, open_agent_gateway(tmp_path, brain) as house:
+    async with open_model_server() as model_server, open_agent_gateway(tmp_path, model_server) as setup:
         with pytest.raises(Exception, match="router"):
-            await change(house, ada=agent_config(brain, router={"destinations": ["nobody"]}))
-        await house.push_event("one")
-        assert (await house.wait_for_run_end())["status"] == "completed"
+            await change(setup, ada=agent_config(model_server, router={"destinations": ["nobody"]}))
+        await setup.push_event("one")
+        assert (await setup.wait_for_run_end())["status"] == "completed"
 
 
 @pytest.mark.spec("11.1")
 async def test_a_signal_reloads_the_agents_of_a_gateway(tmp_path: Path) -> None:
-    async with open_model_server() as brain:
+    async with open_model_server() as model_server:
         config = write_config(tmp_path, agents={})
         async with start_gateway_process(tmp_path, config) as process, open_process_api(process) as api:
-            write_config(tmp_path, agents={"bob": bob(brain)})
+            write_config(tmp_path, agents={"bob": bob(model_server)})
             process.process.send_signal(signal.SIGHUP)
             path = f"/api/agents/{entity_id_for('bob')}/inbox"
             while (await api.post(path, {"data": "go"})).status == 404:  # noqa: ASYNC110 - nobody tells of it
                 await asyncio.sleep(0.02)
-            await brain.wait_for_requests(model="of-bob")
+            await model_server.wait_for_requests(model="of-bob")

@@ -1,4 +1,4 @@
-"""What an agent of a gateway says of tools in its own configuration holds for its calls, and for nobody else's."""
+"""Tool settings in the configuration of an agent apply to its calls only."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ OWN = {"name": "tide", "description": "Tells the tide.", "executionType": "stati
 
 @pytest.mark.spec("11.1")
 async def test_the_tools_of_an_agent_are_only_its_own(tmp_path: Path) -> None:
-    async with open_model_server() as brain:
+    async with open_model_server() as model_server:
         agents = {
-            "ada": agent_config(brain, tools=[{**OWN, "visible": False}]),
-            "bob": agent_config(brain, model={"name": "of-bob"}),
+            "ada": agent_config(model_server, tools=[{**OWN, "visible": False}]),
+            "bob": agent_config(model_server, model={"name": "of-bob"}),
         }
-        async with open_agent_gateway(tmp_path, brain, agents=agents) as house:
+        async with open_agent_gateway(tmp_path, model_server, agents=agents) as setup:
             for model in ("m", "of-bob"):
-                brain.script(tool_calls_turn(("tide", {})), model=model)
-            await house.say("How is the tide?")
-            await house.wait_for_run_end()
-            await house.wait_for_run_end(agent="bob")
-        hers, his = brain.list_requests("m"), brain.list_requests("of-bob")
+                model_server.script(tool_calls_turn(("tide", {})), model=model)
+            await setup.say("How is the tide?")
+            await setup.wait_for_run_end()
+            await setup.wait_for_run_end(agent="bob")
+        hers, his = model_server.list_requests("m"), model_server.list_requests("of-bob")
         assert ("tide" in offered_tools(hers[0]), "tide" in offered_tools(his[0])) == (True, False)
         assert list_result_texts(hers[1]) == ["high"]
         assert '"tide" not found' in list_result_texts(his[1])[0]
@@ -41,23 +41,23 @@ async def test_the_tools_of_an_agent_are_only_its_own(tmp_path: Path) -> None:
 @pytest.mark.spec("11.4")
 async def test_the_folders_of_an_agent_are_only_its_own(tmp_path: Path) -> None:
     note = tool_calls_turn(("memory_write", {"path": "facts/tide.md", "content": "high at noon"}))
-    async with open_model_server() as brain:
+    async with open_model_server() as model_server:
         short = {"maxTokens": 1, "minRecentCycles": 1}
         own = {"memoryDir": "./hers/notes", "sessionDir": "./hers/past"}
         agents = {
-            "ada": agent_config(brain, tools=own, consciousness=short),
-            "bob": agent_config(brain, model={"name": "of-bob"}, consciousness=short),
+            "ada": agent_config(model_server, tools=own, consciousness=short),
+            "bob": agent_config(model_server, model={"name": "of-bob"}, consciousness=short),
         }
         shared = {"memoryDir": "./notes", "sessionDir": "./past"}
-        async with open_agent_gateway(tmp_path, brain, agents=agents, tools=shared) as house:
+        async with open_agent_gateway(tmp_path, model_server, agents=agents, tools=shared) as setup:
             for model in ("m", "of-bob"):
-                brain.script(note, model=model)
+                model_server.script(note, model=model)
             for count in (1, 2):
-                await house.say("Remember the tide.")
-                await house.wait_for_run_end(count)
-                await house.wait_for_run_end(count, agent="bob")
+                await setup.say("Remember the tide.")
+                await setup.wait_for_run_end(count)
+                await setup.wait_for_run_end(count, agent="bob")
             for model in ("m", "of-bob"):
-                await brain.wait_for_requests(4, model)  # For a summary, when the first cycle was written to its file.
+                await model_server.wait_for_requests(4, model)  # For a summary, after the first cycle was stored.
     for notes, past in (("hers/notes", "hers/past/ada"), ("notes", "past/bob")):
         assert (tmp_path / notes / "facts" / "tide.md").read_text() == "high at noon"
         assert [file.name for file in (tmp_path / past).iterdir()] == ["cycles-000001-000001.md"]
@@ -67,17 +67,17 @@ async def test_the_folders_of_an_agent_are_only_its_own(tmp_path: Path) -> None:
 async def test_results_are_cut_to_the_configured_context_window(where: str, tmp_path: Path) -> None:
     long = {**OWN, "visible": False, "execution": {"output": "high and low " * 2_000}}
     bound = {"defaults": {"contextWindow": 3_000}}
-    async with open_model_server() as brain:
-        ada = agent_config(brain, model={"name": "gpt-4o"}, tools=[long], **(bound if where == "own" else {}))
+    async with open_model_server() as model_server:
+        ada = agent_config(model_server, model={"name": "gpt-4o"}, tools=[long], **(bound if where == "own" else {}))
         async with open_agent_gateway(
-            tmp_path, brain, agents={"ada": ada}, **(bound if where == "main" else {})
-        ) as house:
-            brain.script(tool_calls_turn(("tide", {})), model="gpt-4o")
-            await house.push_event("go")
-            await house.wait_for_run_end()
-            path = house.gateway.toolspace.config_path
+            tmp_path, model_server, agents={"ada": ada}, **(bound if where == "main" else {})
+        ) as setup:
+            model_server.script(tool_calls_turn(("tide", {})), model="gpt-4o")
+            await setup.push_event("go")
+            await setup.wait_for_run_end()
+            path = setup.gateway.toolspace.config_path
         async with Toolspace.open(path, environ={}) as ts:
-            brain.script(tool_calls_turn(("tide", {})), model="gpt-4o")
+            model_server.script(tool_calls_turn(("tide", {})), model="gpt-4o")
             await ts.run_agent("ada", "go")
-    for request in brain.list_requests("gpt-4o")[1::2]:
+    for request in model_server.list_requests("gpt-4o")[1::2]:
         assert '"reason":"token_budget"' in list_result_texts(request)[0]

@@ -1,4 +1,4 @@
-"""The frame around every route: what is read, what is refused and how, whatever a handler does."""
+"""The application around all routes: how it reads requests, refuses invalid ones, and sends responses and errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Thing(JsonRequestBody, frozen=True, kw_only=True):
     data: Any = None
 
 
-class Wanted(QueryParameters, frozen=True, kw_only=True):
+class ThingQuery(QueryParameters, frozen=True, kw_only=True):
     limit: int = 10
     loud: bool = False
 
@@ -41,7 +41,7 @@ async def create(request: Request) -> dict[str, Any]:
 
 
 async def look(request: Request) -> dict[str, Any]:
-    query = request.query(Wanted)
+    query = request.query(ThingQuery)
     return {"id": request.params["thingId"], "limit": query.limit, "loud": query.loud}
 
 
@@ -79,7 +79,7 @@ async def frame(gateway: Gateway) -> AsyncIterator[ApiClient]:
 
 
 async def raw(api: ApiClient, *pieces: bytes, end: bool = True) -> bytes:
-    """Writes bytes to the server as they are; gives all that comes back until it closes."""
+    """Sends raw bytes to the server; returns everything until the connection closes."""
     host, port = api.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     for piece in pieces:
@@ -276,7 +276,7 @@ async def test_refused_errors_and_problems_keep_their_status_and_detail(frame: A
     assert (reply.status, reply.detail, reply.data["name"]) == (409, "it is there already", "x")
     reply = await frame.get("/fail/problem")
     assert (reply.status, reply.data["hint"], reply.data["title"]) == (418, "tea", "I'm a Teapot")
-    assert list(reply.data) == ["type", "title", "status", "detail", "hint"]  # What to read first comes first.
+    assert list(reply.data) == ["type", "title", "status", "detail", "hint"]  # The standard members come first.
     reply = await frame.get("/fail/invalid")
     assert (reply.status, reply.data["path"]) == (400, "$.a[0]")
 

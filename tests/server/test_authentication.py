@@ -1,4 +1,4 @@
-"""Keys and who they let in, on real databases."""
+"""Authentication with keys and tokens, on real databases."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def sqlite(tmp_path: Path) -> AsyncIterator[Ledger]:
     await opened_ledger.aclose()
 
 
-async def entered(who: Authenticator, address: str = "192.0.2.1", **headers: str) -> Caller:
+async def authenticate(who: Authenticator, address: str = "192.0.2.1", **headers: str) -> Caller:
     pairs = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
     caller = who.authenticate(pairs, address)
     return caller if isinstance(caller, Caller) else await caller
@@ -52,7 +52,7 @@ async def entered(who: Authenticator, address: str = "192.0.2.1", **headers: str
 
 async def refusal(who: Authenticator, address: str = "192.0.2.1", **headers: str) -> Problem:
     with pytest.raises(Problem) as caught:
-        await entered(who, address, **headers)
+        await authenticate(who, address, **headers)
     return caught.value
 
 
@@ -72,10 +72,10 @@ async def test_the_first_start_creates_keys_and_returns_them_once(ledger: Ledger
     assert first.jwt_secret is not None
     assert await keys.create_missing_keys(ledger, ServerSettings()) is None
     who = await Authenticator.open(ledger, ServerSettings())
-    assert isinstance(await entered(who, x_secret_key=first.secret), SecretKeyCaller)
+    assert isinstance(await authenticate(who, x_secret_key=first.secret), SecretKeyCaller)
     await ledger.write(entities.create_entity, "ent_1", "human", "Ann", {})
     signed = token("ent_1", first.jwt_secret)
-    caller = await entered(who, x_public_key=first.public, authorization=f"Bearer {signed}")
+    caller = await authenticate(who, x_public_key=first.public, authorization=f"Bearer {signed}")
     assert isinstance(caller, EntityCaller)
     assert caller.entity_id == "ent_1"
 
@@ -89,7 +89,7 @@ async def test_of_processes_that_start_at_once_one_returns_the_keys(ledger: Ledg
     assert len([returned for returned in returned_keys if returned.jwt_secret is not None]) == 1
     assert len(await ledger.read(rows.list_keys)) == 2
     assert isinstance(
-        await entered(await Authenticator.open(ledger, ServerSettings()), x_secret_key=secrets[0]), SecretKeyCaller
+        await authenticate(await Authenticator.open(ledger, ServerSettings()), x_secret_key=secrets[0]), SecretKeyCaller
     )
 
 
@@ -110,20 +110,22 @@ async def test_configured_keys_work_and_are_never_stored(sqlite: Ledger, tmp_pat
     server = ServerSettings(secret_key="sk_configured_secret", public_key="pk_configured_public", jwt_secret=JWT_SECRET)
     assert await keys.create_missing_keys(sqlite, server) is None
     who = await Authenticator.open(sqlite, server)
-    assert await entered(who, authorization="Bearer sk_configured_secret") == SecretKeyCaller(key_id=CONFIGURED_KEY_ID)
+    assert await authenticate(who, authorization="Bearer sk_configured_secret") == SecretKeyCaller(
+        key_id=CONFIGURED_KEY_ID
+    )
     await sqlite.write(entities.create_entity, "ent_1", "human", "Ann", {})
-    caller = await entered(who, x_public_key="pk_configured_public", authorization=f"Bearer {token('ent_1')}")
+    caller = await authenticate(who, x_public_key="pk_configured_public", authorization=f"Bearer {token('ent_1')}")
     assert isinstance(caller, EntityCaller)
     written = b"".join(path.read_bytes() for path in tmp_path.glob("toolspace.db*"))
     assert b"configured" not in written
     assert JWT_SECRET.encode() not in written
-    # Where the configured key goes away later, the first start is still to come.
+    # If the configured key is removed later, that start is the first one.
     later = await keys.create_missing_keys(sqlite, ServerSettings())
     assert later is not None
     assert later.secret is not None
 
 
-# Making and revoking
+# Creating and revoking keys
 
 
 async def test_a_tool_key_carries_its_scope(ledger: Ledger) -> None:
@@ -134,8 +136,8 @@ async def test_a_tool_key_carries_its_scope(ledger: Ledger) -> None:
     expected = ToolKeyCaller(
         key_id=record.id, tools_allowed=("notes__*",), tools_denied=("notes__drop",), agent_entity_id="ent_a"
     )
-    assert await entered(who, authorization=f"Bearer {key}") == expected
-    assert await entered(who, x_secret_key=key) == expected
+    assert await authenticate(who, authorization=f"Bearer {key}") == expected
+    assert await authenticate(who, x_secret_key=key) == expected
 
 
 async def test_a_revoked_key_is_invalid_at_once_here_and_soon_in_other_processes(
@@ -148,7 +150,7 @@ async def test_a_revoked_key_is_invalid_at_once_here_and_soon_in_other_processes
         await Authenticator.open(ledger, ServerSettings()),
     )
     for who in (here, elsewhere):
-        assert await entered(who, x_secret_key=key) == SecretKeyCaller(key_id=record.id)
+        assert await authenticate(who, x_secret_key=key) == SecretKeyCaller(key_id=record.id)
     assert await keys.revoke_key(ledger, record.id, has_other_access=False) == "revoked"
     here.invalidate()
     assert (await refusal(here, x_secret_key=key)).status == 401
@@ -184,11 +186,11 @@ async def test_the_use_of_a_key_is_counted(ledger: Ledger) -> None:
     assert (stored.calls, stored.failed, stored.last_used_at) == (5, 1, 2000)
 
 
-# Who is let in
+# Authenticating
 
 
 @pytest.fixture
-async def door(sqlite: Ledger) -> Authenticator:
+async def authenticator(sqlite: Ledger) -> Authenticator:
     server = ServerSettings(secret_key="sk_0123456789abcdef", public_key="pk_0123456789abcdef", jwt_secret=JWT_SECRET)
     await sqlite.write(entities.create_entity, "ent_1", "human", "Ann", {})
     return await Authenticator.open(sqlite, server)
@@ -207,8 +209,10 @@ SECRET, PUBLIC = "sk_0123456789abcdef", "pk_0123456789abcdef"
         {"x_secret_key": SECRET, "authorization": f"Bearer {SECRET}"},
     ],
 )
-async def test_a_secret_key_is_accepted_in_either_header(door: Authenticator, headers: Mapping[str, str]) -> None:
-    assert await entered(door, **headers) == SecretKeyCaller(key_id=CONFIGURED_KEY_ID)
+async def test_a_secret_key_is_accepted_in_either_header(
+    authenticator: Authenticator, headers: Mapping[str, str]
+) -> None:
+    assert await authenticate(authenticator, **headers) == SecretKeyCaller(key_id=CONFIGURED_KEY_ID)
 
 
 @pytest.mark.spec("8.1")
@@ -243,11 +247,11 @@ async def test_a_secret_key_is_accepted_in_either_header(door: Authenticator, he
     ],
 )
 async def test_invalid_credentials_are_refused_with_the_reason(
-    door: Authenticator, headers: Mapping[str, str | Callable[[], str]], says: str
+    authenticator: Authenticator, headers: Mapping[str, str | Callable[[], str]], says: str
 ) -> None:
-    # Tokens live for a minute: they are made now, not when the tests were collected.
+    # Tokens are valid for a minute, so they are created now and not at collection.
     credentials = {name: value if isinstance(value, str) else value() for name, value in headers.items()}
-    problem = await refusal(door, **credentials)
+    problem = await refusal(authenticator, **credentials)
     assert problem.status == 401
     assert says in problem.detail
     assert dict(problem.headers)[b"www-authenticate"] == b"Bearer"
@@ -255,10 +259,10 @@ async def test_invalid_credentials_are_refused_with_the_reason(
 
 
 @pytest.mark.parametrize("name", [b"authorization", b"x-secret-key", b"x-public-key"])
-async def test_a_repeated_header_is_refused(door: Authenticator, name: bytes) -> None:
+async def test_a_repeated_header_is_refused(authenticator: Authenticator, name: bytes) -> None:
     for values in ((SECRET, SECRET), (SECRET, "sk_other")):
         with pytest.raises(Problem, match="more than once"):
-            door.authenticate([(name, value.encode()) for value in values], "")
+            authenticator.authenticate([(name, value.encode()) for value in values], "")
 
 
 async def test_a_cached_caller_costs_no_lookup(sqlite: Ledger) -> None:
@@ -274,45 +278,45 @@ async def test_a_cached_caller_costs_no_lookup(sqlite: Ledger) -> None:
 async def test_a_cached_token_expires_in_time(sqlite: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     await sqlite.write(entities.create_entity, "ent_1", "human", "Ann", {})
     who = await Authenticator.open(sqlite, ServerSettings(public_key=PUBLIC, jwt_secret=JWT_SECRET))
-    signed = token("ent_1", exp=int(time.time()) - 29)  # One second is left of the leeway.
-    caller = await entered(who, x_public_key=PUBLIC, authorization=f"Bearer {signed}")
+    signed = token("ent_1", exp=int(time.time()) - 29)  # One second of the leeway remains.
+    caller = await authenticate(who, x_public_key=PUBLIC, authorization=f"Bearer {signed}")
     assert isinstance(caller, EntityCaller)
     later, clock = time.time() + 2, time.monotonic() + 2
     monkeypatch.setattr("toolspace.server.authentication.time.monotonic", lambda: clock)
     monkeypatch.setattr("toolspace.server.authentication.time.time", lambda: later)
 
-    class Later(jwt.api_jwt.datetime):
+    class LaterDatetime(jwt.api_jwt.datetime):
         @classmethod
         def now(cls, tz: Any = None) -> Any:
             return cls.fromtimestamp(later, tz)
 
-    monkeypatch.setattr("jwt.api_jwt.datetime", Later)
+    monkeypatch.setattr("jwt.api_jwt.datetime", LaterDatetime)
     assert (await refusal(who, x_public_key=PUBLIC, authorization=f"Bearer {signed}")).status == 401
 
 
-async def test_a_deleted_entity_is_not_authenticated(sqlite: Ledger, door: Authenticator) -> None:
+async def test_a_deleted_entity_is_not_authenticated(sqlite: Ledger, authenticator: Authenticator) -> None:
     headers = {"x_public_key": PUBLIC, "authorization": f"Bearer {token('ent_1')}"}
-    await entered(door, **headers)
+    await authenticate(authenticator, **headers)
     await sqlite.write(entities.delete_entity, "ent_1")
-    door.invalidate()
-    assert (await refusal(door, **headers)).status == 401
+    authenticator.invalidate()
+    assert (await refusal(authenticator, **headers)).status == 401
 
 
 @pytest.mark.spec("8.3")
-async def test_failed_logins_are_limited_and_do_not_affect_verified_callers(door: Authenticator) -> None:
-    await entered(door, x_secret_key=SECRET)
-    problems = [await refusal(door, x_secret_key=f"sk_guess_{number}") for number in range(70)]
+async def test_failed_logins_are_limited_and_do_not_affect_verified_callers(authenticator: Authenticator) -> None:
+    await authenticate(authenticator, x_secret_key=SECRET)
+    problems = [await refusal(authenticator, x_secret_key=f"sk_guess_{number}") for number in range(70)]
     assert [problem.status for problem in problems[:60]] == [401] * 60
     assert problems[-1].status == 429
     assert int(dict(problems[-1].headers)[b"retry-after"]) >= 1
-    door.invalidate()
-    assert isinstance(await entered(door, x_secret_key=SECRET), SecretKeyCaller)
-    assert (await refusal(door, "192.0.2.7", x_secret_key="sk_guess")).status == 401
+    authenticator.invalidate()
+    assert isinstance(await authenticate(authenticator, x_secret_key=SECRET), SecretKeyCaller)
+    assert (await refusal(authenticator, "192.0.2.7", x_secret_key="sk_guess")).status == 401
 
 
-async def test_a_local_key_is_not_stored(sqlite: Ledger, door: Authenticator) -> None:
-    key = door.create_local_key()
-    assert isinstance(await entered(door, x_secret_key=key), SecretKeyCaller)
+async def test_a_local_key_is_not_stored(sqlite: Ledger, authenticator: Authenticator) -> None:
+    key = authenticator.create_local_key()
+    assert isinstance(await authenticate(authenticator, x_secret_key=key), SecretKeyCaller)
     assert await sqlite.read(rows.list_keys) == []
     other = await Authenticator.open(sqlite, ServerSettings())
     assert (await refusal(other, x_secret_key=key)).status == 401
@@ -322,24 +326,28 @@ async def test_a_padded_key_is_not_cached(sqlite: Ledger) -> None:
     who = await Authenticator.open(sqlite, ServerSettings())
     _, key = await keys.create_key(sqlite, "secret", "one")
     for spaces in range(10_000, 10_010):
-        assert isinstance(await entered(who, authorization=f"Bearer{' ' * spaces}{key}"), SecretKeyCaller)
+        assert isinstance(await authenticate(who, authorization=f"Bearer{' ' * spaces}{key}"), SecretKeyCaller)
     assert who.cached_count == 0
 
 
 @pytest.mark.spec("8.3")
-async def test_failed_logins_affect_neither_tokens_nor_the_local_key(sqlite: Ledger, door: Authenticator) -> None:
+async def test_failed_logins_affect_neither_tokens_nor_the_local_key(
+    sqlite: Ledger, authenticator: Authenticator
+) -> None:
     await sqlite.write(entities.create_entity, "ann", "human", "Ann", {})
-    local = door.create_local_key()
+    local = authenticator.create_local_key()
     for number in range(100):
-        await refusal(door, x_secret_key=f"sk_guess_{number}")
-    assert (await refusal(door, x_secret_key=SECRET)).status == 429
-    assert isinstance(await entered(door, x_public_key=PUBLIC, authorization=f"Bearer {token('ann')}"), EntityCaller)
-    assert isinstance(await entered(door, authorization=f"Bearer {local}"), SecretKeyCaller)
+        await refusal(authenticator, x_secret_key=f"sk_guess_{number}")
+    assert (await refusal(authenticator, x_secret_key=SECRET)).status == 429
+    assert isinstance(
+        await authenticate(authenticator, x_public_key=PUBLIC, authorization=f"Bearer {token('ann')}"), EntityCaller
+    )
+    assert isinstance(await authenticate(authenticator, authorization=f"Bearer {local}"), SecretKeyCaller)
 
 
 @pytest.mark.spec("8.3")
-async def test_expired_tokens_are_not_counted_as_failed_logins(door: Authenticator) -> None:
+async def test_expired_tokens_are_not_counted_as_failed_logins(authenticator: Authenticator) -> None:
     for number in range(100):
         expired = token("ann", exp=1_000 + number)
-        assert (await refusal(door, x_public_key=PUBLIC, authorization=f"Bearer {expired}")).status == 401
-    assert isinstance(await entered(door, x_secret_key=SECRET), SecretKeyCaller)
+        assert (await refusal(authenticator, x_public_key=PUBLIC, authorization=f"Bearer {expired}")).status == 401
+    assert isinstance(await authenticate(authenticator, x_secret_key=SECRET), SecretKeyCaller)

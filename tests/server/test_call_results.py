@@ -1,4 +1,4 @@
-"""Calls over HTTP that are asked for again, canceled, or whose callers go away."""
+"""Calls over HTTP that are repeated, canceled, or whose client disconnects."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ async def api(gateway: Gateway) -> AsyncIterator[ApiClient]:
         yield someone
 
 
-async def _waiting(gateway: Gateway, call_id: str) -> None:
-    """Waits until someone waits for a call."""
+async def _wait_for_waiter(gateway: Gateway, call_id: str) -> None:
+    """Waits until a request waits for the call."""
     offered = gateway.waiters.register("offers:fetch")
     if not gateway.pending_calls.waiting_count:
         await offered
@@ -54,7 +54,7 @@ async def test_a_result_without_an_inbox_is_returned_to_a_repeated_call(api: Api
 @pytest.mark.spec("12.1")
 async def test_a_waiting_call_is_canceled_at_once(gateway: Gateway, api: ApiClient) -> None:
     calling = asyncio.create_task(api.post("/api/tools/fetch/call", {"callId": "call_mine"}))
-    await _waiting(gateway, "call_mine")
+    await _wait_for_waiter(gateway, "call_mine")
     canceled = await api.post("/api/calls/call_mine/cancel")
     assert (canceled.status, canceled.data["status"]) == (200, "canceled")
     assert (await calling).data["errorKind"] == "canceled"
@@ -71,7 +71,7 @@ async def test_a_result_for_a_disconnected_caller_goes_to_the_inbox(
     run = await api.create("/api/runs", agentEntityId="bot")
     body = {"name": "fetch", "callId": "call_mine"}
     calling = asyncio.create_task(api.post(f"/api/runs/{run['id']}/calls", body, headers={"accept": accept}))
-    await _waiting(gateway, "call_mine")
+    await _wait_for_waiter(gateway, "call_mine")
     calling.cancel()
     await asyncio.gather(calling, return_exceptions=True)
     await api.create("/api/calls/call_mine/result", result="here")

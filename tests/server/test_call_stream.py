@@ -1,4 +1,4 @@
-"""Calls as streams, for readers who do not read."""
+"""Streamed calls whose client does not read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from toolspace.server.gateway import Gateway
 
 
 class Flood(ToolProvider):
-    """A tool that never stops talking."""
+    """A tool that produces output without end."""
 
     kind = "flood"
     namespace = ""

@@ -102,17 +102,20 @@ async def test_only_processes_of_the_same_configuration_are_asked(config: Path, 
 
 async def test_a_gateway_gives_its_own_user_its_url_and_a_key(config: Path, state: Path, tmp_path: Path) -> None:
     environ = {**os.environ, "TOOLSPACE_STORAGE_DIR": str(state)}
-    door = control_socket.LocalGateway("http://127.0.0.1:8787", "sk_only_in_memory")
+    local_gateway = control_socket.LocalGateway("http://127.0.0.1:8787", "sk_only_in_memory")
     (tmp_path / "other.yaml").write_text("")
 
     async with running(config, state):
         assert await control_socket.find_gateway(state, config) is None
-        async with Toolspace.open(config, environ=environ) as ts, control_socket.serve_control_socket(ts, door):
+        async with (
+            Toolspace.open(config, environ=environ) as ts,
+            control_socket.serve_control_socket(ts, local_gateway),
+        ):
             gateway = await control_socket.find_gateway(state, config)
             elsewhere = await control_socket.find_gateway(state, tmp_path / "other.yaml")
             files = [path for path in state.rglob("*") if path.is_file() and b"only_in_memory" in path.read_bytes()]
 
-    assert gateway == elsewhere == door
+    assert gateway == elsewhere == local_gateway
     assert files == []
     assert "only_in_memory" not in repr(gateway)
     assert await control_socket.find_gateway(state, config) is None
@@ -149,7 +152,7 @@ async def test_an_invalid_request_gets_a_short_response_and_has_no_effect(
         writer.write_eof()
         try:
             answer = await reader.read()
-        except ConnectionResetError:  # It did not read to the end of what is too long.
+        except ConnectionResetError:  # The server does not read all of a request that is too long.
             answer = b""
         writer.close()
         [status] = await control_socket.ask_processes(state, config, ControlRequest("status"))
@@ -196,13 +199,13 @@ async def test_a_killed_process_leaves_no_socket_and_no_server(config: Path, tmp
     await process.wait()
 
     for _ in range(600):
-        if not sockets(state) and not _lives(server):
+        if not sockets(state) and not _is_alive(server):
             break
         await asyncio.sleep(0.05)
-    assert (sockets(state), _lives(server)) == ([], False)
+    assert (sockets(state), _is_alive(server)) == ([], False)
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""The first minute: a gateway without agents has one to try things out with, over the real tools."""
+"""The demo agent of a gateway without configured agents, with real tools."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.spec("11.7")
 
 
 @asynccontextmanager
-async def lobby(folder: Path, environ: Mapping[str, str] | None = None) -> AsyncIterator[ToolspaceClient]:
-    """A client of a gateway that nobody configured any agent for."""
+async def lobby_client(folder: Path, environ: Mapping[str, str] | None = None) -> AsyncIterator[ToolspaceClient]:
+    """A client of a gateway without configured agents."""
     path = write_config(folder, demo=True, storage={"dir": str(folder / "state")})
     async with (
         Gateway.open(path, environ=environ or {}) as gateway,
@@ -38,13 +38,13 @@ async def lobby(folder: Path, environ: Mapping[str, str] | None = None) -> Async
 
 
 async def answer(client: ToolspaceClient, text: str) -> Message:
-    """What the demo says next after a person said something."""
+    """Posts a message and returns the demo agent's next message."""
     message = await client.spaces.send_message(LOBBY_SPACE_ID, text, entity_id=YOU_ENTITY_ID)
-    return await spoken(client, message.seq)
+    return await next_message(client, message.seq)
 
 
-async def spoken(client: ToolspaceClient, after: int) -> Message:
-    """The first message of the demo behind a place."""
+async def next_message(client: ToolspaceClient, after: int) -> Message:
+    """The demo agent's first message after a number."""
     async with asyncio.timeout(30), client.spaces.subscribe(LOBBY_SPACE_ID, from_start=True) as events:
         async for event in events:
             if event.type == "message.done":
@@ -59,7 +59,7 @@ async def pending(client: ToolspaceClient) -> Any:
 
 
 async def test_the_demo_agent_greets_in_the_lobby_and_streams_its_text(tmp_path: Path) -> None:
-    async with lobby(tmp_path) as client:
+    async with lobby_client(tmp_path) as client:
         assert (await answer(client, "hello")).content == GREETING
         deltas = ""
         async with asyncio.timeout(30), client.spaces.subscribe(LOBBY_SPACE_ID, from_start=True) as events:
@@ -75,7 +75,7 @@ async def test_the_demo_agent_greets_in_the_lobby_and_streams_its_text(tmp_path:
 
 
 async def test_the_demo_agent_uses_real_tools_in_its_own_folder_only(tmp_path: Path) -> None:
-    async with lobby(tmp_path) as client:
+    async with lobby_client(tmp_path) as client:
         assert "Ann orders the signs" in (await answer(client, "read meeting.md")).content
         assert (await answer(client, "what time is it in Tokyo?")).content.endswith("in Asia/Tokyo.")
         runs = await client.agents.list_runs(DEMO_AGENT_ID)
@@ -86,7 +86,7 @@ async def test_the_demo_agent_uses_real_tools_in_its_own_folder_only(tmp_path: P
 
 @pytest.mark.spec("6.1")
 async def test_a_chart_is_shown_in_the_space(tmp_path: Path) -> None:
-    async with lobby(tmp_path) as client:
+    async with lobby_client(tmp_path) as client:
         await answer(client, "chart the sales")
         calls = [
             message for message in (await client.spaces.list_messages(LOBBY_SPACE_ID)).items if message.kind == "tool"
@@ -101,13 +101,13 @@ async def test_the_demo_agent_asks_before_it_deletes_and_continues_in_a_later_cy
     tmp_path: Path, confirmed: bool
 ) -> None:
     draft = tmp_path / "state" / "demo" / "drafts" / "old-plan.txt"
-    async with lobby(tmp_path) as client:
+    async with lobby_client(tmp_path) as client:
         question = await answer(client, "clean up the drafts")
         call = await pending(client)
         assert draft.exists()
-    async with lobby(tmp_path) as client:  # The answer may come after any number of restarts.
+    async with lobby_client(tmp_path) as client:  # The result may be submitted after any number of restarts.
         await client.tools.submit_result(LOBBY_SPACE_ID, call.run_id, call.call_id, {"confirmed": confirmed})
-        texts = await spoken(client, question.seq)
+        texts = await next_message(client, question.seq)
     assert texts.content.startswith("Deleted drafts/old-plan.txt" if confirmed else "All right, I keep")
     assert draft.exists() is not confirmed
 
@@ -115,19 +115,19 @@ async def test_the_demo_agent_asks_before_it_deletes_and_continues_in_a_later_cy
 @pytest.mark.spec("9.2")
 @pytest.mark.spec("9.4")
 async def test_the_demo_agent_remembers_after_a_restart_and_reminds_at_the_time(tmp_path: Path) -> None:
-    async with lobby(tmp_path) as client:
+    async with lobby_client(tmp_path) as client:
         await answer(client, "remember that I like tea")
         reply = await answer(client, "remind me in 1 second to stretch")
-    async with lobby(tmp_path) as client:
-        assert (await spoken(client, reply.seq)).content == "A reminder: stretch"
+    async with lobby_client(tmp_path) as client:
+        assert (await next_message(client, reply.seq)).content == "A reminder: stretch"
         assert "I like tea" in (await answer(client, "what do you remember?")).content
 
 
 async def test_a_second_start_changes_no_demo_file(tmp_path: Path) -> None:
-    async with lobby(tmp_path) as client:
+    async with lobby_client(tmp_path) as client:
         await client.entities.update(YOU_ENTITY_ID, name="Ann")
         (tmp_path / "state" / "demo" / "welcome.txt").unlink()
-    async with lobby(tmp_path) as client:
+    async with lobby_client(tmp_path) as client:
         assert (await client.entities.get(YOU_ENTITY_ID)).name == "Ann"
         assert {member.entity_id for member in await client.spaces.list_members(LOBBY_SPACE_ID)} == {
             YOU_ENTITY_ID,

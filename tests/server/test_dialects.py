@@ -1,4 +1,4 @@
-"""The dialects, read by the packages whose languages they are: the AI SDK's parser, AG-UI's verifier."""
+"""The dialects, read by the official packages: the AI SDK's parser and AG-UI's verifier."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORMATS = (UI_MESSAGE_STREAM, AG_UI)
 
 
 def read_by_peers(*streams: tuple[Dialect, bytes]) -> list[Any]:
-    """What the packages themselves make of streams."""
+    """Reads streams with the official packages."""
     cases = json.dumps([{"format": dialect.name, "text": text.decode()} for dialect, text in streams])
     command = [str(node()), "--input-type=module", "--eval", CHECK.read_text()]
     done = subprocess.run(
@@ -53,8 +53,8 @@ def translator_of(feed: SharedFeed) -> Translator | None:
     return feed.dialect.translator(feed.stream) if feed.dialect.translator else None
 
 
-def said(dialect: Dialect, events: list[StoredEvent], *, audience: Viewer = "secret", joins: int = 0) -> bytes:
-    """What a reader reads who came after so many of the events."""
+def read_stream(dialect: Dialect, events: list[StoredEvent], *, audience: Viewer = "secret", joins: int = 0) -> bytes:
+    """The frames of a subscriber that joined after this many events."""
     feed = feed_of(dialect, audience)
     translator = translator_of(feed)
     frames: list[bytes] = []
@@ -68,7 +68,7 @@ def said(dialect: Dialect, events: list[StoredEvent], *, audience: Viewer = "sec
 
 
 class Script:
-    """Writes events down as they happen in a space."""
+    """Builds the events of a space."""
 
     def __init__(self) -> None:
         self.events: list[StoredEvent] = []
@@ -119,7 +119,7 @@ def script() -> Script:
 
 
 def part(message: Any, type: str) -> Any:
-    """The one part of a UI message of this type."""
+    """Returns the only part of this type in a UI message."""
     (match,) = [part for part in message["parts"] if part["type"] == type]
     return match
 
@@ -141,7 +141,7 @@ def test_the_ai_sdk_reads_a_run_with_streamed_input_partial_results_and_text(scr
     script.delta("msg_1", "cold.")
     script.message_done("msg_1", "It is cold.", "run_1")
     script.run_done("run_1", usage={"inputTokens": 3})
-    answer = read(UI_MESSAGE_STREAM, said(UI_MESSAGE_STREAM, script.events))
+    answer = read(UI_MESSAGE_STREAM, read_stream(UI_MESSAGE_STREAM, script.events))
     assert answer["types"] == [
         "start",
         "tool-input-start", "tool-input-delta", "tool-input-delta", "tool-input-available",
@@ -165,7 +165,7 @@ def test_the_ai_sdk_gets_approval_requests_and_their_outcome(script: Script) -> 
     script.tool_done("yes", None)
     script.tool_done("no", {"approved": False})
     script.tool_error("late", "Tool expired")
-    answer = read(UI_MESSAGE_STREAM, said(UI_MESSAGE_STREAM, script.events))
+    answer = read(UI_MESSAGE_STREAM, read_stream(UI_MESSAGE_STREAM, script.events))
     states = {part["toolCallId"]: part for part in answer["message"]["parts"]}
     assert {id: part["state"] for id, part in states.items()} == {
         "yes": "output-available",
@@ -176,7 +176,7 @@ def test_the_ai_sdk_gets_approval_requests_and_their_outcome(script: Script) -> 
     assert states["open"]["approval"] == {"id": "open"}
     assert states["open"]["input"] == {"city": "Oslo"}
     assert states["late"]["errorText"] == "Tool expired"
-    assert "providerExecuted" not in states["open"]  # It is for the client to execute.
+    assert "providerExecuted" not in states["open"]  # The client executes it.
 
 
 @pytest.mark.spec("7.5")
@@ -188,7 +188,7 @@ def test_the_ai_sdk_gets_a_result_that_arrives_during_another_run(script: Script
     script.message("msg_1")
     script.message_done("msg_1", "Hello")
     script.tool_done("call_1", True)
-    answer = read(UI_MESSAGE_STREAM, said(UI_MESSAGE_STREAM, script.events))
+    answer = read(UI_MESSAGE_STREAM, read_stream(UI_MESSAGE_STREAM, script.events))
     assert part(answer["message"], "tool-confirm")["output"] is True
     assert part(answer["message"], "text")["text"] == "Hello"
 
@@ -209,12 +209,12 @@ def test_a_subscriber_that_joins_late_gets_what_is_open(script: Script) -> None:
     script.tool_done("call_0", "of a call that nobody remembers")
     script.message_done("msg_1", "It is.", "run_1")
     script.run_done("run_1")
-    answer = read(UI_MESSAGE_STREAM, said(UI_MESSAGE_STREAM, script.events, joins=joins))
+    answer = read(UI_MESSAGE_STREAM, read_stream(UI_MESSAGE_STREAM, script.events, joins=joins))
     outputs = {part["toolCallId"]: part["output"] for part in answer["message"]["parts"] if "toolCallId" in part}
     assert outputs == {"call_1": 1, "call_2": 2}
     assert part(answer["message"], "text")["text"] == "It is."
     assert part(answer["message"], "data-tool-done")["data"]["toolCallId"] == "call_0"
-    answer = read(AG_UI, said(AG_UI, script.events, joins=joins))
+    answer = read(AG_UI, read_stream(AG_UI, script.events, joins=joins))
     assert answer["types"][:2] == ["RUN_STARTED", "TEXT_MESSAGE_START"]
     texts = [message["content"] for message in answer["messages"] if message["id"] == "msg_1"]
     assert texts == ["It is."]
@@ -228,10 +228,10 @@ def test_the_ai_sdk_gets_discarded_text_marked_as_void(script: Script) -> None:
     script.delta("msg_1", "", restart=True)
     script.delta("msg_1", "It is")
     script.message_done("msg_1", "It is cold.", "run_1")
-    answer = read(UI_MESSAGE_STREAM, said(UI_MESSAGE_STREAM, script.events))
+    answer = read(UI_MESSAGE_STREAM, read_stream(UI_MESSAGE_STREAM, script.events))
     void, text = answer["message"]["parts"]
     assert (void["text"], void["providerMetadata"]["toolspace"]["void"]) == ("It is w", True)
-    assert (text["text"], text["state"]) == ("It is cold.", "done")  # With what no delta said.
+    assert (text["text"], text["state"]) == ("It is cold.", "done")  # With the text that no delta had.
     assert text["providerMetadata"]["toolspace"]["status"] == "complete"
 
 
@@ -245,8 +245,8 @@ def test_the_ai_sdk_reads_a_message_that_failed_and_was_written_again(script: Sc
     script.message_done("msg_1", "Snow.", "run_1")
     script.message("msg_2", "run_1")
     script.delta("msg_2", "Rain")
-    script.message_done("msg_2", "Hail.", "run_1")  # Not what was streamed: what is kept is right.
-    answer = read(UI_MESSAGE_STREAM, said(UI_MESSAGE_STREAM, script.events))
+    script.message_done("msg_2", "Hail.", "run_1")  # The stored text, not the streamed one.
+    answer = read(UI_MESSAGE_STREAM, read_stream(UI_MESSAGE_STREAM, script.events))
     parts = [(part["text"], part["providerMetadata"]["toolspace"]) for part in answer["message"]["parts"]]
     assert [text for text, _ in parts] == ["It i", "Snow.", "Rain", "Hail."]
     assert [ours.get("void") or ours["status"] for _, ours in parts] == ["error", "complete", True, "complete"]
@@ -272,13 +272,13 @@ def test_ag_ui_gets_a_restarted_text_under_another_id(script: Script) -> None:
     script.delta("msg_2", "Snow.")
     script.message_done("msg_2", "Snow.", "run_1")
     script.run_done("run_1")
-    answer = read(AG_UI, said(AG_UI, script.events))
+    answer = read(AG_UI, read_stream(AG_UI, script.events))
     texts = {
         message["id"]: message["content"] for message in answer["messages"] if isinstance(message.get("content"), str)
     }
     assert texts == {"msg_1": "It is w", "msg_1.2": "It is cold.", "msg_2": "Ra", "msg_2.2": "Snow."}
     assert answer["types"].count("TEXT_MESSAGE_START") == answer["types"].count("TEXT_MESSAGE_END") == 4
-    answer = read(AG_UI, said(AG_UI, script.events, joins=joins))
+    answer = read(AG_UI, read_stream(AG_UI, script.events, joins=joins))
     texts = {
         message["id"]: message["content"] for message in answer["messages"] if isinstance(message.get("content"), str)
     }
@@ -299,7 +299,7 @@ def test_ag_ui_reads_a_run(script: Script) -> None:
     script.delta("msg_1", "cold.")
     script.message_done("msg_1", "It is cold.", "run_1")
     script.run_done("run_1")
-    answer = read(AG_UI, said(AG_UI, script.events))
+    answer = read(AG_UI, read_stream(AG_UI, script.events))
     assert answer["types"] == [
         "RUN_STARTED",
         "TOOL_CALL_START", "TOOL_CALL_ARGS", "TOOL_CALL_ARGS", "TOOL_CALL_END", "CUSTOM", "TOOL_CALL_RESULT",
@@ -327,7 +327,7 @@ def test_ag_ui_gets_the_outcome_of_a_run(script: Script, status: str, more: dict
     script.run("run_1")
     script.message("msg_1", "run_1")
     script.run_done("run_1", status, **more)
-    assert read(AG_UI, said(AG_UI, script.events))["types"][-1] == last
+    assert read(AG_UI, read_stream(AG_UI, script.events))["types"][-1] == last
 
 
 @pytest.mark.spec("7.5")
@@ -350,7 +350,7 @@ def test_ag_ui_reads_a_space_with_several_runs_at_once(script: Script) -> None:
     script.message_done("msg_2", "So do I.", "run_2")
     script.run_done("run_2")
     script.tool_done("call_1", "long after")
-    answer = read(AG_UI, said(AG_UI, script.events))
+    answer = read(AG_UI, read_stream(AG_UI, script.events))
     texts = {
         message["id"]: message["content"] for message in answer["messages"] if isinstance(message.get("content"), str)
     }
@@ -358,11 +358,11 @@ def test_ag_ui_reads_a_space_with_several_runs_at_once(script: Script) -> None:
     assert answer["types"].count("RUN_STARTED") == answer["types"].count("RUN_FINISHED")
 
 
-# Whatever happens
+# Any events
 
 
 def anything(seed: int) -> list[StoredEvent]:
-    """Events in an order that no program of ours would give them."""
+    """Events in any order, also in one that the gateway never produces."""
     chance = random.Random(seed)
     script = Script()
     exposures: tuple[Visibility, ...] = ("full", "full", "name", "none")
@@ -405,12 +405,12 @@ def test_the_parsers_of_both_protocols_accept_any_events_from_any_start() -> Non
         events = anything(seed)
         joins = random.Random(-seed).randrange(len(events) + 1) if seed % 2 else 0
         audience: Viewer = "public" if seed % 3 else "secret"
-        streams += [(dialect, said(dialect, events, audience=audience, joins=joins)) for dialect in FORMATS]
+        streams += [(dialect, read_stream(dialect, events, audience=audience, joins=joins)) for dialect in FORMATS]
     for (dialect, text), answer in zip(streams, read_by_peers(*streams), strict=True):
         assert "error" not in answer, (dialect.name, answer, text.decode())
 
 
-# Where a reader was cut off
+# Resuming within an event
 
 
 @pytest.mark.spec("7.4")
@@ -427,7 +427,7 @@ def test_frames_of_one_event_have_partial_ids_and_the_last_has_the_event_id(scri
     assert ids == [*(f"2.{n}" for n in range(len(ids) - 1)), "2"]
 
 
-# What is private
+# Redaction
 
 
 SECRET = "s3cr3t-of-a-prebuilt-tool"
@@ -449,10 +449,10 @@ def test_a_public_subscriber_gets_no_byte_of_the_input_or_output_of_prebuilt_too
     script.add("tool.done", exposure, **named, output={"stored": SECRET}, source="server")
     script.add("tool.error", exposure, **named, error=SECRET, errorKind=SECRET, output=SECRET)
     script.run_done("run_1", "failed", error=SECRET, usage={"model": SECRET})
-    frames = said(dialect, script.events, audience="public", joins=joins)
+    frames = read_stream(dialect, script.events, audience="public", joins=joins)
     assert SECRET.encode() not in frames
     assert (b"call_1" in frames) == (exposure == "name")
-    assert SECRET.encode() in said(dialect, script.events, joins=joins)
+    assert SECRET.encode() in read_stream(dialect, script.events, joins=joins)
 
 
 values = st.recursive(
@@ -476,13 +476,13 @@ def test_a_public_subscriber_gets_no_data_of_the_events_of_prebuilt_tools(
     for type, exposure, data in happened:
         script.add(type, exposure, **{**data, "toolCallId": "call_1", "toolName": "set_goals"})
     for dialect in DIALECTS.values():
-        assert SECRET.encode() not in said(dialect, script.events, audience="public", joins=joins)
+        assert SECRET.encode() not in read_stream(dialect, script.events, audience="public", joins=joins)
 
 
 def test_a_public_subscriber_gets_only_the_id_and_the_name_of_a_prebuilt_call(script: Script) -> None:
     script.tool("call_1", "name")
     script.tool_done("call_1", 1, "name")
-    frames = said(NATIVE, script.events, audience="public").decode()
+    frames = read_stream(NATIVE, script.events, audience="public").decode()
     assert frames == (
         'id: 1\nevent: tool.started\ndata: {"toolCallId":"call_1","toolName":"confirm"}\n\n'
         'id: 2\nevent: tool.done\ndata: {"toolCallId":"call_1","toolName":"confirm"}\n\n'
@@ -494,10 +494,10 @@ def test_members_see_the_input_and_the_output_of_the_tools_that_they_execute(scr
     script.tool("call_1", status="requires_action")
     script.tool_done("call_1", {"answer": 42})
     for dialect in DIALECTS.values():
-        assert said(dialect, script.events, audience="public") == said(dialect, script.events)
+        assert read_stream(dialect, script.events, audience="public") == read_stream(dialect, script.events)
 
 
-# Sharing
+# Sharing a feed
 
 
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda dialect: dialect.name)

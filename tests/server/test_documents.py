@@ -16,27 +16,29 @@ async def agent(api: ApiClient, name: str = "Ada") -> str:
     return f"/api/agents/{new_agent['id']}/documents"
 
 
-async def test_documents_of_an_agent_are_stored_and_found(anywhere: ApiClient) -> None:
-    path = await agent(anywhere)
+async def test_documents_of_an_agent_are_stored_and_found(each_database_api: ApiClient) -> None:
+    path = await agent(each_database_api)
     body = {"title": "FAQ", "text": "Tea is in the kitchen.", "source": "https://example.com/faq", "metadata": {"v": 1}}
-    created = await anywhere.post(path, body)
+    created = await each_database_api.post(path, body)
     assert created.status == 201
     document = created.data
     assert (document["title"], document["size"], document["passages"], document["origin"]) == ("FAQ", 22, 1, "api")
     assert "text" not in document
-    full_document = (await anywhere.get(f"{path}/{document['id']}")).data
+    full_document = (await each_database_api.get(f"{path}/{document['id']}")).data
     assert full_document == {**document, "text": body["text"]}
-    changed = await anywhere.put(f"{path}/{document['id']}", {"title": "FAQ", "text": "Coffee is in the hall."})
+    changed = await each_database_api.put(
+        f"{path}/{document['id']}", {"title": "FAQ", "text": "Coffee is in the hall."}
+    )
     assert (changed.data["source"], changed.data["metadata"]) == (None, {})
-    run = await anywhere.create("/api/runs", agentEntityId=path.split("/")[3])
-    matches = await anywhere.post(
+    run = await each_database_api.create("/api/runs", agentEntityId=path.split("/")[3])
+    matches = await each_database_api.post(
         f"/api/runs/{run['id']}/calls", {"name": "search_knowledge", "args": {"query": "coffee"}}
     )
     assert matches.data["result"]["results"][0]["text"] == "Coffee is in the hall."
-    assert (await anywhere.delete(f"{path}/{document['id']}")).status == 204
-    assert (await anywhere.delete(f"{path}/{document['id']}")).status == 404
-    assert (await anywhere.get(f"{path}/{document['id']}")).status == 404
-    matches = await anywhere.post(
+    assert (await each_database_api.delete(f"{path}/{document['id']}")).status == 204
+    assert (await each_database_api.delete(f"{path}/{document['id']}")).status == 404
+    assert (await each_database_api.get(f"{path}/{document['id']}")).status == 404
+    matches = await each_database_api.post(
         f"/api/runs/{run['id']}/calls", {"name": "search_knowledge", "args": {"query": "coffee"}}
     )
     assert matches.data["result"] == {"results": [], "total": 0}

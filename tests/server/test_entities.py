@@ -11,8 +11,8 @@ from tests.server.gateway_api import ApiClient
 
 @pytest.mark.spec("7.1")
 @pytest.mark.spec("12.1")
-async def test_an_entity_is_created_read_updated_and_deleted(anywhere: ApiClient) -> None:
-    api = anywhere
+async def test_an_entity_is_created_read_updated_and_deleted(each_database_api: ApiClient) -> None:
+    api = each_database_api
     reply = await api.post("/api/entities", {"type": "human", "name": "Ann", "metadata": {"π": [1, None, 2.5]}})
     assert reply.status == 201
     ann = reply.data
@@ -31,9 +31,9 @@ async def test_an_entity_is_created_read_updated_and_deleted(anywhere: ApiClient
         assert ann["id"] in reply.detail
 
 
-async def test_a_chosen_entity_id_is_unique(anywhere: ApiClient) -> None:
+async def test_a_chosen_entity_id_is_unique(each_database_api: ApiClient) -> None:
     body = {"id": "bot-7", "type": "agent", "name": "Bot"}
-    replies = await asyncio.gather(*(anywhere.post("/api/entities", body) for _ in range(5)))
+    replies = await asyncio.gather(*(each_database_api.post("/api/entities", body) for _ in range(5)))
     assert sorted(reply.status for reply in replies) == [201, 409, 409, 409, 409]
     assert "bot-7" in next(reply for reply in replies if reply.status == 409).detail
 
@@ -58,33 +58,33 @@ async def test_an_invalid_entity_is_refused_with_the_reason(api: ApiClient, body
     assert (reply.status, reply.data["path"]) == (400, path)
 
 
-async def test_metadata_is_returned_unchanged(anywhere: ApiClient) -> None:
+async def test_metadata_is_returned_unchanged(each_database_api: ApiClient) -> None:
     odd = b'{"type":"human","name":"x","metadata":{"nul":"a\\u0000b","big":123456789012345678901234567890,"f":0.1}}'
-    created = await anywhere.post("/api/entities", raw=odd)
+    created = await each_database_api.post("/api/entities", raw=odd)
     assert created.status == 201
-    again = await anywhere.get(f"/api/entities/{created.data['id']}")
+    again = await each_database_api.get(f"/api/entities/{created.data['id']}")
     assert again.body == created.body
     assert b'"big":123456789012345678901234567890' in again.body
     assert b'"nul":"a\\u0000b"' in again.body
 
 
 @pytest.mark.spec("12.1")
-async def test_each_entity_is_on_exactly_one_page(anywhere: ApiClient) -> None:
+async def test_each_entity_is_on_exactly_one_page(each_database_api: ApiClient) -> None:
     for number in range(7):
         kind = "agent" if number % 2 else "human"
-        await anywhere.create("/api/entities", id=f"e{number}", type=kind, name=f"E{number}")
+        await each_database_api.create("/api/entities", id=f"e{number}", type=kind, name=f"E{number}")
     ids: list[str] = []
     cursor = ""
     while True:
-        reply = await anywhere.get(f"/api/entities?limit=3{cursor}")
+        reply = await each_database_api.get(f"/api/entities?limit=3{cursor}")
         ids += [entity["id"] for entity in reply.data["items"]]
         if reply.data["next"] is None:
             break
         cursor = f"&cursor={reply.data['next']}"
     assert ids == [f"e{number}" for number in range(7)]
-    agents = (await anywhere.get("/api/entities?type=agent")).data
+    agents = (await each_database_api.get("/api/entities?type=agent")).data
     assert [agent["id"] for agent in agents["items"]] == ["e1", "e3", "e5"]
-    assert [agent["id"] for agent in (await anywhere.get("/api/agents")).data["items"]] == ["e1", "e3", "e5"]
+    assert [agent["id"] for agent in (await each_database_api.get("/api/agents")).data["items"]] == ["e1", "e3", "e5"]
 
 
 @pytest.mark.parametrize("limit", ["0", "501", "-1", "1.5", "x", "9" * 30])

@@ -1,4 +1,4 @@
-"""Configured tools in runs of the gateway, each by who executes it."""
+"""Configured tools of each execution type, in runs of the gateway."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ pytestmark = pytest.mark.spec("6.1")
 
 
 class Agent:
-    """An agent and a person in a space, and calls in a run of the agent."""
+    """An agent and a person in a space, with a run of the agent."""
 
     def __init__(self, api: ApiClient) -> None:
         self.api = api
 
-    async def settle_in(self) -> None:
+    async def create_space(self) -> None:
         self.id = (await self.api.create("/api/entities", type="agent", name="Ada"))["id"]
         self.person = (await self.api.create("/api/entities", type="human", name="Husam"))["id"]
         self.space = (await self.api.create("/api/spaces", name="Room", members=[self.id, self.person]))["id"]
@@ -47,7 +47,7 @@ async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
         path = write_config(tmp_path, tools={"definitions": tools, "overrides": {"goals": {"visible": True}}})
         async with Gateway.open(path) as gateway, open_api(gateway) as api:
             new_agent = Agent(api)
-            await new_agent.settle_in()
+            await new_agent.create_space()
             yield new_agent
 
 
@@ -80,7 +80,7 @@ async def test_a_visible_tool_needs_an_active_space(agent: Agent) -> None:
         assert f'Tool "{name}" is visible but you are not in a space. Call enter_space first.' in error
     alone = (await agent.api.post("/api/tools/confirm/call", {"args": {"question": "Sure?"}})).data
     assert (alone["errorKind"], alone["executed"]) == ("not_permitted", False)
-    assert "open a run there (POST /api/runs)" in alone["error"]  # There is no enter_space outside a run.
+    assert "open a run there (POST /api/runs)" in alone["error"]  # Outside a run there is no enter_space.
     assert "enter_space" not in alone["error"]
     await agent.call("enter_space", spaceId=agent.space)
     assert (await agent.call("fetch")).data["result"] == {}

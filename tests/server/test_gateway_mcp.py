@@ -44,7 +44,7 @@ JWT_SECRET = "a-secret-for-tokens-with-32-characters"
 
 
 class Vault(ToolProvider):
-    """Has instructions that only those should read who may use it."""
+    """A tool whose instructions only allowed keys may read."""
 
     kind = "vault"
     namespace = "vault"
@@ -85,8 +85,8 @@ async def notes_inside(name: str, context: ToolContext) -> Any:
 
 
 @dataclass
-class Door:
-    """A served endpoint, and the parts behind it."""
+class McpFixture:
+    """A served MCP endpoint and its parts."""
 
     url: str
     http: aiohttp.ClientSession
@@ -101,7 +101,7 @@ class Door:
     async def ask(
         self, key: str | None, method: str, params: Mapping[str, Any] | None = None, **more: str
     ) -> tuple[int, Any]:
-        """A request of the stateless era."""
+        """Sends a stateless MCP request."""
         params = dict(params or {})
         headers = {
             "accept": "application/json, text/event-stream",
@@ -126,7 +126,7 @@ class Door:
         return answer
 
     async def session(self, key: str) -> dict[str, Any]:
-        """Opens a session of the handshake era: its headers, and what the server said."""
+        """Opens a handshake session; returns its headers and the server's response."""
         headers = {
             "accept": "application/json, text/event-stream",
             "content-type": "application/json",
@@ -136,7 +136,7 @@ class Door:
         body = json.dumps({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params})
         async with self.http.post(self.url, data=io.BytesIO(body.encode()), headers=headers) as answer:
             assert answer.status == 200
-            return {**headers, "mcp-session-id": answer.headers["mcp-session-id"], "said": await _message(answer)}
+            return {**headers, "mcp-session-id": answer.headers["mcp-session-id"], "response": await _message(answer)}
 
 
 async def _message(answer: aiohttp.ClientResponse) -> Any:
@@ -150,7 +150,7 @@ def text_of(answer: dict[str, Any]) -> str:
     return answer["result"]["content"][0]["text"]
 
 
-async def opened(tmp_path: Path, server: ServerSettings) -> AsyncIterator[Door]:
+async def opened(tmp_path: Path, server: ServerSettings) -> AsyncIterator[McpFixture]:
     ledger = Ledger(await SqliteDatabase.open(tmp_path / "toolspace.db"))
     authenticator = await Authenticator.open(ledger, server)
     tool_keys, usage = ToolKeyPolicy(), KeyUsage(ledger)
@@ -168,135 +168,135 @@ async def opened(tmp_path: Path, server: ServerSettings) -> AsyncIterator[Door]:
         mount,
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(20)) as http,
     ):
-        yield Door(url, http, ledger, authenticator, usage)
+        yield McpFixture(url, http, ledger, authenticator, usage)
     await ledger.aclose()
 
 
 @pytest.fixture
-async def door(tmp_path: Path) -> AsyncIterator[Door]:
-    async for opened_door in opened(tmp_path, ServerSettings(public_key="pk_0123456789abcdef", jwt_secret=JWT_SECRET)):
-        yield opened_door
+async def mcp(tmp_path: Path) -> AsyncIterator[McpFixture]:
+    async for fixture in opened(tmp_path, ServerSettings(public_key="pk_0123456789abcdef", jwt_secret=JWT_SECRET)):
+        yield fixture
 
 
 @pytest.mark.spec("12.3")
-async def test_a_secret_key_sees_and_calls_every_tool(door: Door) -> None:
-    key = await door.key("secret")
-    assert await door.tools(key) >= {"notes_read", "notes_drop", "notes_inside", "vault__open"}
-    assert text_of(await door.call(key, "vault__open")) == "gold"
+async def test_a_secret_key_sees_and_calls_every_tool(mcp: McpFixture) -> None:
+    key = await mcp.key("secret")
+    assert await mcp.tools(key) >= {"notes_read", "notes_drop", "notes_inside", "vault__open"}
+    assert text_of(await mcp.call(key, "vault__open")) == "gold"
 
 
 @pytest.mark.spec("12.3")
-async def test_a_tool_key_sees_and_calls_only_its_allowed_tools(door: Door) -> None:
-    key = await door.key(tools_allowed=("notes_*",), tools_denied=("*_drop",))
-    assert await door.tools(key) == {"notes_read", "notes_inside", "notes_long"}
-    assert "result" in await door.call(key, "notes_read")
+async def test_a_tool_key_sees_and_calls_only_its_allowed_tools(mcp: McpFixture) -> None:
+    key = await mcp.key(tools_allowed=("notes_*",), tools_denied=("*_drop",))
+    assert await mcp.tools(key) == {"notes_read", "notes_inside", "notes_long"}
+    assert "result" in await mcp.call(key, "notes_read")
     for name in ("notes_drop", "vault__open"):
-        answer = await door.call(key, name)
+        answer = await mcp.call(key, name)
         assert answer["result"]["isError"]
         assert "this key may not use" in text_of(answer)
         assert "gold" not in json.dumps(answer)
 
 
 @pytest.mark.spec("12.3")
-async def test_a_denied_tool_cannot_be_called_through_another_tool(door: Door) -> None:
-    key = await door.key(tools_denied=("vault__*",))
+async def test_a_denied_tool_cannot_be_called_through_another_tool(mcp: McpFixture) -> None:
+    key = await mcp.key(tools_denied=("vault__*",))
     for name in ("vault__open", "vault.open", "open", "VAULT__OPEN"):
-        inside = text_of(await door.call(key, "notes_inside", name=name))
+        inside = text_of(await mcp.call(key, "notes_inside", name=name))
         assert "gold" not in inside
-        assert "gold" not in json.dumps(await door.call(key, name))
+        assert "gold" not in json.dumps(await mcp.call(key, name))
         batch = {"calls": [{"id": "1", "tool": name, "parameters": {}}]}
-        assert "gold" not in json.dumps(await door.call(key, "agent__batch", **batch))
-    matches = await door.call(key, "agent__find_tools", query="open the vault")
+        assert "gold" not in json.dumps(await mcp.call(key, "agent__batch", **batch))
+    matches = await mcp.call(key, "agent__find_tools", query="open the vault")
     assert "vault__open" not in json.dumps(matches)
 
 
 @pytest.mark.spec("12.3")
-async def test_list_changes_are_sent_only_for_tools_that_the_key_may_use(door: Door) -> None:
-    outside, inside = await door.key(tools_allowed=("notes_*",)), await door.key(tools_allowed=("vault__*",))
-    assert "picture" in json.dumps((await door.session(inside))["said"])
-    assert "picture" not in json.dumps((await door.session(outside))["said"])
-    assert "picture" in json.dumps((await door.ask(inside, "server/discover"))[1])
-    assert "picture" not in json.dumps((await door.ask(outside, "server/discover"))[1])
-    unknown = await door.call(outside, "vault__opne")
+async def test_list_changes_are_sent_only_for_tools_that_the_key_may_use(mcp: McpFixture) -> None:
+    outside, inside = await mcp.key(tools_allowed=("notes_*",)), await mcp.key(tools_allowed=("vault__*",))
+    assert "picture" in json.dumps((await mcp.session(inside))["response"])
+    assert "picture" not in json.dumps((await mcp.session(outside))["response"])
+    assert "picture" in json.dumps((await mcp.ask(inside, "server/discover"))[1])
+    assert "picture" not in json.dumps((await mcp.ask(outside, "server/discover"))[1])
+    unknown = await mcp.call(outside, "vault__opne")
     assert "vault__open" not in json.dumps(unknown)
 
 
 @pytest.mark.spec("12.3")
-async def test_each_key_is_its_own_user_and_may_act_for_an_agent(door: Door) -> None:
-    first_key, other = await door.key(), await door.key(agent_entity_id="ent_agent")
-    first, second = [json.loads(text_of(await door.call(key, "notes_read"))) for key in (first_key, other)]
+async def test_each_key_is_its_own_user_and_may_act_for_an_agent(mcp: McpFixture) -> None:
+    first_key, other = await mcp.key(), await mcp.key(agent_entity_id="ent_agent")
+    first, second = [json.loads(text_of(await mcp.call(key, "notes_read"))) for key in (first_key, other)]
     assert first["user"] != second["user"]
     assert first["session"] != second["session"]
     assert first["agent"] is None
     assert second["agent"] == "ent_agent"
 
 
-async def test_stored_outputs_of_a_key_are_only_its_own(door: Door) -> None:
-    first_key, other = await door.key("secret"), await door.key("secret")
-    answer = await door.call(first_key, "notes_long")
+async def test_stored_outputs_of_a_key_are_only_its_own(mcp: McpFixture) -> None:
+    first_key, other = await mcp.key("secret"), await mcp.key("secret")
+    answer = await mcp.call(first_key, "notes_long")
     (link,) = (part for part in answer["result"]["content"] if part["type"] == "resource_link")
-    status, read = await door.ask(first_key, "resources/read", {"uri": link["uri"]})
+    status, read = await mcp.ask(first_key, "resources/read", {"uri": link["uri"]})
     assert status == 200
     assert "a long line" in json.dumps(read)
-    _, refused = await door.ask(other, "resources/read", {"uri": link["uri"]})
+    _, refused = await mcp.ask(other, "resources/read", {"uri": link["uri"]})
     assert "error" in refused
     assert "a long line" not in json.dumps(refused)
-    assert (await door.ask(other, "resources/list"))[1]["result"]["resources"] == []
+    assert (await mcp.ask(other, "resources/list"))[1]["result"]["resources"] == []
     handle = link["uri"].removeprefix("toolspace://outputs/")
-    assert "a long line" not in json.dumps(await door.call(other, "agent__read_output", handle=handle))
+    assert "a long line" not in json.dumps(await mcp.call(other, "agent__read_output", handle=handle))
 
 
-async def test_a_session_is_for_the_key_that_opened_it(door: Door) -> None:
-    first_key, other = await door.key(), await door.key()
-    session = await door.session(first_key)
-    session.pop("said")
+async def test_a_session_is_for_the_key_that_opened_it(mcp: McpFixture) -> None:
+    first_key, other = await mcp.key(), await mcp.key()
+    session = await mcp.session(first_key)
+    session.pop("response")
     listing = json.dumps({"jsonrpc": "2.0", "id": 5, "method": "tools/list"})
-    async with door.http.post(door.url, data=io.BytesIO(listing.encode()), headers=session) as answer:
+    async with mcp.http.post(mcp.url, data=io.BytesIO(listing.encode()), headers=session) as answer:
         assert answer.status == 200
     stolen = {**session, "authorization": f"Bearer {other}"}
-    async with door.http.post(door.url, data=io.BytesIO(listing.encode()), headers=stolen) as answer:
+    async with mcp.http.post(mcp.url, data=io.BytesIO(listing.encode()), headers=stolen) as answer:
         assert answer.status == 404
-    async with door.http.delete(door.url, headers=stolen) as answer:
+    async with mcp.http.delete(mcp.url, headers=stolen) as answer:
         assert answer.status == 404
 
 
 @pytest.mark.spec("8.1")
-async def test_other_credentials_are_refused(door: Door) -> None:
-    await door.ledger.write(entities.create_entity, "ent_1", "human", "Ann", {})
+async def test_other_credentials_are_refused(mcp: McpFixture) -> None:
+    await mcp.ledger.write(entities.create_entity, "ent_1", "human", "Ann", {})
     token = jwt.encode({"sub": "ent_1", "exp": int(time.time()) + 60}, JWT_SECRET, algorithm="HS256")
-    assert (await door.ask(None, "tools/list"))[0] == 401
-    assert (await door.ask("sk_wrong", "tools/list"))[0] == 401
-    assert (await door.ask(token, "tools/list"))[0] == 401
-    status, answer = await door.ask(token, "tools/list", **{"x-public-key": "pk_0123456789abcdef"})
+    assert (await mcp.ask(None, "tools/list"))[0] == 401
+    assert (await mcp.ask("sk_wrong", "tools/list"))[0] == 401
+    assert (await mcp.ask(token, "tools/list"))[0] == 401
+    status, answer = await mcp.ask(token, "tools/list", **{"x-public-key": "pk_0123456789abcdef"})
     assert status == 403
     assert "public" in answer["error"]["message"]
-    revoked = await door.key()
-    (record,) = await door.ledger.read(key_rows.list_keys)
-    await keys.revoke_key(door.ledger, record.id, has_other_access=True)
-    assert (await door.ask(revoked, "tools/list"))[0] == 401
+    revoked = await mcp.key()
+    (record,) = await mcp.ledger.read(key_rows.list_keys)
+    await keys.revoke_key(mcp.ledger, record.id, has_other_access=True)
+    assert (await mcp.ask(revoked, "tools/list"))[0] == 401
 
 
-async def test_a_stream_ends_when_its_key_is_revoked(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    key = await door.key()
-    (record,) = await door.ledger.read(key_rows.list_keys)
-    session = await door.session(key)
-    session.pop("said")
-    async with door.http.get(door.url, headers={**session, "accept": "text/event-stream"}) as stream:
+async def test_a_stream_ends_when_its_key_is_revoked(mcp: McpFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = await mcp.key()
+    (record,) = await mcp.ledger.read(key_rows.list_keys)
+    session = await mcp.session(key)
+    session.pop("response")
+    async with mcp.http.get(mcp.url, headers={**session, "accept": "text/event-stream"}) as stream:
         assert stream.status == 200
-        await keys.revoke_key(door.ledger, record.id, has_other_access=True)
-        door.authenticator.invalidate()
+        await keys.revoke_key(mcp.ledger, record.id, has_other_access=True)
+        mcp.authenticator.invalidate()
         async with asyncio.timeout(15):
             await stream.content.read()
 
 
-async def test_calls_are_counted_for_their_key(door: Door) -> None:
-    first_key, other = await door.key(), await door.key(tools_denied=("notes_drop",))
+async def test_calls_are_counted_for_their_key(mcp: McpFixture) -> None:
+    first_key, other = await mcp.key(), await mcp.key(tools_denied=("notes_drop",))
     for _ in range(3):
-        await door.call(first_key, "notes_read")
-    await door.call(first_key, "notes_inside", name="notes_read")
-    await door.call(other, "notes_drop")
-    await door.usage.flush()
-    records = {record.hint: record for record in await door.ledger.read(key_rows.list_keys)}
+        await mcp.call(first_key, "notes_read")
+    await mcp.call(first_key, "notes_inside", name="notes_read")
+    await mcp.call(other, "notes_drop")
+    await mcp.usage.flush()
+    records = {record.hint: record for record in await mcp.ledger.read(key_rows.list_keys)}
     assert (records[keys.key_hint(first_key)].calls, records[keys.key_hint(first_key)].failed) == (4, 0)
     assert (records[keys.key_hint(other)].calls, records[keys.key_hint(other)].failed) == (1, 1)
     assert records[keys.key_hint(first_key)].last_used_at is not None
@@ -305,38 +305,38 @@ async def test_calls_are_counted_for_their_key(door: Door) -> None:
 @pytest.mark.spec("8.3")
 async def test_rate_limits_apply_to_the_mcp_endpoint(tmp_path: Path) -> None:
     server = ServerSettings(secret_rate_limit=RateSetting(count=1, seconds=60.0), max_body_bytes=2000)
-    async for door in opened(tmp_path, server):
-        key = await door.key("secret")
-        assert (await door.ask(key, "tools/call", {"name": "notes_read", "arguments": {"x": "y" * 3000}}))[0] == 413
-        assert (await door.ask(key, "tools/list"))[0] == 200
-        status, answer = await door.ask(key, "tools/list")
+    async for mcp in opened(tmp_path, server):
+        key = await mcp.key("secret")
+        assert (await mcp.ask(key, "tools/call", {"name": "notes_read", "arguments": {"x": "y" * 3000}}))[0] == 413
+        assert (await mcp.ask(key, "tools/list"))[0] == 200
+        status, answer = await mcp.ask(key, "tools/list")
         assert status == 429
         assert "secretRateLimit" in answer["error"]["message"]
 
 
 @pytest.mark.spec("8.3")
-async def test_the_number_of_sessions_per_key_is_limited(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_sessions_per_key_is_limited(mcp: McpFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "MAX_SESSIONS_PER_CALLER", 3)
-    greedy, other = await door.key(), await door.key()
-    opened = [await door.session(greedy) for _ in range(3)]
+    greedy, other = await mcp.key(), await mcp.key()
+    opened = [await mcp.session(greedy) for _ in range(3)]
     for session in opened:
-        session.pop("said")
+        session.pop("response")
     params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
     body = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
     headers = {name: value for name, value in opened[0].items() if name != "mcp-session-id"}
-    async with door.http.post(door.url, json=body, headers=headers) as answer:
+    async with mcp.http.post(mcp.url, json=body, headers=headers) as answer:
         assert answer.status == 429
         assert "DELETE" in await answer.text()
-    # Those that are open go on, requests without a session too, and others notice nothing.
-    async with door.http.post(
-        door.url, json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"}, headers=opened[1]
+    # Open sessions and requests without a session still work, and other keys are not affected.
+    async with mcp.http.post(
+        mcp.url, json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"}, headers=opened[1]
     ) as answer:
         assert answer.status == 200
-    assert (await door.ask(greedy, "tools/list"))[0] == 200
-    await door.session(other)
-    async with door.http.delete(door.url, headers=opened[0]) as answer:
+    assert (await mcp.ask(greedy, "tools/list"))[0] == 200
+    await mcp.session(other)
+    async with mcp.http.delete(mcp.url, headers=opened[0]) as answer:
         assert answer.status == 200
-    await door.session(greedy)
+    await mcp.session(greedy)
 
 
 def test_expired_sessions_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,11 +352,11 @@ def test_expired_sessions_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not handshake_sessions.has_too_many("someone")
 
 
-async def test_a_foreign_origin_is_refused_and_an_allowed_one_gets_a_preflight_response(door: Door) -> None:
-    key = await door.key()
-    assert (await door.ask(key, "tools/list", origin="https://evil.example"))[0] == 403
-    assert (await door.ask(key, "tools/list", host="evil.example"))[0] == 421
+async def test_a_foreign_origin_is_refused_and_an_allowed_one_gets_a_preflight_response(mcp: McpFixture) -> None:
+    key = await mcp.key()
+    assert (await mcp.ask(key, "tools/list", origin="https://evil.example"))[0] == 403
+    assert (await mcp.ask(key, "tools/list", host="evil.example"))[0] == 421
     headers = {"origin": "http://localhost:3000", "access-control-request-method": "POST"}
-    async with door.http.options(door.url, headers=headers) as answer:
+    async with mcp.http.options(mcp.url, headers=headers) as answer:
         assert answer.status == 204
         assert answer.headers.getall("access-control-allow-origin") == ["http://localhost:3000"]

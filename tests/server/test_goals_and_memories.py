@@ -16,19 +16,19 @@ async def agent(api: ApiClient, name: str = "Ada") -> str:
 
 @pytest.mark.spec("12.1")
 @pytest.mark.spec("9.3")
-async def test_goals_are_stored_for_an_agent(anywhere: ApiClient) -> None:
-    path = f"/api/agents/{await agent(anywhere)}/goals"
-    response = await anywhere.put(path, {"goals": [{"description": "b"}, {"description": "a", "priority": 2}]})
+async def test_goals_are_stored_for_an_agent(each_database_api: ApiClient) -> None:
+    path = f"/api/agents/{await agent(each_database_api)}/goals"
+    response = await each_database_api.put(path, {"goals": [{"description": "b"}, {"description": "a", "priority": 2}]})
     assert [goal["description"] for goal in response.data["items"]] == ["a", "b"]
     first = response.data["items"][0]
     changed = {"goals": [{"id": first["id"], "description": "a", "isCompleted": True}], "clearExisting": True}
-    assert (await anywhere.put(path, changed)).data["items"][0]["status"] == "completed"
-    listed = (await anywhere.get(path)).data
+    assert (await each_database_api.put(path, changed)).data["items"][0]["status"] == "completed"
+    listed = (await each_database_api.get(path)).data
     assert [goal["id"] for goal in listed["items"]] == [first["id"]]
     assert listed["next"] is None
-    assert (await anywhere.delete(f"{path}/{first['id']}")).data == {"deleted": 1}
-    assert (await anywhere.delete(f"{path}/{first['id']}")).status == 404
-    assert (await anywhere.delete(path)).data == {"deleted": 0}
+    assert (await each_database_api.delete(f"{path}/{first['id']}")).data == {"deleted": 1}
+    assert (await each_database_api.delete(f"{path}/{first['id']}")).status == 404
+    assert (await each_database_api.delete(path)).data == {"deleted": 0}
 
 
 @pytest.mark.spec("9.3")
@@ -45,18 +45,18 @@ async def test_a_goal_of_another_agent_is_not_found(api: ApiClient) -> None:
 
 @pytest.mark.spec("12.1")
 @pytest.mark.spec("9.2")
-async def test_memories_are_stored_for_an_agent(anywhere: ApiClient) -> None:
-    path = f"/api/agents/{await agent(anywhere)}/memories"
+async def test_memories_are_stored_for_an_agent(each_database_api: ApiClient) -> None:
+    path = f"/api/agents/{await agent(each_database_api)}/memories"
     memories = [{"key": "deadline", "value": "Friday"}, {"key": "a/b c", "value": {"x": [None, "\0"]}}]
-    response = await anywhere.put(path, {"memories": memories})
+    response = await each_database_api.put(path, {"memories": memories})
     assert [(memory["key"], memory["value"]) for memory in response.data["items"]] == [
         ("a/b c", {"x": [None, "\0"]}),
         ("deadline", "Friday"),
     ]
-    assert (await anywhere.delete(f"{path}/a%2Fb%20c")).data == {"deleted": 1}
-    assert (await anywhere.delete(f"{path}/nothing%00")).status == 404
-    assert len((await anywhere.get(path)).data["items"]) == 1
-    assert (await anywhere.delete(path)).data == {"deleted": 1}
+    assert (await each_database_api.delete(f"{path}/a%2Fb%20c")).data == {"deleted": 1}
+    assert (await each_database_api.delete(f"{path}/nothing%00")).status == 404
+    assert len((await each_database_api.get(path)).data["items"]) == 1
+    assert (await each_database_api.delete(path)).data == {"deleted": 1}
 
 
 @pytest.mark.parametrize(

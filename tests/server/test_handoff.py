@@ -1,4 +1,4 @@
-"""Requests that an agent hands on to another one, in a gateway: who gets them, who answers, and who hears of that."""
+"""Handoffs between agents of a gateway."""
 
 from __future__ import annotations
 
@@ -22,39 +22,41 @@ pytestmark = pytest.mark.spec("10.6")
 
 
 async def test_the_answer_of_the_receiving_agent_is_not_handed_off_again(tmp_path: Path) -> None:
-    async with open_model_server() as brain:
+    async with open_model_server() as model_server:
         agents = {
-            "desk": agent_config(brain, model={"name": "of-desk"}, router={"destinations": ["clerk"]}),
-            "clerk": agent_config(brain, model={"name": "of-clerk"}, spaces=[]),
+            "desk": agent_config(model_server, model={"name": "of-desk"}, router={"destinations": ["clerk"]}),
+            "clerk": agent_config(model_server, model={"name": "of-clerk"}, spaces=[]),
         }
-        async with open_agent_gateway(tmp_path, brain, agents=agents) as house:
-            brain.script(HAND_ON, model="of-desk")
-            brain.script(*message_turns("At noon."), model="of-clerk")
-            await house.say("When does it sail?")
-            await house.wait_for_run_end(agent="clerk")
-            brain.script("I have nothing to add.", model="of-desk")
-            await house.push_event("Look around.", agent="desk")
-            await house.wait_for_run_end(2, agent="desk")
-            assert len(await house.list_runs("desk")) == 2  # The answer did not wake it,
-            assert "At noon." in "\n".join(list_input_texts(brain.list_requests("of-desk")[-1]))  # and it knows of it.
-            assert await house.list_agent_messages("clerk") == ["At noon."]
+        async with open_agent_gateway(tmp_path, model_server, agents=agents) as setup:
+            model_server.script(HAND_ON, model="of-desk")
+            model_server.script(*message_turns("At noon."), model="of-clerk")
+            await setup.say("When does it sail?")
+            await setup.wait_for_run_end(agent="clerk")
+            model_server.script("I have nothing to add.", model="of-desk")
+            await setup.push_event("Look around.", agent="desk")
+            await setup.wait_for_run_end(2, agent="desk")
+            assert len(await setup.list_runs("desk")) == 2  # The answer did not wake the first agent,
+            assert "At noon." in "\n".join(
+                list_input_texts(model_server.list_requests("of-desk")[-1])
+            )  # but it is in its history.
+            assert await setup.list_agent_messages("clerk") == ["At noon."]
 
 
 async def test_a_receiving_agent_in_the_space_gets_only_the_id_of_a_message_that_it_has(tmp_path: Path) -> None:
-    async with open_model_server() as brain:
+    async with open_model_server() as model_server:
         agents = {
-            "desk": agent_config(brain, model={"name": "of-desk"}, router={"destinations": ["clerk"]}),
-            "clerk": agent_config(brain, model={"name": "of-clerk"}),
+            "desk": agent_config(model_server, model={"name": "of-desk"}, router={"destinations": ["clerk"]}),
+            "clerk": agent_config(model_server, model={"name": "of-clerk"}),
         }
-        async with open_agent_gateway(tmp_path, brain, agents=agents) as house:
-            brain.script(HAND_ON, model="of-desk")
-            message = await house.say("When does it sail?")
-            await house.wait_for_run_end(agent="desk")
-            inbox = (await house.api.get(f"/api/agents/{entity_id_for('clerk')}/inbox")).data["items"]
+        async with open_agent_gateway(tmp_path, model_server, agents=agents) as setup:
+            model_server.script(HAND_ON, model="of-desk")
+            message = await setup.say("When does it sail?")
+            await setup.wait_for_run_end(agent="desk")
+            inbox = (await setup.api.get(f"/api/agents/{entity_id_for('clerk')}/inbox")).data["items"]
             (handed,) = [event for event in inbox if event["eventId"].startswith("handoff:")]
             assert (handed["data"]["heard"], handed["data"]["request"]) == ([f"space_message:{message['id']}"], None)
-            await house.wait_for_run_end(len(await house.list_runs("clerk")), agent="clerk")
+            await setup.wait_for_run_end(len(await setup.list_runs("clerk")), agent="clerk")
             everything = [
-                line for request in brain.list_requests("of-clerk")[-1:] for line in list_input_texts(request)
+                line for request in model_server.list_requests("of-clerk")[-1:] for line in list_input_texts(request)
             ]
             assert sum("When does it sail?" in text for text in everything) == 1

@@ -1,4 +1,4 @@
-"""What operators see of a gateway: /health, /ready, /metrics; and that a database which goes away ends nothing."""
+"""The routes /health, /ready and /metrics, also during a database outage."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ async def test_it_is_not_ready_while_it_stops(gateway: Gateway, api: ApiClient) 
 async def test_it_is_not_ready_while_the_disk_is_full(api: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as full:
         full.setattr(files, "LEAST_ROOM", 1 << 62)
-        reply = await ready_says(api, 503)
+        reply = await wait_for_readiness(api, 503)
         assert reply.data["reasons"] == ["the database cannot be written"]
-    await ready_says(api, 200)
+    await wait_for_readiness(api, 200)
 
 
 async def test_metrics_require_a_secret_key(api: ApiClient) -> None:
@@ -95,8 +95,8 @@ async def test_values_from_requests_do_not_become_labels(api: ApiClient) -> None
     assert b"/made/up" not in text
 
 
-async def ready_says(api: ApiClient, status: int) -> ApiResponse:
-    """Asks until it does: what was found a moment ago holds for a moment."""
+async def wait_for_readiness(api: ApiClient, status: int) -> ApiResponse:
+    """Waits until /ready has these reasons: a check is cached for a moment."""
     for _ in range(1_000):
         if (reply := await api.get("/ready")).status == status:
             return reply
@@ -116,13 +116,13 @@ async def test_the_gateway_survives_a_database_outage_and_recovers(
 
             await asyncio.to_thread(stoppable_postgres.crash)
             lost = await api.post("/api/entities", {"type": "agent", "name": "Nobody"})
-            away = await ready_says(api, 503)
+            away = await wait_for_readiness(api, 503)
             lives = await api.get("/health")
-            figures = samples((await api.get("/metrics")).body)
+            metrics = samples((await api.get("/metrics")).body)
             works = await api.post("/api/tools/json_parse/call", {"args": {"text": "1"}})
 
             await asyncio.to_thread(stoppable_postgres.start)
-            await ready_says(api, 200)
+            await wait_for_readiness(api, 200)
             after = await api.get(f"/api/entities/{before['id']}")
 
     assert lost.status == 503
@@ -130,7 +130,7 @@ async def test_the_gateway_survives_a_database_outage_and_recovers(
     assert away.data["reasons"] == ["the database does not respond"]
     assert "postgres" not in away.body.decode() + lost.body.decode()
     assert lives.status == 200
-    assert figures["toolspace_database_up"] == "0"
+    assert metrics["toolspace_database_up"] == "0"
     assert (works.status, works.data["result"]) == (200, {"data": 1})
     assert after.data == before
 

@@ -1,4 +1,4 @@
-"""The names that the gateway answers to, and the web pages that may call it."""
+"""Allowed hosts, allowed origins and CORS."""
 
 from __future__ import annotations
 

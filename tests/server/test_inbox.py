@@ -1,4 +1,4 @@
-"""Agents' inboxes over HTTP: taken under a lease, done, given back, waited for."""
+"""Inboxes over HTTP: claim, acknowledge, release, wait."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ async def states(api: ApiClient) -> dict[str, str]:
 
 @pytest.mark.spec("7.3")
 @pytest.mark.spec("12.1")
-async def test_an_event_is_pushed_once_claimed_and_acknowledged(anywhere: ApiClient) -> None:
-    api = anywhere
+async def test_an_event_is_pushed_once_claimed_and_acknowledged(each_database_api: ApiClient) -> None:
+    api = each_database_api
     await agent(api)
     assert await push(api, "order-1", {"order": 1}) == {"eventId": "order-1", "fresh": True}
     assert await push(api, "order-1", {"order": 1}) == {"eventId": "order-1", "fresh": False}
@@ -54,11 +54,11 @@ async def test_an_event_is_pushed_once_claimed_and_acknowledged(anywhere: ApiCli
 
 
 @pytest.mark.spec("7.3")
-async def test_events_are_claimed_once_and_in_order(anywhere: ApiClient) -> None:
-    await agent(anywhere)
+async def test_events_are_claimed_once_and_in_order(each_database_api: ApiClient) -> None:
+    await agent(each_database_api)
     for number in range(10):
-        await push(anywhere, f"e{number}")
-    claims = await asyncio.gather(*(anywhere.create(f"{PATH}/claim", count=3) for _ in range(6)))
+        await push(each_database_api, f"e{number}")
+    claims = await asyncio.gather(*(each_database_api.create(f"{PATH}/claim", count=3) for _ in range(6)))
     ids = [event["eventId"] for claim in claims for event in claim["items"]]
     assert sorted(ids) == [f"e{number}" for number in range(10)]
     for claim in claims:
@@ -76,7 +76,7 @@ async def test_a_released_event_is_retried_until_it_fails(gateway: Gateway, api:
         back = await api.create(f"{PATH}/return", claim=claim["claim"], eventIds=["e1", "e2"], error="no luck")
         assert back["notHeld"] == ["e2"]
         assert back["items"][0]["status"] == ("pending" if attempt < inbox.MAX_ATTEMPTS else "failed")
-        # The time until it comes again is the clock's; the test does not wait for it.
+        # The test does not wait for the retry delay.
         await gateway.ledger.write(_hurry)
     failed = (await api.get(f"{PATH}?status=failed")).data["items"]
     assert [(event["eventId"], event["error"]) for event in failed] == [("e1", "no luck")]
@@ -97,12 +97,12 @@ def _hurry() -> Any:
 
 
 @pytest.mark.spec("7.3")
-async def test_a_waiting_request_gets_an_event_when_it_arrives(anywhere: ApiClient) -> None:
-    await agent(anywhere)
-    claiming = asyncio.create_task(anywhere.create(f"{PATH}/claim", wait=60))
-    looking = asyncio.create_task(anywhere.get(f"{PATH}?wait=60"))
+async def test_a_waiting_request_gets_an_event_when_it_arrives(each_database_api: ApiClient) -> None:
+    await agent(each_database_api)
+    claiming = asyncio.create_task(each_database_api.create(f"{PATH}/claim", wait=60))
+    looking = asyncio.create_task(each_database_api.get(f"{PATH}?wait=60"))
     await asyncio.sleep(0)
-    await push(anywhere, "news")
+    await push(each_database_api, "news")
     claim, listed = await asyncio.wait_for(asyncio.gather(claiming, looking), 30)
     assert [event["eventId"] for event in claim["items"]] == ["news"]
     assert [event["eventId"] for event in listed.data["items"]] == ["news"]

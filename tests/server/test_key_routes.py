@@ -7,13 +7,13 @@ import pytest
 from tests.server.gateway_api import PUBLIC, ApiClient, ApiResponse
 
 
-async def made(api: ApiClient, **body: object) -> ApiResponse:
+async def create_key(api: ApiClient, **body: object) -> ApiResponse:
     return await api.post("/api/keys", body)
 
 
 @pytest.mark.spec("8.3")
 async def test_a_key_is_returned_once_and_later_only_its_hint(api: ApiClient) -> None:
-    reply = await made(api, kind="secret", name="backend")
+    reply = await create_key(api, kind="secret", name="backend")
     assert reply.status == 201
     key = reply.data["key"]
     assert (await api.with_headers(x_secret_key=key).get("/api/me")).data == {
@@ -33,13 +33,13 @@ async def test_a_key_is_returned_once_and_later_only_its_hint(api: ApiClient) ->
 
 
 async def test_a_revoked_key_is_listed_as_revoked_and_is_invalid(api: ApiClient) -> None:
-    await made(api, kind="secret", name="kept")
-    reply = await made(api, kind="secret", name="revoked")
+    await create_key(api, kind="secret", name="kept")
+    reply = await create_key(api, kind="secret", name="revoked")
     own = api.with_headers(authorization=f"Bearer {reply.data['key']}")
     assert (await own.get("/api/spaces")).status == 200
     assert (await own.delete(f"/api/keys/{reply.data['id']}")).status == 204
     assert (await own.get("/api/spaces")).status == 401
-    assert (await api.delete(f"/api/keys/{reply.data['id']}")).status == 204  # Said twice.
+    assert (await api.delete(f"/api/keys/{reply.data['id']}")).status == 204  # Revoked twice.
     items = (await api.get("/api/keys")).data["items"]
     assert [key["revokedAt"] is not None for key in items] == [False, True]
     assert (await api.delete("/api/keys/key_none")).status == 404
@@ -47,7 +47,7 @@ async def test_a_revoked_key_is_listed_as_revoked_and_is_invalid(api: ApiClient)
 
 async def test_keys_are_listed_in_pages(api: ApiClient) -> None:
     for number in range(5):
-        await made(api, kind="public", name=f"key {number}")
+        await create_key(api, kind="public", name=f"key {number}")
     names, cursor = [], ""
     while True:
         page = (await api.get(f"/api/keys?limit=2{cursor}")).data
@@ -89,7 +89,7 @@ async def test_a_token_identifies_its_entity_until_it_expires(api: ApiClient) ->
     own = api.with_headers(x_public_key=PUBLIC, authorization=f"Bearer {reply.data['token']}")
     me = (await own.get("/api/me")).data
     assert (me["kind"], me["entity"]["id"]) == ("public", "ann")
-    assert me["expiresAt"] == reply.data["expiresAt"] + 30_000  # Clocks may differ.
+    assert me["expiresAt"] == reply.data["expiresAt"] + 30_000  # The leeway of the clocks.
     assert (await api.post("/api/entities/nobody/token")).status == 404
     for seconds in (0, -1, 10**12, 1.5, "60"):
         assert (await api.post("/api/entities/ann/token", {"expiresIn": seconds})).status == 400

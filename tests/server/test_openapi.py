@@ -1,4 +1,4 @@
-"""The document is valid and tells the truth: whatever is asked, the answers are those that it has."""
+"""The OpenAPI document is valid, and every response conforms to it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KNOWN = {
     "eventId": "e1",
     "name": "echo",
 }
-"""What is really there, so that not every request ends at an id that nobody has."""
+"""Ids of existing records, so that not every generated request is a 404."""
 CHECKS = (
     checks.not_a_server_error,
     openapi_checks.status_code_conformance,
@@ -134,7 +134,7 @@ def test_the_docs_page_has_one_line_for_every_route() -> None:
 
 
 class _Background:
-    """A gateway in a thread of its own: the fuzzer blocks while it asks."""
+    """A gateway in its own thread: the fuzzer blocks during a request."""
 
     def __init__(self, config: Path) -> None:
         self._config = config
@@ -180,7 +180,7 @@ class _Background:
 
 @pytest.fixture(scope="module")
 def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a gateway for all requests that the fuzzer makes up."""
+    """The URL of a gateway for the generated requests."""
     folder = tmp_path_factory.mktemp("fuzzed")
     echo = {"name": "echo", "description": "Again.", "executionType": "internal", "inputSchema": {"type": "object"}}
     with _Background(write_config(folder, tools=[echo], storage={"url": f"sqlite:///{folder}/fuzzed.db"})) as url:
@@ -188,7 +188,7 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def operations() -> list[Any]:
-    """What is fuzzed. What streams until someone ends it is tested where it is made."""
+    """The fuzzed operations: all but streams."""
     served = schemathesis.openapi.from_dict(msgspec.json.decode(encode_document(ROUTES)))
     streaming = {(route.method.lower(), route.path) for route in ROUTES if route.is_stream}
     all_operations = [operation.ok() for operation in served.get_all_operations()]
@@ -200,7 +200,7 @@ def operations() -> list[Any]:
 @pytest.mark.parametrize("operation", operations(), ids=lambda item: item.label)
 def test_every_response_conforms_to_the_document(operation: Any, mode: GenerationMode, fuzzed: str) -> None:
     if mode is GenerationMode.NEGATIVE and not (operation.body or operation.query or operation.path_parameters):
-        return  # There is nothing that could be wrong.
+        return  # Nothing in the request could be invalid.
 
     @settings(
         max_examples=EXAMPLES, derandomize=True, database=None, deadline=None, suppress_health_check=[*HealthCheck]
@@ -214,14 +214,14 @@ def test_every_response_conforms_to_the_document(operation: Any, mode: Generatio
     try:
         ask()
     except Unsatisfiable:
-        assert mode is GenerationMode.NEGATIVE  # Nothing that could be sent would be wrong.
+        assert mode is GenerationMode.NEGATIVE  # No invalid request exists.
 
 
 def _use_what_is_there(case: Any) -> None:
     for name, value in dict(case.path_parameters or {}).items():
-        # Half of what could be an id is one; whatever else was made up stays as it is.
+        # Replaces half of the valid ids by existing ones.
         if case.method != "DELETE" and name in KNOWN and is_id(str(value)) and len(str(value)) % 2:
             case.path_parameters[name] = KNOWN[name]
     for part in (case.query, case.body):
         if isinstance(part, dict):
-            part.pop("wait", None)  # Nobody comes.
+            part.pop("wait", None)  # No event would end the wait.

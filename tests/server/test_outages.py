@@ -1,4 +1,4 @@
-"""What happens while the database is away, and once it is back: calls that wait, readers, workers, wake-ups."""
+"""Database outages: waiting calls, streams, workers and wake-ups during and after them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from tests.server.gateway_api import SECRET, ApiClient, ApiResponse, open_api, write_config
-from tests.server.test_health_and_metrics import ready_says
+from tests.server.test_health_and_metrics import wait_for_readiness
 from tests.servers.postgres import LocalPostgresServer
 from toolspace.client.worker import ToolWorker
 from toolspace.server.gateway import Gateway
@@ -32,7 +32,7 @@ async def _gateway(folder: Path, **more: Any) -> AsyncIterator[ApiClient]:
         yield api
 
 
-async def _settle_in(api: ApiClient) -> None:
+async def _create_room(api: ApiClient) -> None:
     await api.create("/api/entities", id="robot", type="agent", name="Robot")
     await api.create("/api/entities", id="ann", type="human", name="Ann")
     await api.create("/api/spaces", id="room", name="Room", members=["robot", "ann"])
@@ -48,7 +48,7 @@ async def _call(api: ApiClient, name: str, call_id: str) -> ApiResponse:
 
 
 class _Reader:
-    """Reads the room without ever coming back: what it gets has to be whole."""
+    """Reads the stream of the room without reconnecting; it must miss nothing."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
@@ -84,7 +84,7 @@ async def test_waiting_calls_streams_and_agents_continue_after_a_database_outage
             _gateway(tmp_path / "a", url=url) as here,
             _gateway(tmp_path / "b", url=url) as there,
         ):
-            await _settle_in(here)
+            await _create_room(here)
             worker = ToolWorker(here.url, secret_key=SECRET)
             worker.tool("move")(lambda: "moved")
             async with worker, _reading(there) as reader:
@@ -97,7 +97,7 @@ async def test_waiting_calls_streams_and_agents_continue_after_a_database_outage
                 await asyncio.to_thread(stoppable_postgres.stop)
                 message, called = await _say(here, "meanwhile"), await _call(here, "move", "call_1")
                 await asyncio.to_thread(stoppable_postgres.start)
-                await asyncio.gather(ready_says(here, 200), ready_says(there, 200))
+                await asyncio.gather(wait_for_readiness(here, 200), wait_for_readiness(there, 200))
 
                 while (again := await _call(there, "move", "call_1")).status == 503:
                     pass
@@ -119,7 +119,7 @@ async def test_waiting_calls_streams_and_agents_continue_after_a_database_outage
 
 @contextmanager
 def _largest_file(size: int) -> Iterator[None]:
-    """No file of this process can grow beyond that, as on a disk that is full."""
+    """Limits the size of files of this process, like a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -131,7 +131,7 @@ def _largest_file(size: int) -> Iterator[None]:
 @pytest.mark.spec("15.2")
 async def test_a_full_disk_is_reported_loses_nothing_and_work_continues_afterwards(tmp_path: Path) -> None:
     async with _gateway(tmp_path / "a") as api:
-        await _settle_in(api)
+        await _create_room(api)
         size = max(file.stat().st_size for file in (tmp_path / "a" / "state").iterdir())
         contents: list[str] = []
         with _largest_file(size + 300_000):

@@ -1,4 +1,4 @@
-"""Real gateway processes under a storm: results race time-outs, come twice and to the wrong process; processes die."""
+"""Gateway processes that are killed while results race timeouts, arrive twice and at the wrong process."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.chaos.storm import Process, Storm
+from tests.server.chaos.process_kills import KillableGateway, KillTest
 
 
 @contextmanager
-def _processes(tmp_path: Path, count: int, url: str | None = None) -> Iterator[list[Process]]:
-    processes = [Process(tmp_path / str(number), url=url) for number in range(count)]
+def _processes(tmp_path: Path, count: int, url: str | None = None) -> Iterator[list[KillableGateway]]:
+    processes = [KillableGateway(tmp_path / str(number), url=url) for number in range(count)]
     try:
         for process in processes:
             process.start()
@@ -24,8 +24,8 @@ def _processes(tmp_path: Path, count: int, url: str | None = None) -> Iterator[l
             process.end()
 
 
-async def _storm(processes: list[Process], **options: int) -> Storm:
-    storm = Storm(processes, **options)
+async def _storm(processes: list[KillableGateway], **options: int) -> KillTest:
+    storm = KillTest(processes, **options)
     async with asyncio.timeout(200):
         await storm.run()
     storm.check()

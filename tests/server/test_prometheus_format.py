@@ -1,4 +1,4 @@
-"""The text that Prometheus reads is well formed, bounded, and says what was counted."""
+"""The Prometheus text format of metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SAMPLE = re.compile(
 
 
 def samples(text: bytes) -> dict[str, str]:
-    """Every line of values; fails where one is not as Prometheus reads it."""
+    """Parses all samples; fails if a line is not valid Prometheus text."""
     values: dict[str, str] = {}
     for line in text.decode().split("\n"):
         if not line or line.startswith("# "):

@@ -1,4 +1,4 @@
-"""Limits with a clock of the test's own."""
+"""Rate limits, with a fake clock."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_an_entity_may_burst_and_is_then_limited_to_the_rate() -> None:
         limits.admit(someone())
     assert caught.value.status == 429
     assert retry_after(caught.value) == 1
-    limits.admit(someone("ent_2"))()  # Others are not held up by it.
+    limits.admit(someone("ent_2"))()  # Other entities are not affected.
     clock.now += 0.1
     limits.admit(someone())()
     with pytest.raises(Problem):
@@ -98,7 +98,7 @@ def test_the_number_of_streams_is_limited_per_caller_and_in_total() -> None:
         limits.admit(someone("ent_3"), stream=True)
     assert caught.value.status == 503
     leave()
-    leave()  # Leaving twice is leaving once.
+    leave()  # A second release has no effect.
     limits.admit(someone("ent_3"), stream=True)
     with pytest.raises(Problem):
         limits.admit(someone("ent_4"), stream=True)

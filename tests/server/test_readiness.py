@@ -1,4 +1,4 @@
-"""When a gateway says that it can take requests, and when not."""
+"""When a gateway is ready."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from toolspace.storage.sqlite.database import SqliteDatabase
 pytestmark = pytest.mark.spec("12.4")
 
 
-def _keep() -> Program[None]:
+def _succeed() -> Program[None]:
     yield from presence.record_heartbeat("node_1", started_at=1)
 
 
 async def test_it_is_ready_from_start_to_stop(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
-    readiness = Readiness(lambda: database.read(statistics.count_open_work), lambda: database.run(_keep))
+    readiness = Readiness(lambda: database.read(statistics.count_open_work), lambda: database.run(_succeed))
 
     assert await readiness.list_reasons() == [STARTING]
     readiness.started = True
@@ -38,7 +38,7 @@ async def test_it_is_ready_from_start_to_stop(tmp_path: Path) -> None:
 @pytest.mark.spec("15.3")
 async def test_it_is_not_ready_without_the_database(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
-    readiness = Readiness(lambda: database.read(statistics.count_open_work), lambda: database.run(_keep))
+    readiness = Readiness(lambda: database.read(statistics.count_open_work), lambda: database.run(_succeed))
     readiness.started = True
     await database.aclose()
 
@@ -48,7 +48,9 @@ async def test_it_is_not_ready_without_the_database(tmp_path: Path) -> None:
 @pytest.mark.spec("15.3")
 async def test_it_is_not_ready_if_the_database_cannot_be_written(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
-    readiness = Readiness(lambda: database.read(statistics.count_open_work), lambda: database.run(_keep), timeout=0.2)
+    readiness = Readiness(
+        lambda: database.read(statistics.count_open_work), lambda: database.run(_succeed), timeout=0.2
+    )
     readiness.started = True
     with closing(sqlite3.connect(tmp_path / "toolspace.db")) as other:
         other.execute("BEGIN IMMEDIATE")

@@ -1,4 +1,4 @@
-"""What nobody may see who has no secret key: looked for, byte by byte, in all that they get."""
+"""Redaction: searches every response and stream of public callers for private data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORBIDDEN = {
     "member of another space": (OPERATOR, IN_A),
     "member of no space": (OPERATOR, IN_A, IN_B),
 }
-"""What each of them must not find anywhere. Eve has a mark of her own on herself, which is looked for apart."""
+"""The marks that each caller must not receive. Eve's own mark is checked separately."""
 KINDS = (
     "tool.started",
     "tool.streaming",
@@ -46,7 +46,7 @@ def marks_in(text: bytes, who: str) -> list[str]:
 
 
 def _variants(path: str) -> Iterable[str]:
-    """The same route, asked for what is someone else's in each way that it can be named."""
+    """The same request with the ids of foreign records."""
     yield path
     for ours, foreign in (("spc_a", "spc_b"), ("run_a", "run_b"), ("robot", "other"), ("run_a", "run_alone")):
         if ours in path:
@@ -84,7 +84,7 @@ async def test_no_response_shows_private_data_to_a_public_caller(
                         reply = await setup.ask(who, route.method, path, filled(row.body, ids))
                         body = reply.body
                         if who == "member of no space" and (path.startswith("/api/me") or "/entities/eve" in path):
-                            body = body.replace(IN_A.encode(), b"")  # Her own.
+                            body = body.replace(IN_A.encode(), b"")  # Eve's own mark.
                         if marks := marks_in(body, who):
                             leaks.append(f"{who}: {route.method} {path}: {marks} in {body[:300]!r}")
         for call in (setup.calls["peek"], setup.calls["quiet"]):
@@ -110,15 +110,15 @@ async def test_a_member_sees_visible_calls_and_only_the_name_of_prebuilt_calls(t
         assert "trigger" not in run
 
 
-async def _stir(setup: TwoSpaces) -> None:
-    """Makes an event of every kind in both spaces and all runs, with marks on what is private."""
+async def _create_events(setup: TwoSpaces) -> None:
+    """Creates events of every type in both spaces and all runs, with marks on private data."""
     for run, space, mark in (("run_a", "spc_a", IN_A), ("run_b", "spc_b", IN_B)):
         for name in ("peek", "stumble", "lookup", "quiet"):
             await setup.call(run, name, {"look": f"{OPERATOR} in an argument"})
         await setup.call(run, "show", {"look": f"{mark} on a screen"})
 
         def more(effects: Effects, run: str = run, space: str = space, mark: str = mark) -> Program[None]:
-            # What only a model's stream makes.
+            # Events that only a model's stream produces.
             own = {"toolCallId": "call_x", "toolName": "peek", "inputDelta": f"{OPERATOR} in a delta"}
             delta = {"messageId": "msg_x", "delta": f"{mark} in a delta"}
             for stream in (space_stream(space), run_stream(run)):
@@ -142,7 +142,7 @@ async def reading(setup: TwoSpaces, who: str, path: str) -> AsyncIterator[aiohtt
 
 
 async def _read(response: aiohttp.ClientResponse, until: str) -> bytes:
-    """All that comes until a text does."""
+    """Reads a stream until it contains a text."""
     data = b""
     async with asyncio.timeout(10):
         while until.encode() not in data:
@@ -164,18 +164,18 @@ async def test_no_stream_shows_private_data_to_a_public_subscriber(tmp_path: Pat
                 who: await stack.enter_async_context(reading(setup, who, f"/api/spaces/{space}/stream{query}"))
                 for who, space in readers.items()
             }
-            await _stir(setup)
+            await _create_events(setup)
             received = {who: await _read(response, END) for who, response in live.items()}
         for who, space, run in (("member", "spc_a", "run_a"), ("member of another space", "spc_b", "run_b")):
             async with reading(setup, who, f"/api/spaces/{space}/stream{query}") as response:
                 replayed = await _read(response, END)
-            of_run = await _whole(setup, who, f"/api/runs/{run}/events{query}&until=run.done")
+            of_run = await _read_all(setup, who, f"/api/runs/{run}/events{query}&until=run.done")
             for text in (received[who], replayed, of_run):
                 assert marks_in(text, who) == []
                 assert b"peek" in text or format != "native"
             assert (IN_A if who == "member" else IN_B).encode() in received[who]
         if format == "native":
-            everything = received["secret"] + await _whole(
+            everything = received["secret"] + await _read_all(
                 setup, "secret", f"/api/runs/run_a/events{query}&until=run.done"
             )
             missing = [kind for kind in KINDS if f"event: {kind}".encode() not in everything]
@@ -188,7 +188,7 @@ async def test_no_stream_shows_private_data_to_a_public_subscriber(tmp_path: Pat
                     assert marks_in(await response.read(), who) == []
 
 
-async def _whole(setup: TwoSpaces, who: str, path: str) -> bytes:
+async def _read_all(setup: TwoSpaces, who: str, path: str) -> bytes:
     async with reading(setup, who, path) as response, asyncio.timeout(10):
         assert response.status == 200
         return await response.read()
@@ -224,7 +224,7 @@ async def test_subscribers_of_a_run_receive_nothing_from_a_space_that_is_not_the
             assert b"IN-ANOTHER-SPACE" not in rest
         assert (await setup.ask("member", "GET", f"/api/runs/{run}/calls")).status == 403
         assert (await setup.ask("member of another space", "GET", f"/api/runs/{run}/calls")).status == 403
-        # Back again: what it did elsewhere is still not hers.
+        # The run is back, but its calls in the other space stay hidden.
         await setup.call(run, "enter_space", {"spaceId": "spc_a"})
         assert (await setup.ask("member", "GET", f"/api/runs/{run}/calls")).status == 403
 
@@ -292,14 +292,14 @@ async def test_calls_outside_a_space_are_not_shown_in_a_space_that_the_run_enter
         listed = await setup.ask("member", "GET", f"/api/runs/{run}/calls")
         assert listed.status == 200
         assert marks_in(listed.body, "member") == []
-        replayed = await _whole(setup, "member", f"/api/runs/{run}/events?from=start&until=run.done")
+        replayed = await _read_all(setup, "member", f"/api/runs/{run}/events?from=start&until=run.done")
         assert marks_in(replayed, "member") == []
 
 
 @pytest.mark.spec("8.2")
 @pytest.mark.parametrize("format", ["native", "ui-message-stream", "ag-ui"])
 async def test_a_hidden_event_does_not_end_a_stream(tmp_path: Path, format: str) -> None:
-    """What someone may not see, they must not learn from when a stream `until` it ends."""
+    """The end of a stream with `until` must not reveal a hidden event."""
     async with open_two_spaces(tmp_path) as setup:
         path = f"{setup.api.url}/api/runs/run_a/events?from=start&until=tool.progress&format={format}"
         async with setup.api.session.get(path, headers=setup.callers["member"]) as stream:

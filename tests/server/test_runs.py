@@ -1,4 +1,4 @@
-"""Runs and their calls over HTTP: opened, looked at by those who may, closed, canceled."""
+"""Runs and their calls over HTTP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def people(api: ApiClient) -> None:
     await api.create("/api/spaces", id="lair", name="The lair", members=["bob", "aid"])
 
 
-async def begin(gateway: Gateway, call_id: str, run_id: str, exposure: Visibility, **more: Any) -> CallRecord:
+async def open_run(gateway: Gateway, call_id: str, run_id: str, exposure: Visibility, **more: Any) -> CallRecord:
     new = NewCall(
         call_id=call_id,
         run_id=run_id,
@@ -42,8 +42,8 @@ async def begin(gateway: Gateway, call_id: str, run_id: str, exposure: Visibilit
 
 @pytest.mark.spec("7.1")
 @pytest.mark.spec("12.2")
-async def test_a_run_is_opened_listed_and_closed(anywhere: ApiClient) -> None:
-    api = anywhere
+async def test_a_run_is_opened_listed_and_closed(each_database_api: ApiClient) -> None:
+    api = each_database_api
     await people(api)
     run = await api.create("/api/runs", agentEntityId="bot", spaceId="den", trigger={"message": "m1"})
     assert run["id"].startswith("run_")
@@ -86,7 +86,7 @@ async def test_an_invalid_run_is_refused(api: ApiClient) -> None:
 async def test_canceling_a_run_cancels_its_pending_calls(gateway: Gateway, api: ApiClient) -> None:
     await people(api)
     run = await api.create("/api/runs", agentEntityId="bot", spaceId="den")
-    await begin(gateway, "c1", run["id"], "full")
+    await open_run(gateway, "c1", run["id"], "full")
     assert (await api.create(f"/api/runs/{run['id']}/cancel"))["status"] == "canceled"
     assert (await api.get("/api/calls/c1")).data["status"] == "canceled"
     assert (await api.create(f"/api/runs/{run['id']}/cancel"))["status"] == "canceled"
@@ -109,7 +109,7 @@ async def test_members_see_a_redacted_run_and_its_visible_calls(gateway: Gateway
     run = await api.create("/api/runs", agentEntityId="bot", spaceId="den", trigger={"why": "a-private-reason"})
     path = f"/api/runs/{run['id']}"
     for call_id, exposure in (("shown", "full"), ("named", "name"), ("hidden", "none")):
-        await begin(gateway, call_id, run["id"], exposure)
+        await open_run(gateway, call_id, run["id"], exposure)
     ann, bob = await api.member("ann"), await api.member("bob")
     response = await ann.get(path)
     assert (response.status, response.data["status"]) == (200, "running")
@@ -135,7 +135,7 @@ async def test_calls_are_filtered_by_their_fields(gateway: Gateway, api: ApiClie
     await people(api)
     run = await api.create("/api/runs", agentEntityId="bot", spaceId="den")
     for call_id, exposure in (("shown", "full"), ("named", "name"), ("hidden", "none")):
-        await begin(gateway, call_id, run["id"], exposure)
+        await open_run(gateway, call_id, run["id"], exposure)
     await gateway.ledger.commit(call_transactions.end_call, "hidden", "canceled", "no more")
 
     async def listed(who: ApiClient, query: str = "") -> list[str]:
@@ -170,7 +170,7 @@ async def test_calls_are_filtered_by_their_fields(gateway: Gateway, api: ApiClie
 async def test_values_with_the_maximum_depth_stay_readable(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str
 ) -> None:
-    """A model or a tool may say anything: a space in which that shows must not be lost for all others."""
+    """Output of a model or a tool must not make a space unreadable."""
     tools = [
         {"name": "echo", "executionType": "internal", "visible": True},
         {"name": "move", "executionType": "external", "isAsync": True},

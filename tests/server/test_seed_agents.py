@@ -1,4 +1,4 @@
-"""Agents as documents describe them, unchanged, in a real gateway: each cycle goes as their traces show.
+"""The seed agents, unchanged, in a real gateway: each cycle follows their traces.
 
 Models are asked on a server of the test's own, which `OPENAI_BASE_URL` names. Only what an agent calls on other hosts
 is given another address.
@@ -31,7 +31,7 @@ from tests.server.scripted_agents import (
     open_model_server,
     tool_calls_turn,
 )
-from tests.server.test_workers import connected
+from tests.server.test_workers import connect_worker
 from toolspace.agents.host import entity_id_for
 from toolspace.server.gateway import Gateway
 
@@ -40,52 +40,52 @@ ENTER = ("enter_space", {"spaceId": ROOM})
 
 
 class Scene:
-    """One agent of a document, and Husam, in a space."""
+    """A seed agent and a person in a space."""
 
-    def __init__(self, house: AgentGateway, name: str, model: str) -> None:
-        self.house = house
-        self.api: ApiClient = house.api
+    def __init__(self, setup: AgentGateway, name: str, model: str) -> None:
+        self.setup = setup
+        self.api: ApiClient = setup.api
         self.name = name
         self.model = model
 
     def script(self, *turns: Any) -> None:
-        self.house.model_server.script(*turns, model=self.model)
+        self.setup.model_server.script(*turns, model=self.model)
 
     def asked(self) -> list[Any]:
-        return self.house.model_server.list_requests(self.model)
+        return self.setup.model_server.list_requests(self.model)
 
     async def cycle(self, number: int = 1) -> Any:
-        """Waits for the end of a cycle; the run that it was."""
-        return await self.house.wait_for_run_end(number, self.name)
+        """Waits for the end of a cycle; returns its run."""
+        return await self.setup.wait_for_run_end(number, self.name)
 
     async def submit(self, call: Any, result: Any) -> Any:
         body = {"callId": call["callId"], "result": result}
         return await self.api.post(f"/api/runs/{call['runId']}/tool-results", body)
 
     async def shown(self) -> list[Any]:
-        """The calls that show in the space."""
-        return [entry for entry in await self.house.list_messages() if entry["kind"] == "tool"]
+        """Returns the visible calls in the space."""
+        return [entry for entry in await self.setup.list_messages() if entry["kind"] == "tool"]
 
 
 @asynccontextmanager
 async def scene(path: Path, state: Path, name: str, model: str = "gpt-4o") -> AsyncIterator[Scene]:
-    """A gateway on this file."""
-    async with open_model_server() as brain:
+    """A gateway with this configuration file."""
+    async with open_model_server() as model_server:
         environ = {
             "OPENAI_API_KEY": "sk-1",
-            "OPENAI_BASE_URL": brain.base_url,
+            "OPENAI_BASE_URL": model_server.base_url,
             "ANTHROPIC_API_KEY": "sk-2",
-            "ANTHROPIC_BASE_URL": brain.url,
+            "ANTHROPIC_BASE_URL": model_server.url,
             "TOOLSPACE_STORAGE_DIR": str(state),
             "TOOLSPACE_SERVER_SECRET_KEY": SECRET,
             "TOOLSPACE_SERVER_PUBLIC_KEY": PUBLIC,
             "TOOLSPACE_SERVER_JWT_SECRET": JWT_SECRET,
         }
         async with Gateway.open(path, environ=environ) as gateway, open_api(gateway) as api:
-            house = AgentGateway(gateway, api, brain, _unchanged)
-            await house.create_room()
+            setup = AgentGateway(gateway, api, model_server, _unchanged)
+            await setup.create_room()
             await api.create(f"/api/spaces/{ROOM}/members", entityId=entity_id_for(name))
-            yield Scene(house, name, model)
+            yield Scene(setup, name, model)
 
 
 def _unchanged(**_: Any) -> Path:
@@ -93,13 +93,13 @@ def _unchanged(**_: Any) -> Path:
 
 
 @asynccontextmanager
-async def travelling(state: Path, path: Path = SEEDS / "space_tools.json") -> AsyncIterator[Scene]:
+async def travel_agent_scene(state: Path, path: Path = SEEDS / "space_tools.json") -> AsyncIterator[Scene]:
     async with scene(path, state, "travel-agent") as play:
         yield play
 
 
 def moved(folder: Path, seed: str, urls: Mapping[str, str] | None = None, **more: Any) -> Path:
-    """A copy of a seed with other hosts in its addresses, or other figures in its tools."""
+    """A copy of a seed with other hosts or numbers."""
     text = (SEEDS / seed).read_text()
     for old, new in (urls or {}).items():
         assert old in text
@@ -124,7 +124,7 @@ async def test_goal_aware_assistant_stores_goals_and_gets_them_in_its_prompt(tmp
             tool_calls_turn(("getGoals", {})),
             *message_turns("I will remind you."),
         )
-        await play.house.say("I want to learn Dutch.")
+        await play.setup.say("I want to learn Dutch.")
         run = await play.cycle()
         first, second, third, *_ = play.asked()
         assert (first["model"], first["temperature"]) == ("gpt-4o", 0.7)
@@ -134,18 +134,18 @@ async def test_goal_aware_assistant_stores_goals_and_gets_them_in_its_prompt(tmp
         goals = json.loads(list_result_texts(second)[0])
         assert (goals["success"], goals["totalGoals"]) == (True, 1)
         assert [goal["description"] for goal in json.loads(list_result_texts(third)[1])["goals"]] == ["Learn Dutch"]
-        assert await play.house.list_agent_messages(play.name) == ["I will remind you."]
+        assert await play.setup.list_agent_messages(play.name) == ["I will remind you."]
 
         play.script("I know.")
-        await play.house.say("Hello again.")
+        await play.setup.say("Hello again.")
         await play.cycle(2)
         prompt = list_input_texts(play.asked()[-1])[0]
         assert "GOALS:\n" in prompt
         assert "Learn Dutch" in prompt.partition("GOALS:")[2]
-        await _others_see_that_a_tool_was_called(play, run)
+        await _members_see_only_the_tool_name(play, run)
 
 
-async def _others_see_that_a_tool_was_called(play: Scene, run: Any) -> None:
+async def _members_see_only_the_tool_name(play: Scene, run: Any) -> None:
     path = f"/api/runs/{run['id']}/events?from=start&until=run.done&format=ui-message-stream"
     husam = await play.api.member(PERSON)
     for reader, sees in ((play.api, True), (husam, False)):
@@ -154,20 +154,20 @@ async def _others_see_that_a_tool_was_called(play: Scene, run: Any) -> None:
         assert (b"Learn Dutch" in streamed) == sees
 
 
-# A confirmation
+# Confirmations
 
 
 @pytest.mark.spec("6.3")
 @pytest.mark.spec("11.2")
 @pytest.mark.parametrize("file", ["space_tools.json", "toolspace.yaml"])
 async def test_one_cycle_asks_a_question_and_a_later_cycle_gets_the_answer(file: str, tmp_path: Path) -> None:
-    async with travelling(tmp_path, SEEDS / file) as play:
+    async with travel_agent_scene(tmp_path, SEEDS / file) as play:
         asking = ("confirmAction", {"question": "Confirm booking?"})
         play.script(tool_calls_turn(ENTER, asking), "Asked Husam to confirm. Moving on to other tasks.")
-        await play.house.say("Book a hotel in Tokyo")
+        await play.setup.say("Book a hotel in Tokyo")
         cycle15 = await play.cycle()
         assert (cycle15["status"], cycle15["steps"]) == ("completed", 2)
-        call = (await play.house.list_calls(cycle15))[1]
+        call = (await play.setup.list_calls(cycle15))[1]
         pending = {"status": "pending", "pendingToolCallId": call["callId"]}
         assert json.loads(list_result_texts(play.asked()[1])[1]) == pending
         (question,) = await play.shown()
@@ -181,30 +181,30 @@ async def test_one_cycle_asks_a_question_and_a_later_cycle_gets_the_answer(file:
         assert f'in "Room" ({ROOM})] Husam (human): "Book a hotel in Tokyo"' in list_input_texts(play.asked()[0])[-1]
         inbox = list_input_texts(play.asked()[2])[-1]
         assert f'confirmAction (callId: {call["callId"]}): {{"confirmed":true}}' in inbox
-        assert "Asked Husam to confirm." in json.dumps(play.asked()[2]["messages"])  # It remembers having asked.
-        assert await play.house.list_agent_messages(play.name) == ["Husam confirmed! Booking now..."]
+        assert "Asked Husam to confirm." in json.dumps(play.asked()[2]["messages"])  # Its history has the question.
+        assert await play.setup.list_agent_messages(play.name) == ["Husam confirmed! Booking now..."]
         assert [entry["status"] for entry in await play.shown()] == ["complete"]
 
         await husam.post(f"/api/spaces/{ROOM}/tool-results", body)
-        await play.house.say("Thank you")
+        await play.setup.say("Thank you")
         last = await play.cycle(3)
         assert last["trigger"]["type"] == "space_message"
         assert cycle16["id"] != cycle15["id"]
-        assert len(await play.house.list_runs(play.name)) == 3
+        assert len(await play.setup.list_runs(play.name)) == 3
 
 
 @pytest.mark.spec("6.6")
 async def test_a_question_needs_a_space(tmp_path: Path) -> None:
-    async with travelling(tmp_path) as play:
+    async with travel_agent_scene(tmp_path) as play:
         play.script(tool_calls_turn(("confirmAction", {"question": "Sure?"})))
-        await play.house.say("Book it")
+        await play.setup.say("Book it")
         await play.cycle()
         error = 'Tool "confirmAction" is visible but you are not in a space. Call enter_space first.'
         assert error in list_result_texts(play.asked()[1])[0]
         assert await play.shown() == []
 
 
-# What others execute
+# Workers and people
 
 
 @pytest.mark.spec("6.2")
@@ -212,60 +212,63 @@ async def test_a_question_needs_a_space(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", ["space_tools.json", "toolspace.yaml"])
 async def test_a_worker_result_in_time_is_used_in_the_same_cycle(file: str, tmp_path: Path) -> None:
     result = {"source": "pm-api", "results": ["a", "b", "c"]}
-    async with travelling(tmp_path, SEEDS / file) as play, connected(play.api, "fetchExternalData") as line:
+    async with (
+        travel_agent_scene(tmp_path, SEEDS / file) as play,
+        connect_worker(play.api, "fetchExternalData") as line,
+    ):
         play.script(
             tool_calls_turn(("fetchExternalData", {"query": "active projects"})),
             *message_turns("Found 3 active projects"),
         )
-        await play.house.say("Look up active projects")
+        await play.setup.say("Look up active projects")
         offer = await line.expect("call.offered")
         assert offer["args"] == {"query": "active projects"}
         assert (await play.submit(offer, result)).status == 200
         await play.cycle()
         assert json.loads(list_result_texts(play.asked()[1])[0]) == result
-        assert await play.house.list_agent_messages(play.name) == ["Found 3 active projects"]
+        assert await play.setup.list_agent_messages(play.name) == ["Found 3 active projects"]
         assert await play.shown() == []
-        assert len(await play.house.list_runs(play.name)) == 1
+        assert len(await play.setup.list_runs(play.name)) == 1
 
 
 @pytest.mark.spec("6.3")
 async def test_a_late_worker_result_goes_to_the_inbox(tmp_path: Path) -> None:
     path = moved(tmp_path, "space_tools.json", fetchExternalData={"timeout": 50})
-    async with travelling(tmp_path, path) as play, connected(play.api, "fetchExternalData") as line:
+    async with travel_agent_scene(tmp_path, path) as play, connect_worker(play.api, "fetchExternalData") as line:
         play.script(tool_calls_turn(("fetchExternalData", {"query": "all"})), "I will see it when it comes.")
-        await play.house.say("Look up all projects")
+        await play.setup.say("Look up all projects")
         offer = await line.expect("call.offered")
         run = await play.cycle()
         assert list_result_texts(play.asked()[1]) == ["(tool failed: timeout)"]
-        assert [call["status"] for call in await play.house.list_calls(run)] == ["pending"]
+        assert [call["status"] for call in await play.setup.list_calls(run)] == ["pending"]
         play.script(*message_turns("Here they are."))
         assert (await play.submit(offer, ["a"])).status == 200
         await play.cycle(2)
         assert f'fetchExternalData (callId: {offer["callId"]}): ["a"]' in list_input_texts(play.asked()[2])[-1]
-        assert await play.house.list_agent_messages(play.name) == ["Here they are."]
+        assert await play.setup.list_agent_messages(play.name) == ["Here they are."]
 
 
 @pytest.mark.spec("6.8")
 async def test_a_run_waits_for_an_approval_and_continues_with_it(tmp_path: Path) -> None:
-    async with travelling(tmp_path) as play:
+    async with travel_agent_scene(tmp_path) as play:
         play.script(tool_calls_turn(ENTER, ("getUserApproval", {"amount": 900})))
-        await play.house.say("Spend it")
+        await play.setup.say("Spend it")
         run = await _waits(play)
         (question,) = await play.shown()
         assert question["status"] == "requires_action"
         play.script(*message_turns("Spent."))
-        call = (await play.house.list_calls(run))[1]
+        call = (await play.setup.list_calls(run))[1]
         assert (await play.submit(call, {"approved": True})).status == 200
         ended = await play.cycle()
         assert (ended["id"], ended["status"]) == (run["id"], "completed")
         assert json.loads(list_result_texts(play.asked()[1])[1]) == {"approved": True}
-        assert await play.house.list_agent_messages(play.name) == ["Spent."]
+        assert await play.setup.list_agent_messages(play.name) == ["Spent."]
 
 
 async def _waits(play: Scene) -> Any:
     async with asyncio.timeout(20):
-        await play.house.model_server.wait_for_requests(model=play.model)
-        while (run := (await play.house.list_runs(play.name))[0])["status"] != "waiting_tool":  # noqa: ASYNC110
+        await play.setup.model_server.wait_for_requests(model=play.model)
+        while (run := (await play.setup.list_runs(play.name))[0])["status"] != "waiting_tool":  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     return run
 
@@ -273,9 +276,9 @@ async def _waits(play: Scene) -> Any:
 @pytest.mark.spec("6.1")
 async def test_a_chart_is_shown_in_the_space(tmp_path: Path) -> None:
     chart = {"title": "Sales", "values": [1, 2, 3]}
-    async with travelling(tmp_path) as play:
+    async with travel_agent_scene(tmp_path) as play:
         play.script(tool_calls_turn(ENTER, ("displayChart", chart)))
-        await play.house.say("Show me the sales")
+        await play.setup.say("Show me the sales")
         await play.cycle()
         assert json.loads(list_result_texts(play.asked()[1])[1]) == {"success": True, "args": chart}
         (call,) = await play.shown()
@@ -289,19 +292,19 @@ async def test_a_chart_is_shown_in_the_space(tmp_path: Path) -> None:
 # Tools on other hosts
 
 
-async def _answered(request: web.Request) -> web.Response:
+async def _answer_request(request: web.Request) -> web.Response:
     body = {"temperature": 21} if request.method == "GET" else {"order": await request.json(), "status": "sent"}
     return web.json_response(body)
 
 
 @pytest.mark.spec("6.1")
 async def test_support_agent_looks_things_up_over_http(tmp_path: Path) -> None:
-    async with http_server(_answered) as shop:
+    async with http_server(_answer_request) as shop:
         urls = {"https://api.weather.com": shop.url(""), "https://shop.example.com": shop.url("")}
         path = moved(tmp_path, "support_http_tools.json", urls)
         async with scene(path, tmp_path, "support-agent") as play:
             play.script(tool_calls_turn(ENTER, ("fetchWeather", {"city": "Ghent"}), ("lookUpOrder", {"id": "4711"})))
-            await play.house.say("Where is my parcel, and will it be dry?")
+            await play.setup.say("Where is my parcel, and will it be dry?")
             await play.cycle()
             _, weather, order = map(json.loads, list_result_texts(play.asked()[1]))
             assert (weather, order) == ({"temperature": 21}, {"order": {"id": "4711"}, "status": "sent"})
@@ -322,7 +325,7 @@ async def test_github_helper_uses_only_its_allowed_tools_of_a_server(tmp_path: P
                 anthropic_message(text_block("There is one.")),
             ]
             play.script(*map(stream_reply, turns))
-            await play.house.say("Is there anything to review?")
+            await play.setup.say("Is there anything to review?")
             run = await play.cycle()
             assert run["status"] == "completed", run["error"]
             first, second = play.asked()

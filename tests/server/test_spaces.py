@@ -16,7 +16,7 @@ from toolspace.storage.queries.calls import NewCall
 
 
 async def people(api: ApiClient) -> None:
-    """Ann and Bob, who are persons, and two agents; all but Bob in one space."""
+    """Creates Ann, Bob and two agents; all but Bob are in one space."""
     for name, kind in (("ann", "human"), ("bob", "human"), ("bot", "agent"), ("aid", "agent")):
         await api.create("/api/entities", id=name, type=kind, name=name.title())
     await api.create("/api/spaces", id="den", name="The den", members=["ann", "bot", "aid"])
@@ -27,7 +27,7 @@ async def say(api: ApiClient, content: str, who: str = "ann", **more: Any) -> An
 
 
 async def show_tool_call(gateway: Gateway) -> CallRecord:
-    """A visible call in the den that waits for someone."""
+    """Creates a visible pending call in the den."""
     run = NewCall(
         call_id="call-1",
         run_id=None,
@@ -47,8 +47,8 @@ async def show_tool_call(gateway: Gateway) -> CallRecord:
 
 @pytest.mark.spec("7.1")
 @pytest.mark.spec("12.1")
-async def test_a_space_is_created_read_updated_and_deleted(anywhere: ApiClient) -> None:
-    api = anywhere
+async def test_a_space_is_created_read_updated_and_deleted(each_database_api: ApiClient) -> None:
+    api = each_database_api
     space = await api.create("/api/spaces", name="Support", metadata={"team": 3})
     path = f"/api/spaces/{space['id']}"
     assert (await api.get(path)).data == space
@@ -61,8 +61,8 @@ async def test_a_space_is_created_read_updated_and_deleted(anywhere: ApiClient) 
 
 
 @pytest.mark.spec("7.1")
-async def test_members_are_added_and_removed(anywhere: ApiClient) -> None:
-    api = anywhere
+async def test_members_are_added_and_removed(each_database_api: ApiClient) -> None:
+    api = each_database_api
     await people(api)
     joined = await api.put("/api/spaces/den/members/bob")
     assert (joined.status, joined.data["entityId"], joined.data["type"]) == (200, "bob", "human")
@@ -78,17 +78,17 @@ async def test_members_are_added_and_removed(anywhere: ApiClient) -> None:
     assert {member["entityId"] for member in members} == {"ann", "bot"}
 
 
-async def test_a_space_with_an_unknown_member_is_not_created(anywhere: ApiClient) -> None:
-    reply = await anywhere.post("/api/spaces", {"id": "den", "name": "x", "members": ["ghost"]})
+async def test_a_space_with_an_unknown_member_is_not_created(each_database_api: ApiClient) -> None:
+    reply = await each_database_api.post("/api/spaces", {"id": "den", "name": "x", "members": ["ghost"]})
     assert reply.status == 400
     assert "ghost" in reply.detail
-    assert (await anywhere.get("/api/spaces/den")).status == 404
+    assert (await each_database_api.get("/api/spaces/den")).status == 404
 
 
 @pytest.mark.spec("7.1")
 @pytest.mark.spec("7.2")
-async def test_a_message_is_numbered_and_reaches_every_other_agent(anywhere: ApiClient) -> None:
-    api = anywhere
+async def test_a_message_is_numbered_and_reaches_every_other_agent(each_database_api: ApiClient) -> None:
+    api = each_database_api
     await people(api)
     first = await say(api, "Hello", metadata={"mood": "good"})
     assert (first["seq"], first["senderId"], first["status"], first["kind"]) == (1, "ann", "complete", "message")
@@ -96,7 +96,7 @@ async def test_a_message_is_numbered_and_reaches_every_other_agent(anywhere: Api
     bots = (await api.get("/api/agents/bot/inbox")).data["items"]
     assert [event["data"]["content"] for event in bots] == ["Hello"]
     aids = (await api.get("/api/agents/aid/inbox")).data["items"]
-    # What a person says comes before what an agent says.
+    # Messages of people come before messages of agents.
     assert [(event["type"], event["data"]["senderId"]) for event in aids] == [
         ("space_message", "ann"),
         ("space_message", "bot"),
@@ -105,14 +105,14 @@ async def test_a_message_is_numbered_and_reaches_every_other_agent(anywhere: Api
 
 
 @pytest.mark.spec("7.1")
-async def test_concurrent_messages_have_unique_numbers(anywhere: ApiClient) -> None:
-    await people(anywhere)
-    messages = await asyncio.gather(*(say(anywhere, f"m{number}") for number in range(20)))
+async def test_concurrent_messages_have_unique_numbers(each_database_api: ApiClient) -> None:
+    await people(each_database_api)
+    messages = await asyncio.gather(*(say(each_database_api, f"m{number}") for number in range(20)))
     assert sorted(message["seq"] for message in messages) == list(range(1, 21))
 
 
-async def test_messages_are_listed_backwards_and_forwards(anywhere: ApiClient) -> None:
-    api = anywhere
+async def test_messages_are_listed_backwards_and_forwards(each_database_api: ApiClient) -> None:
+    api = each_database_api
     await people(api)
     for number in range(1, 8):
         await say(api, f"m{number}")
@@ -157,12 +157,12 @@ async def test_only_members_post_messages(api: ApiClient) -> None:
     assert (await api.post("/api/spaces/lost/messages", {"content": "x", "entityId": "ann"})).status == 404
 
 
-async def test_a_message_id_is_unique(anywhere: ApiClient) -> None:
-    await people(anywhere)
+async def test_a_message_id_is_unique(each_database_api: ApiClient) -> None:
+    await people(each_database_api)
     body = {"id": "m1", "content": "x", "entityId": "ann"}
-    replies = await asyncio.gather(*(anywhere.post("/api/spaces/den/messages", body) for _ in range(4)))
+    replies = await asyncio.gather(*(each_database_api.post("/api/spaces/den/messages", body) for _ in range(4)))
     assert sorted(reply.status for reply in replies) == [201, 409, 409, 409]
-    listed = (await anywhere.get("/api/spaces/den/messages")).data["items"]
+    listed = (await each_database_api.get("/api/spaces/den/messages")).data["items"]
     assert [message["seq"] for message in listed] == [1]
 
 
@@ -199,7 +199,7 @@ async def test_a_member_reads_and_posts_only_in_its_own_spaces(api: ApiClient) -
         assert (await bob.get(f"/api/spaces/den{path}")).status == 403, path
         assert (await bob.get(f"/api/spaces/lost{path}")).status == 404, path
     assert (await bob.post("/api/spaces/den/messages", {"content": "x"})).status == 403
-    # A message of another space is not found through one's own.
+    # A message of another space is not found through the member's space.
     assert (await bob.get(f"/api/spaces/lair/messages/{response.data['id']}")).status == 404
     for method, path in (("POST", "/api/spaces"), ("PATCH", "/api/spaces/den"), ("DELETE", "/api/spaces/den")):
         assert (await ann.request(method, path, {})).status == 403
@@ -252,7 +252,7 @@ async def test_a_space_with_the_id_of_a_deleted_one_is_empty(
         async with api.session.get(api.url + path, headers=api.headers) as operator:
             assert operator.status == 200
             assert (await api.delete("/api/spaces/den")).status == 204
-            assert b"a secret" in await operator.read()  # It ends.
+            assert b"a secret" in await operator.read()  # The stream ends.
         await api.create("/api/spaces", id="den", name="Another", members=["bob", "bot"])
         bob = await api.member("bob")
         await bob.create("/api/spaces/den/messages", content="the first word here")

@@ -1,4 +1,4 @@
-"""Streams over real HTTP: what readers get, those that drop and come back, those that do not read, and many at once."""
+"""Event streams over real HTTP: resuming, slow subscribers, permissions, many subscribers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ async def test_a_subscriber_resumes_with_the_header_or_the_query(
     async with reading(session, f"{streams.url}/space:a", lastEventId="1") as reader:
         assert ids(await reader.take(4)) == [2, 3, 4, 5]
     async with reading(session, f"{streams.url}/space:a", last_event_id="4", lastEventId="1") as reader:
-        assert ids(await reader.take(1)) == [5]  # A browser that comes back keeps its address, so the header wins.
+        assert ids(await reader.take(1)) == [
+            5
+        ]  # A browser reconnects with the same URL, so the header takes precedence.
     async with reading(session, f"{streams.url}/space:a", **{"from": "start"}) as reader:
         assert ids(await reader.take(5)) == [1, 2, 3, 4, 5]
 
@@ -106,7 +108,7 @@ async def test_a_position_that_is_no_longer_stored_starts_with_a_reset(
         reset, *rest = await reader.take(3)
         assert (reset.type, reset.data) == ("stream.reset", {"oldest": 5})
         assert ids(rest) == [5, 6]
-    async with reading(session, f"{streams.url}/space:a", last_event_id="77") as reader:  # Never given here.
+    async with reading(session, f"{streams.url}/space:a", last_event_id="77") as reader:  # This id was never sent.
         assert [frame.type for frame in await reader.take(2)] == ["stream.reset", "tool.progress"]
     async with reading(session, f"{streams.url}/space:a", **{"from": "start"}) as reader:
         assert ids(await reader.take(2)) == [5, 6]
@@ -171,7 +173,7 @@ async def test_heartbeats_have_the_event_id(tmp_path: Path, session: aiohttp.Cli
         reading(session, f"{streams.url}/space:a", audience="public") as reader,
     ):
         await reader.until(b": ping\nid: 0\n\n: ping\n")
-        # What this reader may not see moves its place too.
+        # Hidden events move the position too.
         await streams.append("space:a", NewEvent("tool.progress", {"progress": 1}, "none"))
         await reader.until(b": ping\nid: 1\n\n")
 
@@ -200,7 +202,7 @@ async def test_a_subscriber_that_reconnects_often_gets_every_event_once(
                     frame = await reader.next()
                     assert frame is not None
                     frames.append(frame)
-                    last = frame.id  # What lies behind it in the same piece counts as not read.
+                    last = frame.id  # Later frames of the same chunk count as not received.
                     if int(last.partition(".")[0]) == total and "." not in last:
                         break
         return frames
@@ -217,7 +219,7 @@ async def test_a_subscriber_that_reconnects_often_gets_every_event_once(
 
 
 def _progress(frame: Frame, format: str) -> int | None:
-    """Which of the events of the test a frame is."""
+    """The number of the event that a frame belongs to."""
     match format, frame.data:
         case "native", {"progress": int(n)}:
             return n
@@ -244,7 +246,7 @@ async def test_a_subscriber_that_stops_reading_is_disconnected_and_does_not_affe
             assert ids(await reader.take(8))[-1] == written
         assert len(streams.readers) == 1
         with stuck:
-            unread_bytes = 0  # Cut off, with what is on the way: not left hanging, with all that it did not read.
+            unread_bytes = 0  # The connection is aborted; only buffered bytes arrive.
             while piece := await asyncio.get_running_loop().sock_recv(stuck, 1 << 20):
                 unread_bytes += len(piece)
             assert unread_bytes < written * 20_000
@@ -263,7 +265,7 @@ async def test_a_stuck_write_ends_the_stream_even_without_new_events(tmp_path: P
 
 
 async def _open_and_never_read(streams: Streams, stream: str) -> socket.socket:
-    """A connection whose reader sees that the stream has begun, and then nothing more."""
+    """Opens a connection, reads the start of the stream, and then nothing more."""
     address = urlsplit(streams.url)
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -330,7 +332,7 @@ async def test_a_stream_ends_when_its_subscriber_loses_the_permission(
             await streams.append("space:a", progress(1))
             assert len(await reader.take(1)) == 1
             rights["member"] = False
-            streams.readers.recheck_permissions()  # As whoever changes members does.
+            streams.readers.recheck_permissions()  # As a change of members does.
             await streams.append("space:a", progress(2))
             assert await reader.rest() == []
 

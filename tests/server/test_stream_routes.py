@@ -1,4 +1,4 @@
-"""Streams of spaces and runs over HTTP: who may read them, and until when."""
+"""The stream routes: permissions and ends of streams."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def test_streams_require_membership(api: ApiClient) -> None:
 
 @pytest.mark.spec("8.1")
 async def test_a_stream_ends_for_a_removed_member(gateway: Gateway, api: ApiClient) -> None:
-    gateway.streams.recheck_after = 3600.0  # Not by the clock: because it is told.
+    gateway.streams.recheck_after = 3600.0  # By the notification, not by the timer.
     await people(api)
     async with reading(await api.member("ann"), "/api/spaces/den/stream") as stream:
         await api.delete("/api/spaces/den/members/ann")
@@ -136,11 +136,11 @@ async def test_an_unknown_event_type_is_refused_with_a_suggestion(api: ApiClient
     reply = await api.get("/api/spaces/den/stream?until=run.dome")
     assert reply.status == 400
     assert "run.done" in reply.detail
-    assert "tool.started" not in reply.detail  # Not a list of all.
+    assert "tool.started" not in reply.detail  # A suggestion instead of a list.
 
 
 def test_every_event_type_can_end_a_stream() -> None:
-    """Each type that is appended anywhere is known to `until`."""
+    """`until` accepts every event type that is appended anywhere."""
     source = Path(toolspace.__file__).parent
     folders = ("spaces", "agent", "gateway/routes")
     text = "".join(path.read_text() for folder in folders for path in source.glob(f"{folder}/*.py"))

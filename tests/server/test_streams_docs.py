@@ -1,4 +1,4 @@
-"""docs/streams.md tells the truth."""
+"""docs/streams.md has every event type, parameter and time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks of agents, and what agents have in mind, over HTTP."""
+"""Background tasks and the history of agents over HTTP."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TODAY = datetime.datetime.now(datetime.UTC).date()
 
 
 def say(request: ModelRequest) -> Any:
-    """Has everything that it is told done by a task."""
+    """Starts a task for every input."""
     if request.system.startswith("You work on a task"):
         return "It is done."
     if request.system.startswith("You keep the long-term memory"):
@@ -35,15 +35,15 @@ def say(request: ModelRequest) -> Any:
     return "I wait."
 
 
-async def living(gateway: Gateway) -> str:
-    """The id of an agent that lives in the gateway."""
+async def start_agent(gateway: Gateway) -> str:
+    """Starts an agent in the gateway; returns its id."""
     gateway.toolspace.agents.add([Agent("ada", model=ScriptedModel(say))])
     await gateway.agent_host.register_agents()
     return entity_id_for("ada")
 
 
-async def task_of(api: ApiClient, agent: str) -> Any:
-    """The first task of an agent, once someone has looked back on it."""
+async def wait_for_reflection(api: ApiClient, agent: str) -> Any:
+    """Waits for the reflection on the first task of an agent."""
     while True:
         items = (await api.get(f"/api/agents/{agent}/tasks")).data["items"]
         if items and items[0]["reflection"] is not None:
@@ -54,9 +54,9 @@ async def task_of(api: ApiClient, agent: str) -> Any:
 @pytest.mark.spec("11.5")
 @pytest.mark.spec("12.1")
 async def test_a_task_is_returned_with_its_conversation_and_reflection(gateway: Gateway, api: ApiClient) -> None:
-    agent = await living(gateway)
+    agent = await start_agent(gateway)
     await api.create(f"/api/agents/{agent}/inbox", data="something happened")
-    task = await task_of(api, agent)
+    task = await wait_for_reflection(api, agent)
     assert (task["status"], task["result"], task["description"]) == ("completed", "It is done.", "see to it")
     assert task["reflection"] == {"assessment": "It went well.", "toolCallsCount": 0}
     whole = (await api.get(f"/api/agents/{agent}/tasks/{task['id']}")).data
@@ -77,7 +77,7 @@ async def test_a_task_is_returned_with_its_conversation_and_reflection(gateway: 
 
 
 async def new_tasks(gateway: Gateway, agent: str, count: int) -> list[str]:
-    """Tasks of an agent that lives elsewhere: nobody here takes them up."""
+    """Creates tasks of an agent that this gateway does not run."""
     return [
         await gateway.ledger.commit(
             spawn, NewTask(agent_entity_id=agent, description=f"{n}", input="x", call_id=f"call_{n}")
@@ -144,18 +144,21 @@ async def test_a_history_is_listed_backwards_in_pages(gateway: Gateway, api: Api
 
 @pytest.mark.spec("11.5")
 async def test_the_settings_of_an_agent_apply_to_its_tasks(tmp_path: Path) -> None:
-    """Its memory, and what it may not use."""
-    async with open_model_server() as brain:
-        brain.script(
+    """The memory setting and denied tools."""
+    async with open_model_server() as model_server:
+        model_server.script(
             tool_calls_turn(("spawn_task", {"description": "learn", "input": "all of it"})), "I wait.", model="m"
         )
         own = {"memoryDir": "own-memory", "builtins": ["memory_*"], "toolsDenied": ["reply", "memory_append"]}
-        async with open_agent_gateway(tmp_path, brain, agents={"ada": agent_config(brain, tools=own)}) as house:
+        async with open_agent_gateway(
+            tmp_path, model_server, agents={"ada": agent_config(model_server, tools=own)}
+        ) as setup:
             agent = entity_id_for("ada")
-            await house.api.create(f"/api/agents/{agent}/inbox", data="something happened")
-            task = await task_of(house.api, agent)
+            await setup.api.create(f"/api/agents/{agent}/inbox", data="something happened")
+            task = await wait_for_reflection(setup.api, agent)
         offered_tools = [
-            {tool["function"]["name"] for tool in request.get("tools", ())} for request in brain.list_requests("m")
+            {tool["function"]["name"] for tool in request.get("tools", ())}
+            for request in model_server.list_requests("m")
         ]
     main = next(names for names in offered_tools if "send_message" in names)
     assert main >= {"spawn_task", "task_list", "memory_list"}

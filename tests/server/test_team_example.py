@@ -1,4 +1,4 @@
-"""examples/agents: the team does what its comments say, with a model of the test's own in the place of a provider."""
+"""examples/agents: the team works as its comments say, with a scripted model."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ BOOKING = {"action": "Book 2 nights in Lisbon, 120 euros each"}
 @pytest.mark.spec("17.1")
 @pytest.mark.spec("11.2")
 async def test_the_example_team_searches_asks_and_books_after_confirmation(tmp_path: Path) -> None:
-    async with open_model_server() as brain:
+    async with open_model_server() as model_server:
         environ = {
             "OPENAI_API_KEY": "sk-team",
-            "OPENAI_BASE_URL": brain.base_url,
+            "OPENAI_BASE_URL": model_server.base_url,
             "TOOLSPACE_STORAGE_DIR": str(tmp_path),
             "TOOLSPACE_SERVER_SECRET_KEY": SECRET,
         }
         async with Gateway.open(TEAM, environ=environ) as gateway, open_api(gateway) as api:
-            house = AgentGateway(gateway, api, brain, partial(write_config, tmp_path))
-            await house.wait_for_documents(agent="researcher")
+            setup = AgentGateway(gateway, api, model_server, partial(write_config, tmp_path))
+            await setup.wait_for_documents(agent="researcher")
             await api.create("/api/entities", id=PERSON, type="human", name="Husam")
             await api.create(f"/api/spaces/{TRAVEL}/members", entityId=PERSON)
             asking_first: list[Turn] = [
@@ -57,31 +57,33 @@ async def test_the_example_team_searches_asks_and_books_after_confirmation(tmp_p
                 tool_calls_turn(("confirmAction", BOOKING), ("send_message", {"text": "Shall I?"})),
                 text_completion("I wait."),
             ]
-            brain.script(*asking_first, model=USUAL)
-            await house.say("Two nights in Lisbon, please", space=TRAVEL)
-            run = await house.wait_for_run_end(agent="concierge")
-            requests = brain.list_requests(USUAL)
+            model_server.script(*asking_first, model=USUAL)
+            await setup.say("Two nights in Lisbon, please", space=TRAVEL)
+            run = await setup.wait_for_run_end(agent="concierge")
+            requests = model_server.list_requests(USUAL)
             assert "confirmAction" in offered_tools(requests[0])
-            assert "confirmAction" not in offered_tools(requests[2])  # The researcher has tools of its own.
+            assert "confirmAction" not in offered_tools(requests[2])  # The researcher has its own tools.
             assert "Up to 150 euros" in list_result_texts(requests[3])[-1]
             assert "150 euros" in list_result_texts(requests[4])[-1]
 
             (call,) = [
-                candidate for candidate in await house.list_calls(run) if candidate["toolName"] == "confirmAction"
+                candidate for candidate in await setup.list_calls(run) if candidate["toolName"] == "confirmAction"
             ]
-            brain.script(tool_calls_turn(("bookRoom", {"city": "Lisbon", "nights": 2})), model=USUAL)
+            model_server.script(tool_calls_turn(("bookRoom", {"city": "Lisbon", "nights": 2})), model=USUAL)
             confirmed = {"runId": run["id"], "toolCallId": call["callId"], "result": {"confirmed": True}}
             async with booking(api):
                 assert (await api.post(f"/api/spaces/{TRAVEL}/tool-results", confirmed)).status == 200
-                await house.wait_for_run_end(2, agent="concierge")
-            assert '{"confirmed":true}' in "\n".join(list_input_texts(brain.list_requests(USUAL)[len(asking_first)]))
-            assert list_result_texts(brain.list_requests(USUAL)[-1])[-1] == "2 nights in Lisbon"
-            assert await house.list_agent_messages("concierge", TRAVEL) == ["Shall I?"]
+                await setup.wait_for_run_end(2, agent="concierge")
+            assert '{"confirmed":true}' in "\n".join(
+                list_input_texts(model_server.list_requests(USUAL)[len(asking_first)])
+            )
+            assert list_result_texts(model_server.list_requests(USUAL)[-1])[-1] == "2 nights in Lisbon"
+            assert await setup.list_agent_messages("concierge", TRAVEL) == ["Shall I?"]
 
 
 @asynccontextmanager
 async def booking(api: ApiClient) -> AsyncGenerator[None]:
-    """A worker that books rooms."""
+    """Runs a worker that books rooms."""
     worker = ToolWorker(api.url, secret_key=SECRET)
 
     @worker.tool("bookRoom")

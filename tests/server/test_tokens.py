@@ -1,4 +1,4 @@
-"""Tokens against a shared secret and against the published keys of a real HTTP issuer."""
+"""Tokens with a shared secret and with the keys of a real HTTP issuer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from toolspace.server.tokens import EntityTokens, InvalidToken, IssuerKeys, Issu
 SECRET = "a-shared-secret-of-more-than-sixty-four-characters-for-every-digest"
 
 
-def signed(claims: dict[str, Any], key: Any = SECRET, algorithm: str = "HS256", **headers: Any) -> str:
+def sign_token(claims: dict[str, Any], key: Any = SECRET, algorithm: str = "HS256", **headers: Any) -> str:
     return jwt.encode({"exp": int(time.time()) + 60, **claims}, key, algorithm=algorithm, headers=headers)
 
 
-def unsigned(claims: dict[str, Any], header: dict[str, Any]) -> str:
+def unsigned_token(claims: dict[str, Any], header: dict[str, Any]) -> str:
     parts = [base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode() for part in (header, claims)]
     return ".".join([*parts, ""])
 
@@ -35,22 +35,22 @@ async def refusal(tokens: EntityTokens, token: str) -> str:
 
 
 class Issuer:
-    """Publishes keys, as long as it is not told to fail; counts who asks."""
+    """Publishes keys, or fails; counts the fetches."""
 
     def __init__(self) -> None:
         self.rsa = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         self.ec = ec.generate_private_key(ec.SECP256R1())
         self.ed = ed25519.Ed25519PrivateKey.generate()
         self.keys: list[dict[str, Any]] = [
-            self.published("rsa-1", self.rsa, "RS256"),
-            self.published("ec-1", self.ec, "ES256"),
-            self.published("ed-1", self.ed, "EdDSA"),
+            self.public_jwk("rsa-1", self.rsa, "RS256"),
+            self.public_jwk("ec-1", self.ec, "ES256"),
+            self.public_jwk("ed-1", self.ed, "EdDSA"),
         ]
         self.fails = False
         self.fetch_count = 0
         self.url = ""
 
-    def published(self, kid: str, key: Any, algorithm: str) -> dict[str, Any]:
+    def public_jwk(self, kid: str, key: Any, algorithm: str) -> dict[str, Any]:
         jwk = jwt.get_algorithm_by_name(algorithm).to_jwk(key.public_key(), as_dict=True)
         return {**jwk, "kid": kid, "use": "sig"}
 
@@ -76,17 +76,19 @@ async def issuer() -> AsyncIterator[Issuer]:
 @pytest.mark.spec("8.1")
 @pytest.mark.parametrize("algorithm", ["HS256", "HS384", "HS512"])
 async def test_a_token_signed_with_the_shared_secret_names_its_entity(algorithm: str) -> None:
-    named = await EntityTokens(secret=SECRET).verify(signed({"sub": "ent_1"}, algorithm=algorithm))
+    named = await EntityTokens(secret=SECRET).verify(sign_token({"sub": "ent_1"}, algorithm=algorithm))
     assert named.entity_id == "ent_1"
     assert named.expires_at > time.time() * 1000
 
 
 @pytest.mark.spec("8.1")
 async def test_the_claim_that_names_the_entity_is_configurable() -> None:
-    assert (await EntityTokens(secret=SECRET, claim="entity").verify(signed({"entity": "ent_1"}))).entity_id == "ent_1"
-    nested = signed({"app": {"entity": "ent_2"}, "sub": "someone"})
+    assert (
+        await EntityTokens(secret=SECRET, claim="entity").verify(sign_token({"entity": "ent_1"}))
+    ).entity_id == "ent_1"
+    nested = sign_token({"app": {"entity": "ent_2"}, "sub": "someone"})
     assert (await EntityTokens(secret=SECRET, claim="app.entity").verify(nested)).entity_id == "ent_2"
-    url = signed({"https://example.org/entity": "ent_3"})
+    url = sign_token({"https://example.org/entity": "ent_3"})
     assert (await EntityTokens(secret=SECRET, claim="https://example.org/entity").verify(url)).entity_id == "ent_3"
 
 
@@ -97,9 +99,9 @@ async def test_the_claim_that_names_the_entity_is_configurable() -> None:
 async def test_a_token_that_names_no_entity_is_refused(claims: dict[str, Any]) -> None:
     tokens = EntityTokens(secret=SECRET, claim="sub")
     try:
-        token = signed(claims)
-    except TypeError:  # The library does not sign a subject that is no text; others do.
-        token = signed({"who": claims["sub"]})
+        token = sign_token(claims)
+    except TypeError:  # PyJWT does not sign a subject that is not a text; other libraries do.
+        token = sign_token({"who": claims["sub"]})
         tokens = EntityTokens(secret=SECRET, claim="who")
     await refusal(tokens, token)
 
@@ -107,8 +109,8 @@ async def test_a_token_that_names_no_entity_is_refused(claims: dict[str, Any]) -
 async def test_an_expired_token_is_refused_once_the_leeway_is_over() -> None:
     tokens = EntityTokens(secret=SECRET)
     now = int(time.time())
-    assert (await tokens.verify(signed({"sub": "ent_1", "exp": now - 5}))).entity_id == "ent_1"
-    assert "expired" in await refusal(tokens, signed({"sub": "ent_1", "exp": now - 60}))
+    assert (await tokens.verify(sign_token({"sub": "ent_1", "exp": now - 5}))).entity_id == "ent_1"
+    assert "expired" in await refusal(tokens, sign_token({"sub": "ent_1", "exp": now - 60}))
 
 
 async def test_a_token_without_expiry_is_refused() -> None:
@@ -117,14 +119,14 @@ async def test_a_token_without_expiry_is_refused() -> None:
 
 
 async def test_a_token_that_is_not_valid_yet_is_refused() -> None:
-    token = signed({"sub": "ent_1", "nbf": int(time.time()) + 600, "exp": int(time.time()) + 1200})
+    token = sign_token({"sub": "ent_1", "nbf": int(time.time()) + 600, "exp": int(time.time()) + 1200})
     assert "not valid yet" in await refusal(EntityTokens(secret=SECRET), token)
 
 
 async def test_an_invalid_signature_is_refused() -> None:
-    other = signed({"sub": "ent_1"}, key="another-secret-of-more-than-32-characters-here")
+    other = sign_token({"sub": "ent_1"}, key="another-secret-of-more-than-32-characters-here")
     assert "signature" in await refusal(EntityTokens(secret=SECRET), other)
-    head, body, signature = signed({"sub": "ent_1"}).split(".")
+    head, body, signature = sign_token({"sub": "ent_1"}).split(".")
     forged = base64.urlsafe_b64encode(b'{"sub":"ent_2","exp":9999999999}').rstrip(b"=").decode()
     assert "signature" in await refusal(EntityTokens(secret=SECRET), ".".join((head, forged, signature)))
     assert body
@@ -132,17 +134,17 @@ async def test_an_invalid_signature_is_refused() -> None:
 
 @pytest.mark.parametrize("algorithm", ["none", "None", "NONE", "nOnE", "", None, 7, ["HS256"], {"HS256": 1}])
 async def test_a_token_without_a_signature_is_refused(algorithm: Any) -> None:
-    token = unsigned({"sub": "ent_1", "exp": 9999999999}, {"alg": algorithm, "typ": "JWT"})
+    token = unsigned_token({"sub": "ent_1", "exp": 9999999999}, {"alg": algorithm, "typ": "JWT"})
     await refusal(EntityTokens(secret=SECRET), token)
 
 
 async def test_a_public_key_is_never_used_as_a_shared_secret(issuer: Issuer) -> None:
-    """The oldest trick: sign with the public key as if it were the secret of HMAC."""
+    """Algorithm confusion: the token is signed with the public key as HMAC secret."""
     import hashlib
     import hmac
 
     pem = issuer.rsa.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    unsigned_part = unsigned({"sub": "ent_1", "exp": 9999999999}, {"alg": "HS256", "kid": "rsa-1"}).rstrip(".")
+    unsigned_part = unsigned_token({"sub": "ent_1", "exp": 9999999999}, {"alg": "HS256", "kid": "rsa-1"}).rstrip(".")
     for secret in (pem, pem.strip(), json.dumps(issuer.keys[0]).encode()):
         signature = base64.urlsafe_b64encode(hmac.new(secret, unsigned_part.encode(), hashlib.sha256).digest())
         token = f"{unsigned_part}.{signature.rstrip(b'=').decode()}"
@@ -154,14 +156,14 @@ async def test_a_public_key_is_never_used_as_a_shared_secret(issuer: Issuer) -> 
 
 async def test_a_symmetric_key_in_the_key_set_is_ignored(issuer: Issuer) -> None:
     issuer.keys.append({"kty": "oct", "kid": "oct-1", "k": base64.urlsafe_b64encode(b"x" * 32).decode()})
-    token = signed({"sub": "ent_1"}, key="x" * 32, kid="oct-1")
+    token = sign_token({"sub": "ent_1"}, key="x" * 32, kid="oct-1")
     assert "algorithm" in await refusal(EntityTokens(secret=None, issuer_keys=IssuerKeys(issuer.url)), token)
 
 
 async def test_a_secret_that_is_too_short_for_an_algorithm_is_refused() -> None:
     short = "x" * 40
     with pytest.warns(jwt.InsecureKeyLengthWarning):
-        token = signed({"sub": "ent_1"}, key=short, algorithm="HS512")
+        token = sign_token({"sub": "ent_1"}, key=short, algorithm="HS512")
     assert "too short" in await refusal(EntityTokens(secret=short), token)
 
 
@@ -173,12 +175,12 @@ async def test_a_text_that_is_not_a_token_is_refused(token: str) -> None:
 async def test_audience_and_issuer_are_checked() -> None:
     tokens = EntityTokens(secret=SECRET, audience="here", issuer="https://login.example")
     good = {"sub": "ent_1", "aud": "here", "iss": "https://login.example"}
-    assert (await tokens.verify(signed(good))).entity_id == "ent_1"
-    assert "audience" in await refusal(tokens, signed({**good, "aud": "there"}))
-    assert "issuer" in await refusal(tokens, signed({**good, "iss": "https://other.example"}))
-    assert "aud" in await refusal(tokens, signed({"sub": "ent_1", "iss": "https://login.example"}))
-    # Where no audience is configured, it does not matter whom a token is for.
-    assert (await EntityTokens(secret=SECRET).verify(signed(good))).entity_id == "ent_1"
+    assert (await tokens.verify(sign_token(good))).entity_id == "ent_1"
+    assert "audience" in await refusal(tokens, sign_token({**good, "aud": "there"}))
+    assert "issuer" in await refusal(tokens, sign_token({**good, "iss": "https://other.example"}))
+    assert "aud" in await refusal(tokens, sign_token({"sub": "ent_1", "iss": "https://login.example"}))
+    # Without a configured audience, any audience is accepted.
+    assert (await EntityTokens(secret=SECRET).verify(sign_token(good))).entity_id == "ent_1"
 
 
 async def test_a_created_token_is_valid() -> None:
@@ -194,8 +196,8 @@ async def test_a_created_token_is_valid() -> None:
 async def test_a_token_from_an_issuer_names_its_entity(issuer: Issuer, kid: str, algorithm: str) -> None:
     tokens = EntityTokens(secret=None, issuer_keys=IssuerKeys(issuer.url))
     key = {"rsa-1": issuer.rsa, "ec-1": issuer.ec, "ed-1": issuer.ed}[kid]
-    assert (await tokens.verify(signed({"sub": "ent_1"}, key, algorithm, kid=kid))).entity_id == "ent_1"
-    assert (await tokens.verify(signed({"sub": "ent_2"}, key, algorithm))).entity_id == "ent_2"
+    assert (await tokens.verify(sign_token({"sub": "ent_1"}, key, algorithm, kid=kid))).entity_id == "ent_1"
+    assert (await tokens.verify(sign_token({"sub": "ent_2"}, key, algorithm))).entity_id == "ent_2"
     assert issuer.fetch_count == 1
     assert not tokens.can_create
     await tokens.aclose()
@@ -204,8 +206,8 @@ async def test_a_token_from_an_issuer_names_its_entity(issuer: Issuer, kid: str,
 async def test_a_token_signed_with_another_key_is_refused(issuer: Issuer) -> None:
     stranger = ec.generate_private_key(ec.SECP256R1())
     tokens = EntityTokens(secret=None, issuer_keys=IssuerKeys(issuer.url))
-    assert "signature" in await refusal(tokens, signed({"sub": "ent_1"}, stranger, "ES256", kid="ec-1"))
-    assert "signature" in await refusal(tokens, signed({"sub": "ent_1"}, stranger, "ES256"))
+    assert "signature" in await refusal(tokens, sign_token({"sub": "ent_1"}, stranger, "ES256", kid="ec-1"))
+    assert "signature" in await refusal(tokens, sign_token({"sub": "ent_1"}, stranger, "ES256"))
 
 
 async def test_a_new_key_is_fetched_when_a_token_names_it_but_fetches_are_limited(
@@ -213,32 +215,32 @@ async def test_a_new_key_is_fetched_when_a_token_names_it_but_fetches_are_limite
 ) -> None:
     keys = IssuerKeys(issuer.url, pause=0)
     tokens = EntityTokens(secret=None, issuer_keys=keys)
-    await tokens.verify(signed({"sub": "ent_1"}, issuer.ec, "ES256", kid="ec-1"))
+    await tokens.verify(sign_token({"sub": "ent_1"}, issuer.ec, "ES256", kid="ec-1"))
     rolled = ec.generate_private_key(ec.SECP256R1())
-    issuer.keys.append(issuer.published("ec-2", rolled, "ES256"))
-    assert (await tokens.verify(signed({"sub": "ent_1"}, rolled, "ES256", kid="ec-2"))).entity_id == "ent_1"
+    issuer.keys.append(issuer.public_jwk("ec-2", rolled, "ES256"))
+    assert (await tokens.verify(sign_token({"sub": "ent_1"}, rolled, "ES256", kid="ec-2"))).entity_id == "ent_1"
     assert issuer.fetch_count == 2
     patient = EntityTokens(secret=None, issuer_keys=IssuerKeys(issuer.url, pause=3600))
     for number in range(5):
-        await refusal(patient, signed({"sub": "ent_1"}, rolled, "ES256", kid=f"made-up-{number}"))
+        await refusal(patient, sign_token({"sub": "ent_1"}, rolled, "ES256", kid=f"made-up-{number}"))
     assert issuer.fetch_count == 3
 
 
 async def test_fetched_keys_stay_valid_during_an_outage_of_the_issuer(issuer: Issuer) -> None:
     tokens = EntityTokens(secret=None, issuer_keys=IssuerKeys(issuer.url, pause=0, max_age=0))
-    token = signed({"sub": "ent_1"}, issuer.ec, "ES256", kid="ec-1")
+    token = sign_token({"sub": "ent_1"}, issuer.ec, "ES256", kid="ec-1")
     await tokens.verify(token)
     issuer.fails = True
     for _ in range(3):
         assert (await tokens.verify(token)).entity_id == "ent_1"
-    assert "does not publish" in await refusal(tokens, signed({"sub": "e"}, issuer.ec, "ES256", kid="other"))
+    assert "does not publish" in await refusal(tokens, sign_token({"sub": "e"}, issuer.ec, "ES256", kid="other"))
     await tokens.aclose()
 
 
 async def test_an_unreachable_issuer_is_not_an_invalid_token(issuer: Issuer) -> None:
     issuer.fails = True
     tokens = EntityTokens(secret=None, issuer_keys=IssuerKeys(issuer.url, pause=0))
-    token = signed({"sub": "ent_1"}, issuer.ec, "ES256", kid="ec-1")
+    token = sign_token({"sub": "ent_1"}, issuer.ec, "ES256", kid="ec-1")
     with pytest.raises(IssuerUnavailable):
         await tokens.verify(token)
     issuer.fails = False
@@ -246,6 +248,6 @@ async def test_an_unreachable_issuer_is_not_an_invalid_token(issuer: Issuer) -> 
 
 
 async def test_a_token_may_expire_after_the_year_9999() -> None:
-    named = await EntityTokens(secret=SECRET).verify(signed({"sub": "ent_1", "exp": 10**400}))
+    named = await EntityTokens(secret=SECRET).verify(sign_token({"sub": "ent_1", "exp": 10**400}))
     assert named.entity_id == "ent_1"
     assert named.expires_at < 2**53

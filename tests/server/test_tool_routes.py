@@ -1,4 +1,4 @@
-"""Tools, MCP servers and stored outputs over HTTP: what is shown, and to whom."""
+"""Tools, MCP servers and stored outputs over HTTP."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
 
 @pytest.fixture
 async def with_server(tmp_path: Path) -> AsyncIterator[ApiClient]:
-    """One that has an MCP server."""
+    """A gateway with an MCP server."""
     (tmp_path / "server.py").write_text(SERVER)
     servers = {"notes": {"command": sys.executable, "args": [str(tmp_path / "server.py")]}}
     async with Gateway.open(write_config(tmp_path, mcpServers=servers)) as opened, open_api(opened) as someone:

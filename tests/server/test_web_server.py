@@ -1,4 +1,4 @@
-"""The web server under a gateway: patient with streams, not with those who never say what they want."""
+"""The timeouts of the web server."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_the_timeouts_do_not_apply_to_a_silent_stream(api: ApiClient, monk
     await api.request("PUT", "/api/spaces/room/members/ann")
     async with api.session.get(f"{api.url}/api/spaces/room/stream", headers=api.headers) as response:
         idle, writer = await connect(api)
-        await idle.read()  # Others have been closed by now.
+        await idle.read()  # An idle connection was closed in this time.
         writer.close()
         await api.create("/api/spaces/room/messages", entityId="ann", content="still here?")
         async with asyncio.timeout(20):

@@ -1,4 +1,4 @@
-"""The stream for workers over HTTP: what it says, whom it takes, and what it does when one goes away."""
+"""The worker stream over HTTP."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ TOOLS = [
 ]
 
 
-class Line:
-    """A worker's stream, read as any program could."""
+class WorkerStream:
+    """Reads a worker's stream."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.response = response
@@ -33,7 +33,7 @@ class Line:
         self.raw = b""
 
     async def next(self) -> StreamEvent | None:
-        """The next event; None at the end."""
+        """Returns the next event; None at the end."""
         async with asyncio.timeout(20):
             while not self._events:
                 chunk = await self.response.content.readany()
@@ -51,11 +51,11 @@ class Line:
 
 
 @asynccontextmanager
-async def connected(api: ApiClient, tools: str = "move", **query: Any) -> AsyncIterator[Line]:
+async def connect_worker(api: ApiClient, tools: str = "move", **query: Any) -> AsyncIterator[WorkerStream]:
     parameters = {"tools": tools, **{name: str(value) for name, value in query.items()}}
     async with api.session.get(api.url + "/api/tools/stream", params=parameters, headers=api.headers) as response:
         assert response.status == 200, await response.text()
-        line = Line(response)
+        line = WorkerStream(response)
         await line.expect("worker.ready")
         yield line
 
@@ -75,7 +75,7 @@ async def call(api: ApiClient, name: str = "move", **args: Any) -> Any:
 
 @pytest.mark.spec("6.7")
 async def test_worker_is_offered_a_call_and_its_result_goes_to_the_caller(api: ApiClient) -> None:
-    async with connected(api, workerId="wrk_mine") as line:
+    async with connect_worker(api, workerId="wrk_mine") as line:
         calling = asyncio.ensure_future(call(api, to="left"))
         offer = await line.expect("call.offered")
         assert (offer["toolName"], offer["args"]) == ("move", {"to": "left"})
@@ -92,7 +92,7 @@ async def test_worker_is_offered_a_call_and_its_result_goes_to_the_caller(api: A
 async def test_worker_gets_a_call_of_a_run_and_its_cancellation(api: ApiClient) -> None:
     agent = await api.create("/api/entities", type="agent", name="Bot")
     run = await api.create("/api/runs", agentEntityId=agent["id"])
-    async with connected(api, "later") as line:
+    async with connect_worker(api, "later") as line:
         await api.post(f"/api/runs/{run['id']}/calls", {"name": "later", "args": {}})
         offer = await line.expect("call.offered")
         assert (offer["runId"], offer["agentEntityId"]) == (run["id"], agent["id"])
@@ -102,10 +102,10 @@ async def test_worker_gets_a_call_of_a_run_and_its_cancellation(api: ApiClient) 
 
 @pytest.mark.spec("6.7")
 async def test_call_of_a_disconnected_worker_is_offered_to_another(api: ApiClient) -> None:
-    async with connected(api) as line:
+    async with connect_worker(api) as line:
         calling = asyncio.ensure_future(call(api, to="left"))
         first = await line.expect("call.offered")
-    async with connected(api) as line:
+    async with connect_worker(api) as line:
         again = await line.expect("call.offered")
         assert again["callId"] == first["callId"]
         await api.post(f"/api/calls/{again['callId']}/result", {"result": "done"})
@@ -113,11 +113,11 @@ async def test_call_of_a_disconnected_worker_is_offered_to_another(api: ApiClien
 
 
 async def test_worker_that_leaves_releases_the_calls_that_it_does_not_finish(api: ApiClient) -> None:
-    async with connected(api, "later", workerId="wrk_a") as first:
+    async with connect_worker(api, "later", workerId="wrk_a") as first:
         ids = [(await call(api, "later"))["pendingToolCallId"] for _ in range(2)]
         for _ in ids:
             await first.expect("call.offered")
-        async with connected(api, "later") as second:
+        async with connect_worker(api, "later") as second:
             response = await api.post("/api/workers/wrk_a/leave", {"finishing": ids[:1]})
             assert response.status == 204
             assert (await second.expect("call.offered"))["callId"] == ids[1]
@@ -125,17 +125,17 @@ async def test_worker_that_leaves_releases_the_calls_that_it_does_not_finish(api
 
 
 async def test_worker_that_reconnects_replaces_its_first_connection(api: ApiClient) -> None:
-    async with connected(api, "later", workerId="wrk_a") as first:
+    async with connect_worker(api, "later", workerId="wrk_a") as first:
         pending = (await call(api, "later"))["pendingToolCallId"]
         await first.expect("call.offered")
-        async with connected(api, "later", workerId="wrk_a") as second:
+        async with connect_worker(api, "later", workerId="wrk_a") as second:
             assert (await second.expect("call.offered"))["callId"] == pending
             assert await first.expect("worker.replaced") == {"workerId": "wrk_a"}
             assert await first.next() is None
 
 
 async def test_unknown_tool_is_a_warning(api: ApiClient) -> None:
-    async with connected(api, "move,fly") as line:
+    async with connect_worker(api, "move,fly") as line:
         assert (await line.expect("worker.warning"))["tools"] == ["fly"]
 
 
@@ -174,7 +174,7 @@ async def test_only_secret_keys_are_workers(api: ApiClient) -> None:
 
 @pytest.mark.spec("7.4")
 async def test_idle_worker_gets_heartbeats(api: ApiClient) -> None:
-    async with connected(api) as line, asyncio.timeout(20):
+    async with connect_worker(api) as line, asyncio.timeout(20):
         while b": ping" not in line.raw:
             line.raw += await line.response.content.readany()
 
@@ -182,7 +182,7 @@ async def test_idle_worker_gets_heartbeats(api: ApiClient) -> None:
 async def test_revoked_key_ends_the_stream(api: ApiClient) -> None:
     key = await api.create("/api/keys", kind="secret", name="worker")
     worker = api.with_headers(x_secret_key=key["key"])
-    async with connected(worker) as line:
+    async with connect_worker(worker) as line:
         assert (await api.delete(f"/api/keys/{key['id']}")).status == 204
         assert await line.next() is None
 
@@ -196,10 +196,10 @@ async def test_call_in_one_process_is_executed_by_a_worker_of_another(tmp_path: 
         open_api(first_gateway) as here,
         open_api(two) as there,
     ):
-        async with connected(there) as line:
+        async with connect_worker(there) as line:
             calling = asyncio.ensure_future(call(here, to="left"))
             offer = await line.expect("call.offered")
-        async with connected(here) as line:
+        async with connect_worker(here) as line:
             assert (await line.expect("call.offered"))["callId"] == offer["callId"]
             await there.post(f"/api/calls/{offer['callId']}/result", {"result": "done"})
             assert (await calling)["result"] == "done"
@@ -211,7 +211,7 @@ async def test_many_calls_from_two_processes_are_each_executed_once(tmp_path: Pa
     executed: list[str] = []
 
     async def work(api: ApiClient) -> None:
-        async with connected(api, concurrency=4) as line:
+        async with connect_worker(api, concurrency=4) as line:
             while (event := await line.next()) is not None:
                 if event.type == "call.offered":
                     executed.append(event.data["callId"])

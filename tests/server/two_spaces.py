@@ -1,4 +1,4 @@
-"""A gateway with two spaces that know nothing of each other, everyone who may ask it, and marks on all that is private.
+"""A gateway with two separate spaces, every kind of caller, and marks on all private data.
 
 Ann is with the robot in one space, Bob with another agent in the other; Eve is nowhere. Every text that somebody must
 not see has a mark of its own, which can be looked for in whatever they get.
@@ -23,11 +23,11 @@ from toolspace.core.tool import Tool
 from toolspace.server.gateway import Gateway
 
 OPERATOR = "MARK-OPERATOR"
-"""On what only secret keys may see: input and output of the agents' own tools, triggers, costs, inboxes, outputs."""
+"""Marks data that only secret keys may see: input and output of prebuilt tools, triggers, costs, inboxes, outputs."""
 IN_A = "MARK-IN-A"
-"""On what the members of the first space may see."""
+"""Marks data that members of the first space may see."""
 IN_B = "MARK-IN-B"
-"""On what the members of the second space may see."""
+"""Marks data that members of the second space may see."""
 
 TOOLS = [
     {"name": "confirm", "executionType": "space", "isAsync": True},
@@ -37,8 +37,8 @@ TOOLS = [
 ]
 
 
-class Own(ToolProvider):
-    """Tools of an agent's own, as prebuilt ones are; and one that everyone sees."""
+class PrivateTools(ToolProvider):
+    """Hidden tools, like prebuilt ones, and one visible tool."""
 
     kind = "own"
     namespace = ""
@@ -65,7 +65,7 @@ class Own(ToolProvider):
 
 
 class TwoSpaces:
-    """The gateway, who asks it, and the ids of what there is."""
+    """The gateway, the headers of each caller, and the ids of the records."""
 
     def __init__(self, gateway: Gateway, api: ApiClient) -> None:
         self.gateway = gateway
@@ -75,7 +75,7 @@ class TwoSpaces:
         self.calls: dict[str, str] = {}
         self.messages: dict[str, str] = {}
         self.secrets: list[str] = []
-        """Keys and tokens that were made."""
+        """The keys and tokens that were created."""
 
     async def ask(self, who: str, method: str, path: str, body: Any = None) -> ApiResponse:
         return await ApiClient(self.api.url, self.api.session, self.callers[who]).request(method, path, body)
@@ -100,16 +100,16 @@ class TwoSpaces:
 async def open_two_spaces(folder: Path, **server: Any) -> AsyncIterator[TwoSpaces]:
     config = write_config(folder, tools=TOOLS, server={"failedLoginLimit": None, **server})
     async with Gateway.open(config) as gateway:
-        gateway.toolspace.orchestrator.register(Own())
+        gateway.toolspace.orchestrator.register(PrivateTools())
         async with open_api(gateway) as api:
             setup = TwoSpaces(gateway, api)
-            await _settle(setup)
-            await _invite(setup)
+            await _create_records(setup)
+            await _create_callers(setup)
             yield setup
 
 
-async def _settle(town: TwoSpaces) -> None:
-    api = town.api
+async def _create_records(setup: TwoSpaces) -> None:
+    api = setup.api
     for id, kind in (("ann", "human"), ("bob", "human"), ("eve", "human"), ("robot", "agent"), ("other", "agent")):
         metadata = {"mark": IN_B if id in ("bob", "other") else IN_A}
         await api.create("/api/entities", id=id, type=kind, name=id.title(), metadata=metadata)
@@ -122,29 +122,29 @@ async def _settle(town: TwoSpaces) -> None:
     ):
         trigger = {"why": f"{OPERATOR} trigger"}
         await api.create("/api/runs", id=run, agentEntityId=agent, spaceId=space, trigger=trigger)
-        await town.call(run, "peek", {"look": f"{OPERATOR} in an argument"})
-        await town.call(run, "stumble", {"look": f"{OPERATOR} in an argument"})
-        await town.call(run, "lookup", {"look": f"{OPERATOR} in an argument"})
-        await town.call(run, "quiet", {"look": f"{OPERATOR} for a worker"})
+        await setup.call(run, "peek", {"look": f"{OPERATOR} in an argument"})
+        await setup.call(run, "stumble", {"look": f"{OPERATOR} in an argument"})
+        await setup.call(run, "lookup", {"look": f"{OPERATOR} in an argument"})
+        await setup.call(run, "quiet", {"look": f"{OPERATOR} for a worker"})
         if space is None:
-            await town.call(run, "show", {"look": f"{OPERATOR} outside of every space"})
+            await setup.call(run, "show", {"look": f"{OPERATOR} outside of every space"})
             continue
-        await town.call(run, "show", {"look": f"{mark} on a screen"})
+        await setup.call(run, "show", {"look": f"{mark} on a screen"})
         for name in ("confirm", "move"):
-            response = await town.call(run, name, {"question": f"{mark} in a question"})
-            town.calls[f"{name} {space}"] = response["pendingToolCallId"]
+            response = await setup.call(run, name, {"question": f"{mark} in a question"})
+            setup.calls[f"{name} {space}"] = response["pendingToolCallId"]
         response = await api.post(
             f"/api/spaces/{space}/messages", {"entityId": agent, "content": f"{mark} in a message"}
         )
-        town.messages[space] = response.data["id"]
+        setup.messages[space] = response.data["id"]
         await api.post(f"/api/agents/{agent}/inbox", {"data": {"mark": f"{OPERATOR} in an inbox"}, "eventId": "evt_1"})
     listed = (await api.get("/api/runs/run_a/calls")).data["items"]
-    town.calls["peek"] = next(call["callId"] for call in listed if call["toolName"] == "peek")
-    town.calls["quiet"] = next(call["callId"] for call in listed if call["toolName"] == "quiet")
+    setup.calls["peek"] = next(call["callId"] for call in listed if call["toolName"] == "peek")
+    setup.calls["quiet"] = next(call["callId"] for call in listed if call["toolName"] == "quiet")
     stored = (await api.post("/api/tools/large/call")).data
     match = re.search(r"session-[\w-]+/[0-9a-f]{16}", str(stored))
     assert match is not None, str(stored)[:500]
-    town.calls["output"] = match[0]
+    setup.calls["output"] = match[0]
     for agent in ("robot", "other"):
         await api.put(f"/api/agents/{agent}/goals", {"goals": [{"description": f"{OPERATOR} in a goal"}]})
         plan = {"name": f"{OPERATOR} plan", "instruction": f"{OPERATOR} in a plan", "runAfter": "2 days"}
@@ -152,26 +152,26 @@ async def _settle(town: TwoSpaces) -> None:
         await api.put(f"/api/agents/{agent}/memories", {"memories": [{"key": "k", "value": f"{OPERATOR} in memory"}]})
 
 
-async def _invite(town: TwoSpaces) -> None:
-    tool_id, tool_key = await town.key("tools", toolsAllowed=["lookup", "large"])
-    revoked_id, revoked = await town.key("secret")
-    assert (await town.api.delete(f"/api/keys/{revoked_id}")).status == 204
-    town.calls["key"] = tool_id
+async def _create_callers(setup: TwoSpaces) -> None:
+    tool_id, tool_key = await setup.key("tools", toolsAllowed=["lookup", "large"])
+    revoked_id, revoked = await setup.key("secret")
+    assert (await setup.api.delete(f"/api/keys/{revoked_id}")).status == 204
+    setup.calls["key"] = tool_id
     now = int(time.time())
 
     def signed(secret: str, exp: int) -> str:
         token = jwt.encode({"sub": "ann", "exp": exp}, secret, algorithm="HS256")
-        town.secrets.append(token)
+        setup.secrets.append(token)
         return token
 
     def with_token(token: str) -> Mapping[str, str]:
         return {"x-public-key": PUBLIC, "authorization": f"Bearer {token}"}
 
-    town.callers = {
-        "secret": town.api.headers,
-        "member": with_token(await town.token("ann")),
-        "member of another space": with_token(await town.token("bob")),
-        "member of no space": with_token(await town.token("eve")),
+    setup.callers = {
+        "secret": setup.api.headers,
+        "member": with_token(await setup.token("ann")),
+        "member of another space": with_token(await setup.token("bob")),
+        "member of no space": with_token(await setup.token("eve")),
         "tool key": {"authorization": f"Bearer {tool_key}"},
         "expired token": with_token(signed(JWT_SECRET, now - 3600)),
         "wrong signature": with_token(signed("x" * 40, now + 3600)),

@@ -20,7 +20,7 @@ from tests.agents.chaos import checks
 from tests.agents.chaos.job_agent import KINDS, decide, read_effects
 from tests.agents.chaos.process import ProcessSettings, open_database
 from tests.models.model_server import chat_completion, text_completion, tool_call_delta
-from tests.server.chaos.storm import KEY, Process
+from tests.server.chaos.process_kills import KEY, KillableGateway
 from toolspace.agents.host import entity_id_for
 from toolspace.core.ids import derived_id
 from toolspace.core.model import ModelCall, ModelToolResult, ModelTurn, ResultsTurn, Turn, UserTurn
@@ -155,7 +155,7 @@ class GatewayStorm:
         self._url = url
         self._random = random.Random(seed)
         self._outside = OutsideServer(directory / "effects", self._random)
-        self._processes = [Process(directory / str(number)) for number in range(processes)]
+        self._processes = [KillableGateway(directory / str(number)) for number in range(processes)]
         self._kills = kills
         self._job_count = jobs
         self.jobs: dict[str, str] = {}

@@ -1,1 +1,1 @@
-"""Gateways that are killed while results race time-outs, and what must be true afterwards."""
+"""Gateways that are killed while results race timeouts."""

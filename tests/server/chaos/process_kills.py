@@ -1,4 +1,4 @@
-"""A storm of calls on one or more gateway processes, with results that race time-outs, duplicates, and kills.
+"""Many calls on one or more gateway processes, with results that race timeouts, duplicates, and kills.
 
 Each caller makes a call under an id of its own and repeats it until it gets an answer; posters bring results, most of
 them twice, to any of the processes; a killer ends processes with SIGKILL and starts them again. Then everything is
@@ -31,8 +31,8 @@ tools:
 """
 
 
-class Process:
-    """One gateway, which may be killed and started again at the same port."""
+class KillableGateway:
+    """A gateway process that can be killed and restarted at the same port."""
 
     def __init__(self, folder: Path, *, url: str | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,11 +82,11 @@ class Process:
             self.kill()
 
 
-class Storm:
-    """Calls, results and kills, and the books about them."""
+class KillTest:
+    """Makes calls, submits results, kills processes, and records what happened."""
 
     def __init__(
-        self, processes: list[Process], *, calls: int, kills: int = 0, at_once: int = 64, seed: int = 1
+        self, processes: list[KillableGateway], *, calls: int, kills: int = 0, at_once: int = 64, seed: int = 1
     ) -> None:
         self.processes = processes
         self.calls = calls
@@ -96,7 +96,7 @@ class Storm:
         self.by_inbox: Counter[str] = Counter()
         self.accepted: Counter[str] = Counter()
         self.unsure: set[str] = set()
-        """Submissions whose answer was lost with the process."""
+        """Submissions whose response was lost with the process."""
         self.refused: Counter[str] = Counter()
         self._random = random.Random(seed)
         self._slots = asyncio.Semaphore(at_once)
@@ -128,7 +128,7 @@ class Storm:
                 await asyncio.gather(*workers, killer, return_exceptions=True)
 
     def check(self) -> None:
-        """What must be true when it is over."""
+        """Checks that every result was delivered once."""
         ids = {f"call_{number}" for number in range(self.calls)} - set(self.refused)
         accepted_ids = {call_id for call_id in ids if self.accepted[call_id]}
         assert all(count == 1 for count in self.accepted.values()), self.accepted.most_common(3)
@@ -136,8 +136,8 @@ class Storm:
         assert not accepted_ids - set(delivered), f"lost: {sorted(accepted_ids - set(delivered))[:5]}"
         assert all(count == 1 for count in self.by_inbox.values()), self.by_inbox.most_common(3)
         twice = [call_id for call_id, count in delivered.items() if count != 1]
-        # A process that dies right after it answered, before that is written down, cannot be told from one that died
-        # before it: its last answers come to the inbox too, under the ids that their callers know.
+        # A process that is killed after its response, but before it stored the delivery, looks like one that was killed
+        # before it. So its last results also go to the inbox, under the same ids.
         assert len(twice) <= self.kills * self.at_once, f"{len(twice)} delivered more than once: {twice[:5]}"
         assert ids == set(delivered), f"never delivered: {sorted(ids - set(delivered))[:5]}"
 
@@ -149,7 +149,7 @@ class Storm:
         self._run = run["id"]
 
     async def _ask(self, method: str, path: str, body: Any = None) -> Any:
-        """Asks until there is an answer."""
+        """Repeats a request until it gets a response."""
         while True:
             try:
                 async with self._session.request(method, self._any() + path, json=body) as answer:
@@ -164,8 +164,8 @@ class Storm:
     def _any(self) -> str:
         return self._random.choice(self.processes).url
 
-    async def _be_there(self, process: Process) -> None:
-        """A worker that serves the tool and leaves the answering to others."""
+    async def _be_there(self, process: KillableGateway) -> None:
+        """Connects a worker that serves the tool but submits no results."""
         query = {"tools": "race", "workerId": f"wrk_{process.port}", "concurrency": "1"}
         while not self._over:
             with suppress(aiohttp.ClientError, OSError):
@@ -203,7 +203,7 @@ class Storm:
                 assert data["result"] == {"n": number}
                 self.inline[call_id] += 1
             elif "no worker" in (data.get("error") or ""):
-                self.refused[call_id] += 1  # Its worker was killed with its gateway: said at once, nothing is open.
+                self.refused[call_id] += 1  # The worker was killed with its gateway: the call fails at once.
             elif "interrupted" in (data.get("error") or ""):
                 raise AssertionError(data)
             return
@@ -229,7 +229,7 @@ class Storm:
             if status == 409:
                 return
             assert status in (404, 503), await answer.text()
-            await asyncio.sleep(0.03)  # Not begun yet, or the database is away.
+            await asyncio.sleep(0.03)  # Not started yet, or the database is unavailable.
 
     async def _kill_now_and_then(self) -> None:
         for _ in range(self.kills):
@@ -241,7 +241,7 @@ class Storm:
             await process.ready(self._session)
 
     async def _finish(self) -> None:
-        """Waits until every answer is where it belongs: dead processes may have to be noticed first."""
+        """Waits until every result is delivered; dead processes have to be noticed first."""
         while True:
             rest = await self._ask("GET", "/api/calls?status=running,waiting,pending&limit=500")
             open_calls = [call["callId"] for call in rest["items"]]
@@ -249,7 +249,7 @@ class Storm:
                 break
             for call_id in open_calls:
                 await self._post(call_id, int(call_id.removeprefix("call_")), 0)
-        # A result that was on its way to a caller in a process that was killed goes to the inbox when that is noticed.
+        # A result for a caller in a killed process goes to the inbox when the kill is noticed.
         expected = {f"call_{number}" for number in range(self.calls)} - set(self.refused)
         for _ in range(300):
             await self._empty_inbox()
@@ -269,7 +269,7 @@ class Storm:
             await self._ask("POST", f"{path}/done", {"eventIds": ids})
 
     async def messages(self) -> Counter[str]:
-        """How the visible calls ended."""
+        """Counts the final statuses of the visible calls."""
         async with aiohttp.ClientSession(headers={"x-secret-key": KEY}) as self._session:
             states: Counter[str] = Counter()
             after = 0
