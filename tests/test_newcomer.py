@@ -90,7 +90,7 @@ class Terminal:
         )
 
 
-async def test_what_the_pages_say_to_paste_works_from_the_first_key_to_an_mcp_client(tmp_path: Path) -> None:
+async def test_the_commands_of_the_getting_started_pages_work(tmp_path: Path) -> None:
     (readme,) = blocks("README.md", "bash")
     settings, call, start_worker, call_worker, make_room, ask, answer, look, use_mcp = blocks("docs/gateway.md", "bash")
     (client,) = blocks("docs/gateway.md", "json")

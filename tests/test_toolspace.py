@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.spec("5.1")
 @pytest.mark.parametrize("name", SAME)
-async def test_the_three_formats_mean_the_same(folder: Path, name: str) -> None:
+async def test_all_three_formats_configure_the_same(folder: Path, name: str) -> None:
     (folder / name).write_text(SAME[name])
     async with Toolspace.open(folder / name) as ts:
         assert (await ts.call("version")).result == 1
@@ -58,7 +58,7 @@ async def test_the_three_formats_mean_the_same(folder: Path, name: str) -> None:
 
 
 @pytest.mark.spec("5.1")
-async def test_without_a_file_there_are_the_built_ins() -> None:
+async def test_without_a_file_there_are_the_built_in_tools() -> None:
     async with Toolspace.open() as ts:
         names = [tool.name for tool in ts.list_tools()]
     assert {"read_file", "http_get", "agent__batch", "agent__final_report"} <= set(names)
@@ -66,7 +66,7 @@ async def test_without_a_file_there_are_the_built_ins() -> None:
 
 
 @pytest.mark.spec("5.2")
-def test_everything_that_is_wrong_is_said_at_once(folder: Path) -> None:
+def test_all_problems_are_reported_at_once(folder: Path) -> None:
     (folder / "toolspace.yaml").write_text(
         "defaults:\n  toolTimeot: 5\nqueues:\n  a: {concurrent: none}\n"
         "tools:\n  webSearch: {apiKey: '${NOT_SET_HERE}'}\n"
@@ -79,7 +79,7 @@ def test_everything_that_is_wrong_is_said_at_once(folder: Path) -> None:
     assert "NOT_SET_HERE" in text
 
 
-def test_a_function_that_is_called_like_a_built_in_names_both(folder: Path) -> None:
+def test_a_function_with_the_name_of_a_built_in_tool_is_a_conflict_that_names_both(folder: Path) -> None:
     (folder / "tools.py").write_text("from toolspace import tool\n\n@tool\ndef read_file() -> None: ...\n")
     (folder / "toolspace.yaml").write_text("functions: ./tools.py\n")
     with pytest.raises(
@@ -91,7 +91,7 @@ def test_a_function_that_is_called_like_a_built_in_names_both(folder: Path) -> N
 
 
 @pytest.mark.spec("5.4")
-async def test_a_reload_applies_what_changed_and_calls_in_flight_finish_under_the_old_rules(folder: Path) -> None:
+async def test_a_reload_applies_changes_and_running_calls_keep_the_old_rules(folder: Path) -> None:
     config = folder / "toolspace.yaml"
     config.write_text("functions: ./tools.py\ndefaults: {toolTimeout: 400ms}\n")
     async with Toolspace.open(config) as ts:
@@ -110,7 +110,7 @@ async def test_a_reload_applies_what_changed_and_calls_in_flight_finish_under_th
 
 @pytest.mark.spec("5.4")
 @pytest.mark.parametrize("cache", ["memory", "disk"])
-async def test_a_reload_forgets_what_the_old_tools_answered(folder: Path, cache: str) -> None:
+async def test_a_reload_clears_the_cache(folder: Path, cache: str) -> None:
     config = folder / "toolspace.yaml"
     config.write_text(
         f"functions: ./tools.py\nstorage: {{dir: ./state, cache: {cache}}}\n"
@@ -164,7 +164,7 @@ async def _wait_for_reload(ts: Toolspace, act: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.spec("5.4")
-async def test_a_changed_file_is_reloaded_by_itself_and_so_is_a_hangup(
+async def test_a_changed_file_and_sighup_reload_the_configuration(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = folder / "toolspace.yaml"
@@ -190,9 +190,7 @@ async def test_only_a_configured_toolspace_can_reload() -> None:
         await Toolspace().reload()
 
 
-async def test_the_files_that_configure_it_cannot_be_changed_by_its_tools(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_file_tools_cannot_change_the_configuration(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     (folder / "toolspace.yaml").write_text("functions: ./tools.py\n")
     async with Toolspace.open(folder / "toolspace.yaml") as ts:
@@ -207,7 +205,7 @@ async def test_the_files_that_configure_it_cannot_be_changed_by_its_tools(
         assert move_result.error_kind == "not_permitted"
 
 
-def test_rules_that_fit_no_tool_are_said(folder: Path) -> None:
+def test_rules_that_match_no_tool_are_warnings(folder: Path) -> None:
     (folder / "toolspace.yaml").write_text(
         "tools:\n  toolsDenied: [delete_fil]\n  overrides: {'htp_*': {timeout: 1s}}\n"
         "  aliases: {x: nope, y: read_file}\n"
@@ -282,7 +280,7 @@ async def test_tools_that_the_program_added_stay_through_a_reload(folder: Path) 
 
 
 @pytest.mark.spec("5.4")
-async def test_an_answer_under_way_during_a_reload_is_not_kept_for_the_new_tool(folder: Path) -> None:
+async def test_a_result_of_the_old_tool_is_not_cached_after_a_reload(folder: Path) -> None:
     (folder / "toolspace.yaml").write_text("functions: ./tools.py\n")
     source = """
 import asyncio
@@ -311,7 +309,7 @@ async def answer() -> str:
 
 
 @pytest.mark.spec("5.4")
-async def test_a_call_whose_end_nobody_announces_does_not_keep_a_toolspace_open(folder: Path) -> None:
+async def test_a_call_without_an_end_event_does_not_block_closing(folder: Path) -> None:
     (folder / "provider.py").write_text(
         """
 import asyncio
@@ -341,7 +339,7 @@ class Waiting(ToolProvider):
         assert events.types()[-1] == "TOOL_CALL_FAILED"
 
 
-async def test_a_reload_that_fails_in_an_unforeseen_way_does_not_end_the_watching(
+async def test_an_unexpected_failure_of_a_reload_does_not_stop_watching(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = folder / "toolspace.yaml"
@@ -363,7 +361,7 @@ async def test_a_reload_that_fails_in_an_unforeseen_way_does_not_end_the_watchin
         assert (await ts.call("version")).result == 300
 
 
-def test_a_pipe_in_the_place_of_a_configuration_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_pipe_instead_of_a_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "toolspace.yaml")
     with pytest.raises(ConfigError, match="no regular file"):
         Toolspace.open(tmp_path / "toolspace.yaml")

@@ -42,13 +42,13 @@ def test_a_variable_overrides_the_file(load: Any) -> None:
 
 
 @pytest.mark.spec("17.3")
-def test_variables_hold_without_a_file_too() -> None:
+def test_variables_work_without_a_file() -> None:
     config = load_config(None, environ={"TOOLSPACE_TOOL_TIMEOUT": "1500", "TOOLSPACE_STORAGE_DIR": "/state"})
     assert config.defaults.tool_timeout == 1.5
     assert config.state_dir == Path("/state")
 
 
-def test_lists_of_paths_are_parted_as_in_path_and_others_by_commas(load: Any, tmp_path: Path) -> None:
+def test_path_lists_are_separated_as_in_path_and_others_by_commas(load: Any, tmp_path: Path) -> None:
     config = load(
         TOOLSPACE_TOOLS_ALLOWED_PATHS=os.pathsep.join(["/a", "b"]),
         TOOLSPACE_TOOLS_BUILTINS="read_file, http_*",
@@ -61,7 +61,7 @@ def test_lists_of_paths_are_parted_as_in_path_and_others_by_commas(load: Any, tm
     assert load(TOOLSPACE_TOOLS_BUILTINS="false").tools.builtins is False
 
 
-def test_a_list_of_tools_in_the_file_keeps_beside_overrides(load: Any) -> None:
+def test_a_list_of_tools_in_the_file_stays_besides_overrides(load: Any) -> None:
     config = load(TOOLSPACE_TOOLS_WEB_SEARCH_PROVIDER="tavily", TOOLSPACE_TOOLS_WEB_SEARCH_API_KEY="k")
     assert list(config.tools.definitions) == ["t"]
     assert config.tools.web_search is not None
@@ -79,7 +79,7 @@ def test_a_wrong_value_names_the_variable(load: Any) -> None:
         load(TOOLSPACE_TOOL_TIMEOUT="soon")
 
 
-def test_a_near_miss_is_a_warning_and_strangers_are_left_alone(load: Any) -> None:
+def test_a_similar_variable_is_a_warning_and_others_are_ignored(load: Any) -> None:
     config = load(TOOLSPACE_TOOLTIMEOUT="5s", TOOLSPACE_CONFIG="x", TOOLSPACE_LOG="debug", TOOLSPACE_QQQ="1", OTHER="1")
     assert config.warnings == (
         "TOOLSPACE_TOOLTIMEOUT (environment): is no setting; did you mean TOOLSPACE_TOOL_TIMEOUT?",

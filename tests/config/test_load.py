@@ -48,7 +48,7 @@ def faults(load: Any) -> Any:
 
 
 @pytest.mark.spec("5.1")
-def test_without_a_file_the_defaults_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_file_all_settings_have_their_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config = load_config(None, environ={"HOME": "/home/me"})
     assert config.defaults == DefaultSettings(
@@ -67,7 +67,7 @@ def test_without_a_file_the_defaults_hold(tmp_path: Path, monkeypatch: pytest.Mo
     assert config.source("defaults", "toolTimeout") == "default"
 
 
-def test_the_state_folder_follows_the_desktop_standard(load: Any, tmp_path: Path) -> None:
+def test_the_state_directory_follows_the_xdg_standard(load: Any, tmp_path: Path) -> None:
     assert load("", XDG_STATE_HOME="/var/state").state_dir == Path("/var/state/toolspace")
     assert load("", XDG_STATE_HOME="relative", HOME="/h").state_dir == Path("/h/.local/state/toolspace")
     assert load("storage: {dir: ./state}", XDG_STATE_HOME="/var/state").state_dir == tmp_path / "state"
@@ -138,12 +138,12 @@ def test_durations_are_milliseconds_or_text(load: Any, text: str, seconds: float
         ("9/h", (9, 3600)),
     ],
 )
-def test_rates_are_so_many_per_time(load: Any, text: str, rate: tuple[int, float]) -> None:
+def test_rates_are_a_number_per_period(load: Any, text: str, rate: tuple[int, float]) -> None:
     read = load(f"queues: {{q: {{concurrent: 1, rate: {text}}}}}").queues["q"].rate
     assert (read.count, read.seconds) == rate
 
 
-def test_a_string_from_a_variable_counts_as_what_the_setting_takes(load: Any) -> None:
+def test_a_string_from_a_variable_is_converted_to_the_type_of_the_setting(load: Any) -> None:
     config = load(
         "queues: {q: {concurrent: '${N}'}}\nserver: {port: '${PORT:-99}'}\ndefaults: {traceMCP: '${T}'}", N="3", T="on"
     )
@@ -234,12 +234,12 @@ def test_a_string_from_a_variable_counts_as_what_the_setting_takes(load: Any) ->
         ("model: {}", "1: model: unknown key"),
     ],
 )
-def test_a_wrong_setting_is_said_with_line_key_and_the_way_out(faults: Any, text: str, message: str) -> None:
+def test_a_wrong_setting_is_reported_with_line_key_and_remedy(faults: Any, text: str, message: str) -> None:
     assert any(fault.startswith(f"toolspace.yaml:{message}") for fault in faults(text)), faults(text)
 
 
 @pytest.mark.spec("5.2")
-def test_everything_wrong_is_said_at_once_from_top_to_bottom(faults: Any) -> None:
+def test_all_problems_are_reported_at_once_from_top_to_bottom(faults: Any) -> None:
     problems = faults(
         "defaults: {toolTimeot: 5}\nqueues: {q: {concurrent: x}}\nmcpServers:\n  a: {command: c, env: {K: '${NOPE}'}}\n"
         "  b: {command: c, queue: r}\nrestTol: {}\n",
@@ -269,17 +269,17 @@ def test_an_unset_variable_names_file_key_and_variable(faults: Any, name: str, t
     assert fault.startswith(f"{name}:4: mcpServers.gh.env.KEY: the variable GH_KEY is not set")
 
 
-def test_messages_never_show_what_a_variable_holds(faults: Any) -> None:
+def test_messages_never_show_the_value_of_a_variable(faults: Any) -> None:
     (fault,) = faults("server: {port: '${TOKEN}'}", TOKEN="hunter2")
     assert "hunter2" not in fault
     assert 'got what "${TOKEN}" expands to' in fault
 
 
-def test_a_broken_value_is_complained_of_once(faults: Any) -> None:
+def test_an_invalid_value_is_reported_once(faults: Any) -> None:
     assert len(faults("server: {port: '${PORT}'}")) == 1
 
 
-def test_the_text_of_a_configuration_shows_no_secret(load: Any) -> None:
+def test_the_repr_of_a_configuration_shows_no_secret(load: Any) -> None:
     config = load(
         "tools: {webSearch: {provider: tavily, apiKey: hunter2}}\n"
         "mcpServers: {a: {command: x, args: [hunter2], env: {K: hunter2}, headers: {A: hunter2}, other: hunter2}}\n"
@@ -292,7 +292,7 @@ def test_the_text_of_a_configuration_shows_no_secret(load: Any) -> None:
 
 
 @pytest.mark.spec("5.3")
-def test_a_value_knows_its_source(load: Any) -> None:
+def test_a_setting_has_a_source(load: Any) -> None:
     config = load(
         "defaults:\n  toolTimeout: 5s\nmcpServers:\n- name: gh\n  transport: stdio\n  command: x\n  cache: 5m\n"
         "  allowedTools: [a]\ntools:\n- name: t\n  executionType: space\n  timeout: 9\n",
@@ -310,7 +310,7 @@ def test_a_value_knows_its_source(load: Any) -> None:
     assert config.source("nothing") == "default"
 
 
-def test_defaults_win_over_the_same_setting_in_tools(load: Any) -> None:
+def test_defaults_take_precedence_over_the_same_setting_in_tools(load: Any) -> None:
     config = load("tools:\n  timeout: 5s\n  maxConcurrent: 3\n")
     assert (config.defaults.tool_timeout, config.defaults.max_concurrent_tools) == (5, 3)
     assert config.source("defaults", "toolTimeout") == "toolspace.yaml:2 (tools.timeout)"
@@ -343,7 +343,7 @@ def test_a_relative_path_to_the_file_works(write: Any, tmp_path: Path) -> None:
     assert config.path == tmp_path / "sub" / "toolspace.yaml"
 
 
-def test_a_users_own_keys_begin_with_x(load: Any) -> None:
+def test_keys_that_begin_with_x_are_ignored(load: Any) -> None:
     config = load(
         "$schema: u\nx-common: &c {queue: q}\nqueues: {q: {concurrent: 1}}\nmcpServers: {a: {<<: *c, command: x}}"
     )
@@ -510,7 +510,7 @@ providers:
 
 
 @pytest.mark.spec("5.2")
-def test_faults_of_providers_name_their_place(faults: Any) -> None:
+def test_problems_of_providers_have_their_place(faults: Any) -> None:
     problems = faults(
         """
 providers:
@@ -532,7 +532,7 @@ providers:
 
 
 @pytest.mark.spec("4.11")
-def test_the_settings_of_a_provider_are_in_no_text(load: Any) -> None:
+def test_the_repr_of_a_provider_hides_its_settings(load: Any) -> None:
     config = load("providers: {a: {settings: {key: opensesame, of: {b: [opensesame]}}}}")
     assert "sesame" not in repr(config)
     assert "sesame" not in repr(config.providers["a"])

@@ -39,7 +39,7 @@ def _forget() -> Iterator[None]:
 
 
 @pytest.mark.spec("4.11")
-def test_secrets_are_known_by_their_key_or_by_their_variable(tmp_path: Path) -> None:
+def test_secrets_are_found_by_key_or_variable_name(tmp_path: Path) -> None:
     path = tmp_path / "toolspace.yaml"
     path.write_text(CONFIG)
     environ = {"TOOLSPACE_TOOLS_WEB_SEARCH_API_KEY": "from-outside", "TOOLSPACE_STORAGE_DIR": "/elsewhere"}
@@ -49,9 +49,7 @@ def test_secrets_are_known_by_their_key_or_by_their_variable(tmp_path: Path) -> 
 
 
 @pytest.mark.spec("4.11")
-async def test_what_configuration_holds_as_a_secret_is_in_no_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_secrets_of_the_configuration_are_in_no_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "toolspace.yaml"
     path.write_text('tools: {webSearch: {provider: tavily, apiKey: "${SEARCH}"}}\n')
     async with Toolspace.open(path, environ={"SEARCH": "plain words"}) as ts:
@@ -63,6 +61,6 @@ async def test_what_configuration_holds_as_a_secret_is_in_no_log(
 
 
 @pytest.mark.parametrize("variable", ["STRIPE_KEY", "GITHUB_PAT", "SENTRY_AUTH"])
-def test_a_variable_with_a_brief_name_for_a_secret_counts(variable: str) -> None:
+def test_a_variable_with_a_short_name_for_a_secret_counts(variable: str) -> None:
     data = {"url": f"https://example.com/${{{variable}}}/x"}
     assert list(find_secrets(data, {variable: "value-of-it"})) == ["value-of-it"]

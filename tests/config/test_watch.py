@@ -94,7 +94,7 @@ async def test_a_file_that_vanishes_for_a_moment_is_no_change(tmp_path: Path) ->
         await next_change
 
 
-async def test_a_file_that_stays_away_is_a_change_once(tmp_path: Path) -> None:
+async def test_a_removed_file_is_one_change(tmp_path: Path) -> None:
     path = tmp_path / "toolspace.yaml"
     path.write_text("a")
     looks = Looks(path)
@@ -109,7 +109,7 @@ async def test_a_file_that_stays_away_is_a_change_once(tmp_path: Path) -> None:
         await next_change
 
 
-async def test_files_may_join_without_being_a_change(tmp_path: Path) -> None:
+async def test_a_new_file_in_the_list_is_no_change(tmp_path: Path) -> None:
     path, added_path = tmp_path / "toolspace.yaml", tmp_path / "tools.py"
     path.write_text("a")
     added_path.write_text("b")

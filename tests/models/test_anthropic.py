@@ -52,9 +52,7 @@ async def model(server: ModelTestServer) -> AsyncIterator[Model]:
 
 @pytest.mark.spec("11.7")
 @pytest.mark.parametrize("split", [0, 1, 3])
-async def test_text_and_parallel_calls_are_heard_as_they_are_written(
-    server: ModelTestServer, model: Model, split: int
-) -> None:
+async def test_text_and_parallel_calls_are_streamed(server: ModelTestServer, model: Model, split: int) -> None:
     body = anthropic_message(
         text_block("Größe ", "🎉"),
         tool_use_block("toolu_1", "add", "", '{"a"', ": 1}"),
@@ -80,7 +78,7 @@ async def test_text_and_parallel_calls_are_heard_as_they_are_written(
     assert usage.cost == pytest.approx((100 * 3 + 600 * 0.3 + 300 * 3.75 + 50 * 15) / 1e6)
 
 
-async def test_a_request_is_what_the_api_documents(server: ModelTestServer, model: Model) -> None:
+async def test_a_request_has_the_form_of_the_api(server: ModelTestServer, model: Model) -> None:
     server.reply(stream_reply(anthropic_message(text_block("ok"))))
     settings = ModelSettings(temperature=1.5, max_output_tokens=100)
     await model.respond(
@@ -116,7 +114,7 @@ async def test_a_request_is_what_the_api_documents(server: ModelTestServer, mode
         ("claude-opus-5-5", None, {}),
     ],
 )
-async def test_each_generation_is_told_how_much_to_think_in_its_own_words(
+async def test_reasoning_has_the_form_of_each_model_generation(
     server: ModelTestServer, name: str, reasoning: str | None, expected_thinking: dict[str, Any]
 ) -> None:
     server.reply(stream_reply(anthropic_message(text_block("ok"))))
@@ -130,7 +128,7 @@ async def test_each_generation_is_told_how_much_to_think_in_its_own_words(
     assert body["max_tokens"] == 1000 + expected_thinking.get("thinking", {}).get("budget_tokens", 0)
 
 
-async def test_thoughts_go_back_sealed_and_in_their_place(server: ModelTestServer, model: Model) -> None:
+async def test_signed_thinking_is_sent_back_in_its_place(server: ModelTestServer, model: Model) -> None:
     first = anthropic_message(
         thinking_block("Let me ", "see.", signature="c2VhbA=="),
         text_block("I look."),
@@ -156,7 +154,7 @@ async def test_thoughts_go_back_sealed_and_in_their_place(server: ModelTestServe
     assert [block["type"] for block in server.requests[2].json["messages"][1]["content"]] == ["text", "tool_use"]
 
 
-async def test_a_conversation_is_written_so_that_it_is_accepted(server: ModelTestServer, model: Model) -> None:
+async def test_a_conversation_has_a_form_that_the_provider_accepts(server: ModelTestServer, model: Model) -> None:
     server.reply(stream_reply(anthropic_message(text_block("ok"))))
     picture = ImagePart(data="AAAA", mime_type="image/png")
     odd = ImagePart(data="AAAA", mime_type="image/tiff")
@@ -224,7 +222,7 @@ async def test_a_conversation_is_written_so_that_it_is_accepted(server: ModelTes
         (500, {"type": "error", "error": {"type": "api_error", "message": "oops"}}, "unavailable"),
     ],
 )
-async def test_a_refusal_says_who_acts_next(
+async def test_an_error_response_has_a_kind(
     server: ModelTestServer, model: Model, code: int, body: object, kind: str
 ) -> None:
     server.reply(error_reply(code, body, retry_after="3"))
@@ -249,7 +247,7 @@ async def test_an_error_event_ends_the_answer(
 
 
 @pytest.mark.parametrize("end", [True, False])
-async def test_a_stream_that_breaks_off_is_no_answer(server: ModelTestServer, model: Model, end: bool) -> None:
+async def test_an_incomplete_stream_is_an_error(server: ModelTestServer, model: Model, end: bool) -> None:
     server.reply(stream_reply(anthropic_message(text_block("Hel")).partition(b"event: content_block_stop")[0], end=end))
     with pytest.raises(ModelError) as error_info:
         await model.respond(HELLO)
@@ -260,13 +258,13 @@ async def test_a_stream_that_breaks_off_is_no_answer(server: ModelTestServer, mo
     ("stop", "finish"),
     [("refusal", "filter"), ("max_tokens", "length"), ("pause_turn", "other"), ("stop_sequence", "stop")],
 )
-async def test_why_it_stopped_is_told(server: ModelTestServer, model: Model, stop: str, finish: str) -> None:
+async def test_the_finish_reason_is_translated(server: ModelTestServer, model: Model, stop: str, finish: str) -> None:
     server.reply(stream_reply(anthropic_message(text_block("hi"), stop=stop)))
     turn, _ = await respond_and_record(model)
     assert turn.finish == finish
 
 
-async def test_new_kinds_of_events_and_blocks_are_passed_over(server: ModelTestServer, model: Model) -> None:
+async def test_unknown_events_and_blocks_are_ignored(server: ModelTestServer, model: Model) -> None:
     body = anthropic_message(
         ({"type": "server_tool_use", "id": "x", "name": "web"}, [{"type": "new_delta", "x": 1}]), text_block("hi")
     )
@@ -275,7 +273,7 @@ async def test_new_kinds_of_events_and_blocks_are_passed_over(server: ModelTestS
     assert (turn.text, turn.calls) == ("hi", ())
 
 
-async def test_temperature_that_a_model_no_longer_takes_is_left_out(server: ModelTestServer, model: Model) -> None:
+async def test_a_refused_temperature_is_omitted(server: ModelTestServer, model: Model) -> None:
     error = {"type": "invalid_request_error", "message": "`temperature` is deprecated for this model."}
     server.reply(error_reply(400, {"type": "error", "error": error}), stream_reply(anthropic_message(text_block("ok"))))
     request = ModelRequest(system="", turns=[UserTurn("x")], settings=ModelSettings(temperature=0.3))
@@ -283,7 +281,7 @@ async def test_temperature_that_a_model_no_longer_takes_is_left_out(server: Mode
     assert "temperature" not in server.requests[1].json
 
 
-async def test_the_real_sdk_understands_the_server(server: ModelTestServer) -> None:
+async def test_the_official_sdk_understands_the_test_server(server: ModelTestServer) -> None:
     anthropic = pytest.importorskip("anthropic")
     body = anthropic_message(
         thinking_block("Hm", signature="c2VhbA=="),

@@ -37,7 +37,7 @@ def test_every_provider_has_its_line(name: str) -> None:
     assert not provider.base_url_variable or f"`{provider.base_url_variable}`" in PAGE
 
 
-def test_the_others_are_named() -> None:
+def test_every_pydantic_ai_provider_and_image_model_is_named() -> None:
     assert all(f"`{name}`" in PAGE for name in (*PYDANTIC_AI_PROVIDERS, *DEFAULT_IMAGE_MODELS.values()))
 
 

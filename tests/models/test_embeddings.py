@@ -42,7 +42,7 @@ async def test_each_text_gets_its_vector_in_the_order_of_the_texts() -> None:
     assert (first.headers["authorization"], first.headers["x-team"]) == ("Bearer sk-secret", "search")
 
 
-async def test_nothing_is_asked_for_no_texts() -> None:
+async def test_without_texts_no_request_is_sent() -> None:
     async with http_server(of_lengths) as server:
         assert await embedder(server).embed([]) == []
     assert server.requests == []
@@ -61,7 +61,7 @@ BAD: list[tuple[int, Any, str]] = [
 
 
 @pytest.mark.parametrize(("status", "body", "kind"), BAD)
-async def test_an_answer_that_is_no_good_is_an_error_of_its_kind(status: int, body: Any, kind: str) -> None:
+async def test_an_invalid_response_is_an_error_of_its_kind(status: int, body: Any, kind: str) -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.json_response(body, status=status, headers={"location": "/elsewhere"} if status == 302 else None)
 
@@ -75,7 +75,7 @@ async def test_an_answer_that_is_no_good_is_an_error_of_its_kind(status: int, bo
     assert len(server.requests) == 1
 
 
-async def test_nobody_at_home_is_an_error_that_may_pass() -> None:
+async def test_an_unreachable_server_is_a_transient_error() -> None:
     async with http_server(of_lengths) as server:
         pass
     embedder_client = embedder(server)
@@ -113,6 +113,6 @@ async def test_the_key_of_a_provider_goes_to_that_provider_alone() -> None:
         ("small", {"OPENAI_API_KEY": "k\nl"}, "OPENAI_API_KEY"),
     ],
 )
-def test_what_an_embedder_lacks_is_said(model: str, environ: dict[str, str], reason: str) -> None:
+def test_a_missing_setting_of_an_embedder_is_reported(model: str, environ: dict[str, str], reason: str) -> None:
     with pytest.raises(ModelError, match=reason):
         open_embedder(model, environ=environ)

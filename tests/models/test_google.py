@@ -41,7 +41,9 @@ async def model(server: ModelTestServer) -> AsyncIterator[Model]:
 
 @pytest.mark.spec("11.7")
 @pytest.mark.parametrize("split", [0, 1])
-async def test_text_thoughts_and_calls_without_ids_are_heard(server: ModelTestServer, model: Model, split: int) -> None:
+async def test_text_thinking_and_calls_without_ids_are_streamed(
+    server: ModelTestServer, model: Model, split: int
+) -> None:
     body = google_chunks(
         {"text": "Hm.", "thought": True},
         {"text": "Größe "},
@@ -68,7 +70,7 @@ async def test_text_thoughts_and_calls_without_ids_are_heard(server: ModelTestSe
     assert usage.cost == pytest.approx((600 * 0.3 + 400 * 0.03 + 50 * 2.5) / 1e6)
 
 
-async def test_a_request_is_what_the_api_documents(server: ModelTestServer, model: Model) -> None:
+async def test_a_request_has_the_form_of_the_api(server: ModelTestServer, model: Model) -> None:
     server.reply(stream_reply(google_chunks({"text": "ok"})))
     settings = ModelSettings(temperature=0.5, max_output_tokens=100, reasoning="low")
     await model.respond(
@@ -96,7 +98,7 @@ async def test_a_request_is_what_the_api_documents(server: ModelTestServer, mode
     }
 
 
-async def test_seals_go_back_where_they_were(server: ModelTestServer) -> None:
+async def test_thought_signatures_are_sent_back_in_their_place(server: ModelTestServer) -> None:
     model = open_google(server, "gemini-3.8-flash")
     first = google_chunks(
         {"text": "I look."},
@@ -142,7 +144,7 @@ async def test_seals_go_back_where_they_were(server: ModelTestServer) -> None:
 
 
 @pytest.mark.parametrize("name", ["gemini-2.5-flash", "gemini-3.8-flash"])
-async def test_pictures_in_results_are_shown(server: ModelTestServer, name: str) -> None:
+async def test_images_in_results_are_sent(server: ModelTestServer, name: str) -> None:
     server.reply(stream_reply(google_chunks({"text": "ok"})))
     model = open_google(server, name)
     answer = ModelToolResult("a", "draw", "[image]", media=(ImagePart(data="AAAA"),))
@@ -158,7 +160,7 @@ async def test_pictures_in_results_are_shown(server: ModelTestServer, name: str)
         assert contents[3]["parts"] == [{"text": "From the result of draw:"}, part]
 
 
-async def test_tools_whose_names_google_refuses_are_called_by_their_own(server: ModelTestServer, model: Model) -> None:
+async def test_tool_names_that_google_refuses_are_translated(server: ModelTestServer, model: Model) -> None:
     server.reply(stream_reply(google_chunks({"functionCall": {"name": "_2fa__code", "args": {}}})))
     turn, parts = await respond_and_record(
         model, ModelRequest(system="", turns=[UserTurn("x")], tools=(Tool("2fa__code", "Code."),))
@@ -171,13 +173,13 @@ async def test_tools_whose_names_google_refuses_are_called_by_their_own(server: 
 @pytest.mark.parametrize(
     ("reason", "finish"), [("MAX_TOKENS", "length"), ("SAFETY", "filter"), ("RECITATION", "filter"), ("NEW", "other")]
 )
-async def test_why_it_stopped_is_told(server: ModelTestServer, model: Model, reason: str, finish: str) -> None:
+async def test_the_finish_reason_is_translated(server: ModelTestServer, model: Model, reason: str, finish: str) -> None:
     server.reply(stream_reply(google_chunks({"text": "hi"}, finish=reason)))
     turn, _ = await respond_and_record(model)
     assert (turn.text, turn.finish) == ("hi", finish)
 
 
-async def test_a_prompt_that_is_blocked_gives_an_empty_turn(server: ModelTestServer, model: Model) -> None:
+async def test_a_blocked_prompt_gives_an_empty_turn(server: ModelTestServer, model: Model) -> None:
     server.reply(
         stream_reply(events({"promptFeedback": {"blockReason": "SAFETY"}, "usageMetadata": {"promptTokenCount": 4}}))
     )
@@ -186,7 +188,7 @@ async def test_a_prompt_that_is_blocked_gives_an_empty_turn(server: ModelTestSer
 
 
 @pytest.mark.parametrize("reason", ["MALFORMED_FUNCTION_CALL", None])
-async def test_calls_that_are_none_and_answers_without_an_end_may_be_asked_for_again(
+async def test_invalid_calls_and_incomplete_responses_are_transient_errors(
     server: ModelTestServer, model: Model, reason: str | None
 ) -> None:
     server.reply(stream_reply(google_chunks({"text": "hi"}, finish=reason)))
@@ -224,7 +226,7 @@ def failed(code: int, name: str, message: str, *details: object) -> object:
         (500, failed(500, "INTERNAL", "oops"), "unavailable"),
     ],
 )
-async def test_a_refusal_says_who_acts_next(
+async def test_an_error_response_has_a_kind(
     server: ModelTestServer, model: Model, code: int, body: object, kind: str
 ) -> None:
     server.reply(error_reply(code, body))
@@ -235,7 +237,7 @@ async def test_a_refusal_says_who_acts_next(
 
 
 @pytest.mark.filterwarnings("ignore:Inheritance class:DeprecationWarning")
-async def test_the_real_sdk_understands_the_server(server: ModelTestServer) -> None:
+async def test_the_official_sdk_understands_the_test_server(server: ModelTestServer) -> None:
     genai = pytest.importorskip("google.genai")
     server.reply(
         stream_reply(google_chunks({"text": "Hi "}, {"functionCall": {"name": "add", "args": {"a": 1}}}), split=9)

@@ -28,7 +28,7 @@ async def test_models_share_their_connections(server: ModelTestServer) -> None:
     await http.aclose()
 
 
-async def test_a_model_may_be_asked_from_several_loops(server: ModelTestServer) -> None:
+async def test_a_model_may_be_used_from_several_event_loops(server: ModelTestServer) -> None:
     server.reply(stream_reply(text_completion("ok")))
     model = open_model("openai", "x", base_url=server.url, environ={})
 
@@ -52,7 +52,7 @@ async def test_a_proxy_in_the_environment_is_used(server: ModelTestServer, monke
     await model.aclose()
 
 
-async def test_many_requests_at_once_are_under_way_at_once(server: ModelTestServer) -> None:
+async def test_many_requests_run_at_once(server: ModelTestServer) -> None:
     barrier = asyncio.Barrier(150)
 
     async def together(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

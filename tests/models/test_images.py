@@ -21,7 +21,7 @@ def part(**fields: Any) -> dict[str, Any]:
     }
 
 
-async def test_openai_draws(server: ModelTestServer) -> None:
+async def test_openai_generates_an_image(server: ModelTestServer) -> None:
     server.reply(error_reply(200, DRAWN))
     model = open_image_model("openai", None, base_url=f"{server.url}/v1", api_key="sk-secret-1", environ={})
     assert await model.generate("a cat", size="16:9", quality="low") == ImagePart(data="AAAA", mime_type="image/webp")
@@ -36,7 +36,7 @@ async def test_openai_draws(server: ModelTestServer) -> None:
     }
 
 
-async def test_gemini_draws(server: ModelTestServer) -> None:
+async def test_gemini_generates_an_image(server: ModelTestServer) -> None:
     server.reply(error_reply(200, part(inlineData={"mimeType": "image/jpeg", "data": "AAAA"})))
     model = open_image_model("google", None, base_url=server.url, api_key="k", environ={})
     assert await model.generate("a cat", size="1792x1024") == ImagePart(data="AAAA", mime_type="image/jpeg")
@@ -48,7 +48,7 @@ async def test_gemini_draws(server: ModelTestServer) -> None:
     }
 
 
-async def test_imagen_draws(server: ModelTestServer) -> None:
+async def test_imagen_generates_an_image(server: ModelTestServer) -> None:
     server.reply(error_reply(200, {"predictions": [{"bytesBase64Encoded": "AAAA", "mimeType": "image/png"}]}))
     model = open_image_model(None, "imagen-4.0-generate-001", base_url=server.url, api_key="k", environ={})
     assert await model.generate("a cat") == ImagePart(data="AAAA", mime_type="image/png")
@@ -65,7 +65,7 @@ async def test_imagen_draws(server: ModelTestServer) -> None:
         (error_reply(401, {"error": {"message": "bad key"}}), "not_permitted", r"check execution\.apiKey"),
     ],
 )
-async def test_what_went_wrong_is_told(server: ModelTestServer, reply: Any, kind: str, message: str) -> None:
+async def test_a_failure_has_a_kind_and_a_message(server: ModelTestServer, reply: Any, kind: str, message: str) -> None:
     server.reply(reply)
     model = open_image_model("openai", "gpt-image-2", base_url=server.url, api_key="k", environ={})
     with pytest.raises(ModelError, match=message) as error_info:
@@ -73,7 +73,7 @@ async def test_what_went_wrong_is_told(server: ModelTestServer, reply: Any, kind
     assert error_info.value.kind == kind
 
 
-async def test_a_busy_provider_is_asked_again(server: ModelTestServer) -> None:
+async def test_a_busy_provider_is_retried(server: ModelTestServer) -> None:
     server.reply(error_reply(503, b"", retry_after="0"), error_reply(200, DRAWN))
     model = open_image_model("openai", "gpt-image-2", base_url=server.url, api_key="k", environ={})
     assert (await model.generate("a cat")).data == "AAAA"
@@ -89,7 +89,7 @@ def open_configured(folder: Path, execution: dict[str, Any], **more: Any) -> Too
 
 
 @pytest.mark.spec("6.1")
-async def test_a_configured_tool_draws(server: ModelTestServer, tmp_path: Path) -> None:
+async def test_a_configured_tool_generates_an_image(server: ModelTestServer, tmp_path: Path) -> None:
     server.reply(error_reply(200, DRAWN))
     execution = {
         "provider": "openai",
@@ -107,7 +107,7 @@ async def test_a_configured_tool_draws(server: ModelTestServer, tmp_path: Path) 
     assert refused_result.error_kind == "invalid_parameters"
 
 
-async def test_a_tool_without_a_key_says_which_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_key_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENAI_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY", "OPENAI_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     async with open_configured(tmp_path, {}) as ts:
@@ -117,7 +117,7 @@ async def test_a_tool_without_a_key_says_which_one(tmp_path: Path, monkeypatch: 
     assert "OPENAI_API_KEY" in (result.error or "")
 
 
-async def test_a_misspelt_setting_is_found_when_the_configuration_is_read(tmp_path: Path) -> None:
+async def test_a_misspelt_setting_is_reported_when_the_configuration_loads(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match='did you mean "size"'):
         async with open_configured(tmp_path, {"siz": "1024x1024"}):
             pass

@@ -28,7 +28,7 @@ from toolspace.core.model import (
 from toolspace.errors import ModelError
 
 
-async def test_a_request_is_what_the_api_documents(server: ModelTestServer, chat_model: Model) -> None:
+async def test_a_request_has_the_form_of_the_api(server: ModelTestServer, chat_model: Model) -> None:
     server.reply(stream_reply(text_completion("ok")))
     settings = ModelSettings(temperature=0.5, max_output_tokens=100, reasoning="low")
     await chat_model.respond(
@@ -52,7 +52,7 @@ async def test_a_request_is_what_the_api_documents(server: ModelTestServer, chat
     }
 
 
-async def test_thoughts_before_a_call_go_back_with_it(server: ModelTestServer, chat_model: Model) -> None:
+async def test_reasoning_before_a_call_is_sent_back_with_it(server: ModelTestServer, chat_model: Model) -> None:
     request_body = [
         chat_chunk({"reasoning_content": "Hm"}),
         chat_chunk(tool_call_delta(0, id="a", name="add", arguments="{}"), "tool_calls"),
@@ -71,14 +71,14 @@ async def test_thoughts_before_a_call_go_back_with_it(server: ModelTestServer, c
     }
 
 
-async def test_connections_are_used_again(server: ModelTestServer, chat_model: Model) -> None:
+async def test_connections_are_reused(server: ModelTestServer, chat_model: Model) -> None:
     server.reply(stream_reply(text_completion("ok")))
     for _ in range(5):
         await chat_model.respond(HELLO)
     assert server.connections == 1
 
 
-async def test_a_conversation_is_written_so_that_it_is_accepted(server: ModelTestServer, chat_model: Model) -> None:
+async def test_a_conversation_has_a_form_that_the_provider_accepts(server: ModelTestServer, chat_model: Model) -> None:
     server.reply(stream_reply(text_completion("ok")))
     turns = [
         UserTurn("one"),
@@ -118,7 +118,7 @@ async def test_a_conversation_is_written_so_that_it_is_accepted(server: ModelTes
     ]
 
 
-async def test_pictures_in_results_are_shown_in_the_next_message(server: ModelTestServer, chat_model: Model) -> None:
+async def test_images_in_results_are_sent_in_the_next_message(server: ModelTestServer, chat_model: Model) -> None:
     server.reply(stream_reply(text_completion("ok")))
     picture = ImagePart(data="AAAA", mime_type="image/png")
     turns = [
@@ -170,7 +170,7 @@ async def test_large_requests_are_sent(server: ModelTestServer, chat_model: Mode
         ("Unknown parameter: stream_options", "stream_options", None),
     ],
 )
-async def test_what_a_model_refuses_by_name_is_left_out_from_then_on(
+async def test_a_feature_that_a_model_refuses_by_name_is_omitted_from_then_on(
     server: ModelTestServer, chat_model: Model, message: str, omitted_key: str, expected_key: str | None
 ) -> None:
     server.reply(error_reply(400, {"error": {"message": message}}), stream_reply(text_completion("ok")))
@@ -185,14 +185,14 @@ async def test_what_a_model_refuses_by_name_is_left_out_from_then_on(
     assert all(omitted_key not in item and (expected_key is None or expected_key in item) for item in later)
 
 
-async def test_a_refusal_that_names_nothing_that_was_sent_is_final(server: ModelTestServer, chat_model: Model) -> None:
+async def test_an_error_that_names_no_sent_feature_is_final(server: ModelTestServer, chat_model: Model) -> None:
     server.reply(error_reply(400, {"error": {"message": "temperature is not supported"}}))
     with pytest.raises(ModelError):
         await chat_model.respond(HELLO)
     assert len(server.requests) == 1
 
 
-async def test_tools_are_written_once(server: ModelTestServer, chat_model: Model) -> None:
+async def test_tools_are_encoded_once(server: ModelTestServer, chat_model: Model) -> None:
     server.reply(stream_reply(text_completion("ok")))
     tools = (ADD, Tool("mul", "Multiplies.", {"anyOf": [{"required": ["a"], "properties": {"a": {}}}]}))
     for _ in range(2):

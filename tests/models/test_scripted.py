@@ -25,7 +25,7 @@ HELLO = ModelRequest(system="", turns=[UserTurn("Hello")])
 
 
 @pytest.mark.spec("11.7")
-async def test_a_script_is_said_turn_by_turn() -> None:
+async def test_a_script_is_played_turn_by_turn() -> None:
     full_turn = ModelTurn(text="Hm", calls=(ModelCall("x", "f", "{}"),), usage=Usage(input_tokens=7))
     model = ScriptedModel(["Hello", call("add", {"a": 1}), [call("f"), call("g", "{bad", id="mine")], full_turn])
     first, second, third, fourth = [await model.respond(HELLO) for _ in range(4)]
@@ -37,7 +37,7 @@ async def test_a_script_is_said_turn_by_turn() -> None:
     assert model.remaining_steps == 0
 
 
-async def test_a_step_may_be_made_of_the_request_or_be_an_error() -> None:
+async def test_a_step_may_be_a_function_of_the_request_or_an_error() -> None:
     async def later(request: ModelRequest) -> ModelCall:
         await asyncio.sleep(0)
         return call("f")
@@ -51,20 +51,20 @@ async def test_a_step_may_be_made_of_the_request_or_be_an_error() -> None:
         await model.respond(HELLO)
 
 
-async def test_a_function_in_place_of_a_script_answers_every_request() -> None:
+async def test_a_function_instead_of_a_script_answers_every_request() -> None:
     model = ScriptedModel(lambda request: f"You said: {request.turns[-1].text}")  # pyright: ignore
     for _ in range(3):
         assert (await model.respond(HELLO)).text == "You said: Hello"
     assert model.remaining_steps is None
 
 
-async def test_a_looping_script_begins_again() -> None:
+async def test_a_loop_starts_again_at_its_end() -> None:
     model = ScriptedModel.loop([call("f"), "done"])
     turns = [await model.respond(HELLO) for _ in range(4)]
     assert [turn.text for turn in turns] == ["", "done", "", "done"]
 
 
-async def test_a_script_that_ran_out_says_how_long_it_was() -> None:
+async def test_a_script_that_ran_out_reports_its_length() -> None:
     model = ScriptedModel(["a", "b"])
     await model.respond(HELLO)
     await model.respond(HELLO)
@@ -73,12 +73,12 @@ async def test_a_script_that_ran_out_says_how_long_it_was() -> None:
     assert error_info.value.kind == "invalid"
 
 
-async def test_what_is_no_turn_is_refused() -> None:
+async def test_an_invalid_step_is_refused() -> None:
     with pytest.raises(ModelError, match="turn 1 of the script is int"):
         await ScriptedModel([3]).respond(HELLO)  # pyright: ignore
 
 
-async def test_turns_are_heard_in_pieces() -> None:
+async def test_turns_are_streamed_in_pieces() -> None:
     parts: list[ModelStreamPart] = []
     model = ScriptedModel([ModelTurn(text="It is  3.\n", calls=(call("say", {"text": "a long text"}),))])
     turn = await model.respond(HELLO, parts.append)
@@ -89,7 +89,7 @@ async def test_turns_are_heard_in_pieces() -> None:
     assert "".join(pieces) == turn.calls[0].arguments
 
 
-async def test_requests_are_remembered_as_they_were() -> None:
+async def test_requests_are_recorded_unchanged() -> None:
     turns: list[Turn] = [UserTurn("one")]
     model = ScriptedModel(["a", "b"])
     await model.respond(ModelRequest(system="s", turns=turns))

@@ -41,13 +41,13 @@ def test_a_database_file_is_relative_to_the_configuration(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("url", ["mysql://db/tools", "redis://db", "https://db", "sqlite://", "sqlite:///", "''", "7"])
-def test_another_database_is_an_error_that_names_the_two(tmp_path: Path, url: str) -> None:
+def test_another_database_is_an_error_that_names_the_supported_ones(tmp_path: Path, url: str) -> None:
     with pytest.raises(ConfigError, match=r"toolspace.yaml:1: storage.url: expected (postgresql|sqlite)"):
         load(tmp_path, f"storage: {{url: {url}}}")
 
 
 @pytest.mark.spec("8.3")
-def test_without_configuration_the_gateway_listens_on_loopback_and_is_bounded(tmp_path: Path) -> None:
+def test_without_configuration_the_gateway_listens_on_loopback_and_has_limits(tmp_path: Path) -> None:
     server = load(tmp_path, "").server
 
     assert (server.host, server.port) == ("127.0.0.1", 8787)
@@ -57,7 +57,7 @@ def test_without_configuration_the_gateway_listens_on_loopback_and_is_bounded(tm
     assert (server.allowed_hosts, server.allowed_origins) == ((), ())
 
 
-def test_every_limit_can_be_set_and_rates_can_be_taken_away(tmp_path: Path) -> None:
+def test_every_limit_can_be_set_and_rate_limits_can_be_removed(tmp_path: Path) -> None:
     server = load(
         tmp_path,
         "server: {rateLimit: null, secretRateLimit: 5/minute, heartbeat: 3s, stopTimeout: 250, allowedHosts: a.ex}",
@@ -87,7 +87,7 @@ def test_every_limit_can_be_set_and_rates_can_be_taken_away(tmp_path: Path) -> N
         "maxStreams: 0",
     ],
 )
-def test_what_cannot_work_is_an_error_that_shows_no_secret(tmp_path: Path, wrong: str) -> None:
+def test_an_invalid_setting_is_an_error_that_shows_no_secret(tmp_path: Path, wrong: str) -> None:
     key, _, value = wrong.partition(": ")
     with pytest.raises(ConfigError) as error_info:
         load(tmp_path, f"server: {{{wrong}}}")

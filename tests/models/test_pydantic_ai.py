@@ -47,7 +47,7 @@ async def model(server: ModelTestServer) -> AsyncIterator[PydanticAIModel]:
 
 
 @pytest.mark.spec("11.7")
-async def test_an_answer_is_heard_as_it_is_written(server: ModelTestServer, model: PydanticAIModel) -> None:
+async def test_a_response_is_streamed(server: ModelTestServer, model: PydanticAIModel) -> None:
     body = chat_completion(
         {"content": "Wa"},
         {"content": "it."},
@@ -76,7 +76,7 @@ async def test_an_answer_is_heard_as_it_is_written(server: ModelTestServer, mode
     assert request_body["temperature"] == 0.5
 
 
-async def test_a_conversation_goes_along(server: ModelTestServer, model: PydanticAIModel) -> None:
+async def test_a_conversation_is_sent(server: ModelTestServer, model: PydanticAIModel) -> None:
     server.reply(stream_reply(text_completion("ok")))
     turns = [
         UserTurn("draw", (ImagePart(data="AAAA"),)),
@@ -93,7 +93,9 @@ async def test_a_conversation_goes_along(server: ModelTestServer, model: Pydanti
 @pytest.mark.parametrize(
     ("code", "kind"), [(429, "rate_limited"), (401, "not_permitted"), (503, "overloaded"), (404, "not_found")]
 )
-async def test_refusals_are_understood(server: ModelTestServer, model: PydanticAIModel, code: int, kind: str) -> None:
+async def test_error_responses_have_a_kind(
+    server: ModelTestServer, model: PydanticAIModel, code: int, kind: str
+) -> None:
     server.reply(error_reply(code, {"error": {"message": "no"}}, retry_after="7"))
     with pytest.raises(ModelError) as error_info:
         await model.respond(ModelRequest(system="", turns=[UserTurn("x")]))
@@ -102,7 +104,7 @@ async def test_refusals_are_understood(server: ModelTestServer, model: PydanticA
     assert "sk-secret" not in str(error_info.value)
 
 
-async def test_what_is_missing_is_named() -> None:
+async def test_a_missing_package_is_named() -> None:
     request = ModelRequest(system="", turns=[UserTurn("x")])
     with pytest.raises(ModelError, match="install") as error_info:
         await PydanticAIModel("bedrock", "some-model").respond(request)

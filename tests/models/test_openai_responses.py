@@ -61,7 +61,9 @@ async def model(server: ModelTestServer) -> AsyncIterator[Model]:
 
 @pytest.mark.spec("11.7")
 @pytest.mark.parametrize("split", [0, 1])
-async def test_text_thoughts_and_parallel_calls_are_heard(server: ModelTestServer, model: Model, split: int) -> None:
+async def test_text_reasoning_and_parallel_calls_are_streamed(
+    server: ModelTestServer, model: Model, split: int
+) -> None:
     thoughts = [{"type": "response.reasoning_summary_text.delta", "summary_index": 0, "delta": "Hm."}]
     body = openai_response(
         (SEALED, thoughts),
@@ -89,7 +91,7 @@ async def test_text_thoughts_and_parallel_calls_are_heard(server: ModelTestServe
     assert usage.cost == pytest.approx((600 * 2 + 400 * 0.2 + 50 * 10) / 1e6)
 
 
-async def test_nothing_is_kept_there_and_thoughts_go_back_sealed(server: ModelTestServer, model: Model) -> None:
+async def test_nothing_is_stored_and_encrypted_reasoning_is_sent_back(server: ModelTestServer, model: Model) -> None:
     server.reply(
         stream_reply(openai_response((SEALED, []), call_item("call_1", "draw", "{}"))),
         stream_reply(openai_response(text_item("ok"))),
@@ -141,7 +143,7 @@ async def test_nothing_is_kept_there_and_thoughts_go_back_sealed(server: ModelTe
 @pytest.mark.parametrize(
     ("reason", "finish"), [("max_output_tokens", "length"), ("content_filter", "filter"), (None, "other")]
 )
-async def test_an_incomplete_answer_says_why(
+async def test_an_incomplete_response_has_a_finish_reason(
     server: ModelTestServer, model: Model, reason: str | None, finish: str
 ) -> None:
     details = {"reason": reason} if reason else None
@@ -150,7 +152,7 @@ async def test_an_incomplete_answer_says_why(
     assert (turn.text, turn.finish) == ("hi", finish)
 
 
-async def test_a_refusal_is_told(server: ModelTestServer, model: Model) -> None:
+async def test_a_refusal_is_returned(server: ModelTestServer, model: Model) -> None:
     item, _ = text_item("No.")
     server.reply(stream_reply(openai_response((item, [{"type": "response.refusal.delta", "delta": "No."}]))))
     turn, _ = await respond_and_record(model)
@@ -176,14 +178,14 @@ async def test_failures_in_the_stream_are_errors(server: ModelTestServer, model:
     assert error_info.value.kind == kind
 
 
-async def test_models_that_do_not_think_are_asked_without(server: ModelTestServer, model: Model) -> None:
+async def test_models_without_reasoning_are_called_without_it(server: ModelTestServer, model: Model) -> None:
     error = {"message": "Encrypted content is not supported with this model.", "param": "include"}
     server.reply(error_reply(400, {"error": error}), stream_reply(openai_response(text_item("ok"))))
     assert (await model.respond(HELLO)).text == "ok"
     assert "include" not in server.requests[1].json
 
 
-async def test_the_real_sdk_understands_the_server(server: ModelTestServer) -> None:
+async def test_the_official_sdk_understands_the_test_server(server: ModelTestServer) -> None:
     openai = pytest.importorskip("openai")
     server.reply(stream_reply(openai_response((SEALED, []), call_item("call_1", "add", '{"a"', ":1}")), split=9))
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0) as client:

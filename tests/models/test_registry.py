@@ -64,7 +64,7 @@ def inner(model: Model) -> Any:
         ("ollama", "llama3", {}, OpenAIChatModel, "http://127.0.0.1:11434/v1/chat/completions"),
     ],
 )
-def test_each_provider_is_asked_at_its_own_address(
+def test_each_provider_has_its_own_url(
     provider: str, name: str, environ: dict[str, str], kind: type[Any], url: str
 ) -> None:
     keys = {"OPENAI_API_KEY": "k1", "ANTHROPIC_API_KEY": "k2", "GEMINI_API_KEY": "k3", "GROQ_API_KEY": "k4"}
@@ -76,7 +76,7 @@ def test_each_provider_is_asked_at_its_own_address(
 
 @pytest.mark.spec("11.7")
 @pytest.mark.parametrize("provider", [name for name, entry in PROVIDERS.items() if entry.key_variables])
-def test_a_missing_key_is_named_with_the_way_out(provider: str) -> None:
+def test_a_missing_key_is_named_with_a_remedy(provider: str) -> None:
     with pytest.raises(ModelError) as error_info:
         open_model(provider, "some-model", environ={})
     assert error_info.value.kind == "no_key"
@@ -84,7 +84,7 @@ def test_a_missing_key_is_named_with_the_way_out(provider: str) -> None:
     assert not error_info.value.is_transient
 
 
-def test_a_server_of_ones_own_needs_no_key() -> None:
+def test_another_server_needs_no_key() -> None:
     model = inner(open_model("openai", "qwen3", base_url="http://localhost:8000/v1", environ={}))
     assert model.endpoint.headers == {}
     assert isinstance(inner(open_model("openai-compatible", "x", base_url="http://h/v1", environ={})), OpenAIChatModel)
@@ -99,12 +99,12 @@ def test_keys_are_shown_nowhere() -> None:
     assert mask_secrets(f"it said {key} and another-secret-9") == "it said [hidden] and [hidden]"
 
 
-def test_headers_of_the_configuration_go_along() -> None:
+def test_configured_headers_are_sent() -> None:
     model = inner(open_model("openai-chat", "x", api_key="k", headers={"X-Team": "blue"}, environ={}))
     assert model.endpoint.headers == {"Authorization": "Bearer k", "X-Team": "blue"}
 
 
-def test_anthropic_takes_tokens_too() -> None:
+def test_anthropic_accepts_auth_tokens() -> None:
     model = inner(open_model("anthropic", "x", environ={"ANTHROPIC_AUTH_TOKEN": "tok"}))
     assert model.endpoint.headers == {"Authorization": "Bearer tok", "anthropic-version": "2023-06-01"}
 
@@ -122,14 +122,14 @@ def test_a_key_that_cannot_be_sent_is_refused_without_showing_it(key: str) -> No
 @pytest.mark.parametrize(
     ("provider", "hint"), [("opnai", 'did you mean "openai"'), ("qqq", "it is one of openai, anthropic, google")]
 )
-def test_an_unknown_provider_is_answered_with_the_nearest(provider: str, hint: str) -> None:
+def test_an_unknown_provider_gets_a_suggestion(provider: str, hint: str) -> None:
     with pytest.raises(ModelError, match=hint) as error_info:
         open_model(provider, "x", environ={})
     assert error_info.value.kind == "not_found"
 
 
 @pytest.mark.parametrize("url", ["ftp://h/v1", "localhost:8000", "http://", "http://user:pass@h/v1"])
-def test_an_address_that_is_none_is_refused(url: str) -> None:
+def test_an_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(ModelError, match=r"model\.baseUrl"):
         open_model("openai", "x", base_url=url, api_key="k", environ={})
     with pytest.raises(ModelError, match="has no address of its own"):
@@ -137,7 +137,7 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize("provider", PYDANTIC_AI_PROVIDERS)
-def test_all_others_are_asked_through_pydantic_ai(provider: str) -> None:
+def test_all_other_providers_use_pydantic_ai(provider: str) -> None:
     assert isinstance(inner(open_model(provider, "x", environ={})), PydanticAIModel)
 
 
@@ -152,7 +152,9 @@ def test_all_others_are_asked_through_pydantic_ai(provider: str) -> None:
         ({"OPENROUTER_API_KEY": "k"}, "openrouter"),
     ],
 )
-def test_the_model_of_the_key_that_is_set_is_used(environ: dict[str, str], expected_provider: str | None) -> None:
+def test_the_default_model_belongs_to_the_key_that_is_set(
+    environ: dict[str, str], expected_provider: str | None
+) -> None:
     expected_choice = find_default_model(environ)
     assert (expected_choice and expected_choice[0]) == expected_provider
     if expected_choice is not None:
@@ -161,7 +163,7 @@ def test_the_model_of_the_key_that_is_set_is_used(environ: dict[str, str], expec
 
 
 @pytest.mark.parametrize("provider", ["openai", "anthropic", "google"])
-def test_what_the_usual_models_cost_is_known(provider: str) -> None:
+def test_the_default_models_have_a_price(provider: str) -> None:
     assert find_price(PROVIDERS[provider].default_model or "") is not None
 
 
@@ -176,19 +178,19 @@ def test_what_the_usual_models_cost_is_known(provider: str) -> None:
         ("ollama", "llama3:8b", ("ollama", "llama3:8b")),
     ],
 )
-def test_what_a_configuration_leaves_open_is_filled_in(
+def test_missing_parts_of_a_model_name_are_filled_in(
     provider: str | None, name: str | None, expected_choice: tuple[str, str]
 ) -> None:
     assert choose_model(provider, name, {"MISTRAL_API_KEY": "k"}) == expected_choice
 
 
-def test_without_any_key_the_way_out_is_told() -> None:
+def test_without_any_key_the_error_has_a_remedy() -> None:
     with pytest.raises(ModelError, match="set one of OPENAI_API_KEY, ANTHROPIC_API_KEY, GEMINI_API_KEY") as error_info:
         open_model(None, None, environ={})
     assert error_info.value.kind == "no_key"
 
 
-def test_names_with_their_provider_are_understood() -> None:
+def test_names_with_a_provider_are_parsed() -> None:
     assert parse_model_name("anthropic:claude-opus-5-5") == ("anthropic", "claude-opus-5-5")
     assert parse_model_name("gpt-4.1") == ("", "gpt-4.1")
     assert find_key("google", {"GOOGLE_API_KEY": "k"}) == ("GOOGLE_API_KEY", "k")

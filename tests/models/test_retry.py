@@ -49,7 +49,7 @@ def model_error(kind: ModelErrorKind, **more: float) -> ModelError:
 
 @pytest.mark.spec("11.7")
 @pytest.mark.parametrize("kind", ["rate_limited", "overloaded", "unavailable", "broken"])
-async def test_what_may_pass_is_asked_again_with_growing_pauses(kind: ModelErrorKind, delays: Pauses) -> None:
+async def test_transient_errors_are_retried_with_growing_delays(kind: ModelErrorKind, delays: Pauses) -> None:
     model = ScriptedModel([model_error(kind), model_error(kind), model_error(kind), "Hello"])
     turn = await RetryingModel(model, sleep=delays).respond(HELLO)
     assert turn.text == "Hello"
@@ -57,21 +57,21 @@ async def test_what_may_pass_is_asked_again_with_growing_pauses(kind: ModelError
 
 
 @pytest.mark.parametrize("kind", ["no_key", "not_permitted", "not_found", "invalid", "too_long"])
-async def test_what_cannot_pass_is_asked_once(kind: ModelErrorKind, delays: Pauses) -> None:
+async def test_permanent_errors_are_not_retried(kind: ModelErrorKind, delays: Pauses) -> None:
     model = ScriptedModel([model_error(kind), "Hello"])
     with pytest.raises(ModelError):
         await RetryingModel(model, sleep=delays).respond(HELLO)
     assert (len(model.requests), delays) == (1, [])
 
 
-async def test_it_gives_up_after_so_many_retries(delays: Pauses) -> None:
+async def test_retries_are_limited(delays: Pauses) -> None:
     model = ScriptedModel.loop([model_error("overloaded")])
     with pytest.raises(ModelError, match="it is overloaded"):
         await RetryingModel(model, retries=2, sleep=delays).respond(HELLO)
     assert len(model.requests) == 3
 
 
-async def test_a_provider_is_waited_for_as_long_as_it_asks(delays: Pauses) -> None:
+async def test_the_delay_is_the_one_that_the_provider_asks_for(delays: Pauses) -> None:
     model = ScriptedModel(
         [model_error("rate_limited", retry_after=7.0), model_error("rate_limited", retry_after=0.0), "ok"]
     )
@@ -80,7 +80,7 @@ async def test_a_provider_is_waited_for_as_long_as_it_asks(delays: Pauses) -> No
     assert delays[0] >= 7.0
 
 
-async def test_a_provider_that_asks_for_too_long_is_given_up_at_once(delays: Pauses) -> None:
+async def test_a_too_long_delay_fails_at_once(delays: Pauses) -> None:
     model = ScriptedModel([model_error("rate_limited", retry_after=3600.0), "ok"])
     with pytest.raises(ModelError) as error_info:
         await RetryingModel(model, sleep=delays).respond(HELLO)
@@ -88,7 +88,7 @@ async def test_a_provider_that_asks_for_too_long_is_given_up_at_once(delays: Pau
     assert delays == []
 
 
-async def test_no_new_attempt_begins_after_the_time_is_up(delays: Pauses) -> None:
+async def test_no_attempt_starts_after_the_total_time(delays: Pauses) -> None:
     model = ScriptedModel.loop([model_error("unavailable")])
     with pytest.raises(ModelError):
         await RetryingModel(model, max_seconds=0.0, sleep=delays).respond(HELLO)
@@ -96,7 +96,7 @@ async def test_no_new_attempt_begins_after_the_time_is_up(delays: Pauses) -> Non
 
 
 @pytest.mark.spec("11.7")
-async def test_listeners_are_told_to_forget_a_half_answer(server: ModelTestServer, delays: Pauses) -> None:
+async def test_listeners_are_told_to_discard_a_partial_response(server: ModelTestServer, delays: Pauses) -> None:
     cut = stream_reply(events(chat_chunk({"content": "Hel"})), end=False)
     server.reply(error_reply(529), cut, error_reply(429, b"", retry_after="1"), stream_reply(text_completion("Hello")))
     model = open_model("openai", "x", base_url=server.url, api_key="k", environ={}, retries=0)
@@ -109,7 +109,7 @@ async def test_listeners_are_told_to_forget_a_half_answer(server: ModelTestServe
     assert len(server.requests) == 4
 
 
-async def test_a_call_that_was_half_written_is_forgotten_too(delays: Pauses) -> None:
+async def test_a_partial_call_is_discarded_too(delays: Pauses) -> None:
     class Breaking(ScriptedModel):
         async def respond(self, request: ModelRequest, listen: object = None) -> object:  # type: ignore[override]
             turn = await super().respond(request, listen)  # pyright: ignore
@@ -123,7 +123,7 @@ async def test_a_call_that_was_half_written_is_forgotten_too(delays: Pauses) -> 
     assert parts == [CallStarted(0, "a", "add"), CallDelta(0, '{"a":1}'), ResponseRestarted(), TextDelta("ok")]
 
 
-async def test_cancelling_ends_a_pause_at_once() -> None:
+async def test_cancelling_ends_a_delay_at_once() -> None:
     request_sent = asyncio.Event()
 
     def fail(request: ModelRequest) -> ModelError:

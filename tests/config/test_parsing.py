@@ -82,7 +82,7 @@ ENV = ("mcpServers", "github", "env", "B")
     ("name", "text", "line", "last"),
     [("a.yaml", YAML, 9, 8), ("a.yml", YAML, 9, 8), ("a.json", JSON, 8, 7), ("a.toml", TOML, 9, 5)],
 )
-def test_the_formats_say_the_same_and_know_their_lines(name: str, text: str, line: int, last: int) -> None:
+def test_all_formats_have_the_same_values_and_lines(name: str, text: str, line: int, last: int) -> None:
     for ending in ("\n", "\r\n"):
         for mark in ("", "\ufeff"):
             document = parse(mark + text.replace("\n", ending), name)
@@ -99,7 +99,7 @@ def test_an_empty_file_is_an_empty_configuration(name: str) -> None:
     assert parse("\n\n", name).data == {}
 
 
-def test_yaml_reads_scalars_as_they_look() -> None:
+def test_yaml_scalars_follow_version_1_2() -> None:
     text = """
     country: NO
     answer: yes
@@ -184,13 +184,13 @@ def test_text_in_another_encoding_names_the_line() -> None:
         parse_document(b"a: 1\nb: \xff\n", "toolspace.yaml")
 
 
-def test_aliases_that_stand_for_billions_are_refused() -> None:
+def test_aliases_that_expand_to_billions_are_refused() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
     assert "too many values" in fault("\n".join(lines))
 
 
-def test_merge_keys_that_stand_for_billions_are_refused() -> None:
+def test_merge_keys_that_expand_to_billions_are_refused() -> None:
     lines = ["a0: &a0 {x: 1}"]
     lines += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 10)]
     assert "too many values" in fault("\n".join(lines))
@@ -212,7 +212,7 @@ def test_deep_nesting_and_huge_numbers_are_errors_not_crashes(name: str, text: s
     assert fault(text, name).startswith(name)
 
 
-def test_a_missing_file_and_a_folder_say_so(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_directory_are_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no such file"):
         read_document(tmp_path / "toolspace.yaml")
     (tmp_path / "folder.yaml").mkdir()
@@ -248,7 +248,7 @@ values = st.recursive(
 
 
 @given(st.dictionaries(st.text(st.characters(codec="utf-8")), values, max_size=5))
-def test_what_json_writes_is_read_back_with_a_line_for_everything(data: dict[str, Any]) -> None:
+def test_json_is_read_back_with_a_line_for_every_value(data: dict[str, Any]) -> None:
     text = json.dumps(data, indent=1)
     document = parse(text, "a.json")
     assert document.data == data

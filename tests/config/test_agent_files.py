@@ -61,7 +61,7 @@ def faults(load: Any) -> Any:
 
 
 @pytest.mark.spec("11.1")
-def test_an_agent_that_says_nothing_has_the_defaults(agent: Any, tmp_path: Path) -> None:
+def test_an_agent_without_settings_has_the_defaults(agent: Any, tmp_path: Path) -> None:
     assert agent("") == AgentSpec(name="a", path=tmp_path / "toolspace.yaml")
     spec = agent("system: You help.")
     assert spec.system == "You help."
@@ -83,7 +83,7 @@ def test_an_agent_that_says_nothing_has_the_defaults(agent: Any, tmp_path: Path)
 
 
 @pytest.mark.spec("11.1")
-def test_everything_that_an_agent_can_say_is_read(load: Any, tmp_path: Path) -> None:
+def test_every_setting_of_an_agent_is_read(load: Any, tmp_path: Path) -> None:
     config = load(
         """
 agents:
@@ -183,7 +183,7 @@ def test_a_model_is_written_in_one_word_or_in_full(
     assert (model.provider, model.name, model.reasoning) == expected
 
 
-def test_the_one_tool_to_call_is_named_as_others_name_it_too(agent: Any) -> None:
+def test_the_tool_choice_may_have_the_form_of_the_ai_sdk(agent: Any) -> None:
     assert agent("loop: {toolChoice: search}").loop.tool_choice == "search"
     assert agent("loop: {toolChoice: {type: tool, toolName: search}}").loop.tool_choice == "search"
 
@@ -229,7 +229,7 @@ def test_the_one_tool_to_call_is_named_as_others_name_it_too(agent: Any) -> None
         ("tools: {aliases: {b: b}}", "tools.aliases.b: the alias leads back to itself: b → b"),
     ],
 )
-def test_what_is_wrong_in_an_agent_is_said_with_its_place(faults: Any, text: str, message: str) -> None:
+def test_problems_of_an_agent_are_reported_with_their_place(faults: Any, text: str, message: str) -> None:
     problems = faults("agents:\n  a: {" + text + "}\n")
     assert any(fault.startswith(f"toolspace.yaml:2: agents.a.{message}") for fault in problems), problems
 
@@ -238,7 +238,7 @@ def test_what_is_wrong_in_an_agent_is_said_with_its_place(faults: Any, text: str
 
 
 @pytest.mark.spec("5.1")
-def test_agents_stand_in_place_and_in_files_under_the_name_of_the_entry(load: Any, write: Any, tmp_path: Path) -> None:
+def test_agents_in_place_and_in_files_have_the_name_of_their_entry(load: Any, write: Any, tmp_path: Path) -> None:
     write("agent: {name: someone, system: From a file.}\nknowledge: ./notes\n", "agents/r.yaml")
     config = load("agents:\n  researcher: ./agents/r.yaml\n  writer: {system: In place.}\n")
     assert [(agent.name, agent.system) for agent in config.agents.values()] == [
@@ -251,7 +251,7 @@ def test_agents_stand_in_place_and_in_files_under_the_name_of_the_entry(load: An
 
 
 @pytest.mark.spec("5.1")
-def test_in_a_list_agents_have_the_names_that_they_give_themselves(load: Any, write: Any) -> None:
+def test_agents_in_a_list_have_the_names_of_their_definitions(load: Any, write: Any) -> None:
     write('{"agent": {"name": "one"}}', "a.json")
     write('[agent]\nname = "two"\n', "sub/b.toml")
     config = load("agents: [a.json, sub/b.toml, {name: three}, {agent: {name: four}}]")
@@ -259,7 +259,7 @@ def test_in_a_list_agents_have_the_names_that_they_give_themselves(load: Any, wr
 
 
 @pytest.mark.spec("5.1")
-def test_a_file_with_an_agent_is_that_agents_own(load: Any, write: Any) -> None:
+def test_the_main_file_can_describe_an_agent(load: Any, write: Any) -> None:
     write("agent: {name: helper}\n", "helper.yaml")
     config = load("agent: {name: boss, system: Lead.}\nagents: [helper.yaml]\ntools: {builtins: false}\ndemo: false\n")
     assert list(config.agents) == ["boss", "helper"]
@@ -271,7 +271,7 @@ def test_a_file_with_an_agent_is_that_agents_own(load: Any, write: Any) -> None:
 
 
 @pytest.mark.spec("11.1")
-def test_the_agents_of_an_agent_are_loaded_too_and_circles_of_files_end(load: Any, write: Any, tmp_path: Path) -> None:
+def test_sub_agents_are_loaded_too_and_files_may_refer_to_each_other(load: Any, write: Any, tmp_path: Path) -> None:
     write("agent: {name: a}\nagents: {b: ./deep/b.yaml, extra: {system: x}}\n", "a.yaml")
     write("agent: {name: b}\nagents: [../a.yaml]\nfunctions: ./tools.py\n", "deep/b.yaml")
     config = load("agents: {first: ./a.yaml}")
@@ -292,7 +292,7 @@ def test_a_long_chain_of_files_is_followed_to_its_end(load: Any, write: Any) -> 
     assert len(load("agents: ./0.json").agents) == 301
 
 
-def test_one_file_may_be_several_agents(load: Any, write: Any) -> None:
+def test_several_entries_may_refer_to_one_file(load: Any, write: Any) -> None:
     write("agent: {system: Work.}\n", "w.yaml")
     config = load("agents: {left: ./w.yaml, right: ./w.yaml}")
     assert [spec.system for spec in config.agents.values()] == ["Work.", "Work."]
@@ -321,7 +321,7 @@ def test_one_file_may_be_several_agents(load: Any, write: Any) -> None:
         ("agents: {a: {agents: [b]}, xyz: {}}", '1: agents.a.agents[0]: there is no agent "b"; the agents are a, xyz'),
     ],
 )
-def test_an_entry_that_leads_nowhere_is_said(faults: Any, write: Any, text: str, message: str) -> None:
+def test_an_entry_without_an_agent_is_reported(faults: Any, write: Any, text: str, message: str) -> None:
     write("agent: {name: a}\n", "a.yaml")
     write("words\n", "plain.txt")
     problems = faults(text)
@@ -329,7 +329,7 @@ def test_an_entry_that_leads_nowhere_is_said(faults: Any, write: Any, text: str,
 
 
 @pytest.mark.spec("5.2")
-def test_what_is_wrong_in_other_files_is_said_with_theirs(faults: Any, write: Any) -> None:
+def test_problems_in_other_files_are_reported_with_their_place(faults: Any, write: Any) -> None:
     write("agent: {name: a}\nmodle: {}\nlimits: {maxDepth: '${DEEP}'}\nagents: [b]\n", "a.yaml")
     write("model: {}\n", "none.yaml")
     write("agent: {name: [}\n", "broken.yaml")
@@ -348,12 +348,12 @@ def test_what_is_wrong_in_other_files_is_said_with_theirs(faults: Any, write: An
     assert '"agent" is missing; expected a mapping' in problems[4]
 
 
-def test_who_refers_to_an_agent_that_is_wrong_is_not_told_that_there_is_none(faults: Any) -> None:
+def test_references_to_an_invalid_agent_are_not_reported(faults: Any) -> None:
     problems = faults("agents: {a: {agents: [b], router: {destinations: [b]}}, b: ./gone.yaml}")
     assert len(problems) == 1
 
 
-def test_what_only_the_main_file_can_say_has_no_effect_elsewhere(load: Any, write: Any) -> None:
+def test_settings_of_the_process_have_no_effect_outside_the_main_file(load: Any, write: Any) -> None:
     write("agent: {name: a}\nserver: {port: 1}\n", "a.yaml")
     config = load("agents: [a.yaml]")
     assert config.server.port == 8787
@@ -365,19 +365,19 @@ def test_what_only_the_main_file_can_say_has_no_effect_elsewhere(load: Any, writ
 
 @pytest.mark.spec("3.40")
 @pytest.mark.parametrize("name", ["goal-aware-assistant", "Support Desk", "a.b", "x" * 57, "Zoë", "42"])
-def test_a_name_that_fits_a_tool_is_taken(load: Any, name: str) -> None:
+def test_a_name_that_can_name_a_tool_is_accepted(load: Any, name: str) -> None:
     assert list(load(json.dumps({"agents": {name: {}}}), "t.json").agents) == [name]
 
 
 @pytest.mark.spec("3.40")
 @pytest.mark.parametrize("name", ["", "x" * 58, "a/b", "a\nb", "-", "研究員", " a", "a ", "a\0", "\ud800"])
-def test_a_name_that_fits_no_tool_is_refused(faults: Any, name: str) -> None:
+def test_a_name_that_cannot_name_a_tool_is_refused(faults: Any, name: str) -> None:
     (problems,) = faults(json.dumps({"agents": {name: {}}}), "t.json")
     assert "cannot name an agent; use 1 to 57 letters, digits, spaces, and _ - ." in problems or "half" in problems
 
 
 @pytest.mark.spec("3.40")
-def test_the_tools_that_every_agent_has_keep_their_names(faults: Any) -> None:
+def test_names_of_internal_tools_are_refused(faults: Any) -> None:
     for name in RESERVED_AGENT_NAMES:
         (problems,) = faults(f"agents: {{{name.replace('_', '-')}: {{}}}}")
         assert f"cannot name an agent, as every agent has a tool agent__{name}; take another name" in problems
@@ -392,7 +392,7 @@ def test_the_reserved_names_are_those_of_the_internal_tools() -> None:
 
 
 @pytest.mark.spec("3.40")
-def test_two_names_that_would_be_one_tool_are_refused(faults: Any) -> None:
+def test_two_names_with_the_same_tool_name_are_refused(faults: Any) -> None:
     (problems,) = faults("agents:\n  help-desk: {}\n  Help_Desk: {}\n")
     assert problems.startswith("toolspace.yaml:3: agents.Help_Desk: ")
     assert '"Help_Desk" and "help-desk" would be one tool, agent__Help_Desk; rename one' in problems
@@ -419,7 +419,7 @@ def test_a_router_does_not_hand_off_to_itself(faults: Any) -> None:
 
 
 @pytest.mark.spec("3.41")
-def test_a_circle_of_routers_is_refused_with_its_way_and_its_place(faults: Any, write: Any) -> None:
+def test_a_cycle_of_routers_is_refused_with_its_route_and_place(faults: Any, write: Any) -> None:
     write("agent: {name: b}\n\nrouter: {destinations: [c]}\n", "b.yaml")
     problems = faults(
         "agents:\n"
@@ -436,7 +436,7 @@ def test_a_circle_of_routers_is_refused_with_its_way_and_its_place(faults: Any, 
 
 
 @pytest.mark.spec("3.41")
-def test_routers_that_share_destinations_are_no_circle(load: Any) -> None:
+def test_routers_with_a_shared_destination_are_no_cycle(load: Any) -> None:
     config = load(
         "agent: {name: main}\nrouter: {destinations: [a, b]}\n"
         "agents: {a: {router: {destinations: [b, c]}}, b: {router: {destinations: [c]}}, c: {agents: [a]}}\n"
@@ -444,7 +444,7 @@ def test_routers_that_share_destinations_are_no_circle(load: Any) -> None:
     assert config.router.destinations == config.agents["main"].router.destinations == ("a", "b")
 
 
-def test_every_circle_is_said_once(faults: Any) -> None:
+def test_every_cycle_is_reported_once(faults: Any) -> None:
     names = "abcd"
     definitions = ", ".join(f"{name}: {{router: {{destinations: [{', '.join(names)}]}}}}" for name in names)
     problems = faults(f"agents: {{{definitions}}}")
@@ -456,7 +456,7 @@ def test_every_circle_is_said_once(faults: Any) -> None:
 
 
 @pytest.mark.spec("11.1")
-def test_tools_of_an_agent_are_its_alone(load: Any, write: Any, tmp_path: Path) -> None:
+def test_tools_of_an_agent_belong_to_it_alone(load: Any, write: Any, tmp_path: Path) -> None:
     write(
         """
 agent: {name: a}
@@ -493,7 +493,7 @@ queues: {own: {concurrent: 1}}
 
 
 @pytest.mark.spec("11.1")
-def test_what_an_agent_does_not_say_of_tools_is_as_for_all(load: Any) -> None:
+def test_an_agent_inherits_the_settings_of_tools_that_it_leaves_out(load: Any) -> None:
     config = load(
         "defaults:\n  toolTimeout: 7s\n  maxConcurrentTools: 4\ntools: {builtins: [read_*], allowedEnv: [A_*]}\n"
         "agents:\n  a:\n    tools:\n      allowedPaths: [.]\n      maxConcurrent: 2\n"
@@ -526,7 +526,7 @@ def test_a_variable_overrides_the_main_file_and_not_its_agents(load: Any) -> Non
     assert b.source("defaults", "toolTimeout") == "TOOLSPACE_TOOL_TIMEOUT (environment)"
 
 
-def test_secrets_in_an_agents_file_are_known_to_all(load: Any, write: Any) -> None:
+def test_secrets_in_the_file_of_an_agent_are_masked_everywhere(load: Any, write: Any) -> None:
     write("agent: {name: a}\nmodel: {provider: o, name: n, apiKey: hunter2}\ntools: {timeout: 1s}\n", "a.yaml")
     config = load("agents: [a.yaml]")
     assert "hunter2" in config.secret_values
@@ -537,7 +537,7 @@ def test_secrets_in_an_agents_file_are_known_to_all(load: Any, write: Any) -> No
 
 
 @pytest.mark.spec("11.1")
-def test_an_agents_own_ways_to_reach_people_win(load: Any) -> None:
+def test_an_agents_own_notifications_take_precedence(load: Any) -> None:
     config = load(
         "notifications:\n  webhook: https://all.example.com\n"
         "  smtp: {host: mail, from: Bot <bot@example.com>, to: ann@example.com, username: u, password: hunter2,\n"
@@ -563,7 +563,7 @@ def test_an_agents_own_ways_to_reach_people_win(load: Any) -> None:
 
 
 @pytest.mark.spec("17.3")
-def test_variables_say_how_people_are_reached(load: Any) -> None:
+def test_variables_configure_notifications(load: Any) -> None:
     config = load(
         "",
         TOOLSPACE_NOTIFICATIONS_WEBHOOK_URL="https://hooks.example.com",
@@ -614,7 +614,7 @@ def test_a_goal_aware_assistant_loads_unchanged() -> None:
 
 
 @pytest.mark.spec("11.1")
-def test_several_agents_as_people_have_them_load_together() -> None:
+def test_several_agent_files_of_other_programs_load_together() -> None:
     config = load_config(SEEDS / "toolspace.yaml", environ={})
     assert config.warnings == ()
     assert list(config.agents) == ["goal-aware-assistant", "github-helper", "support-agent", "travel-agent"]

@@ -19,19 +19,19 @@ def test_the_nearest_file_upwards_is_found(tmp_path: Path) -> None:
     assert find_config(deep) == tmp_path / "a" / "toolspace.json"
 
 
-def test_yaml_comes_first_and_a_folder_of_that_name_is_passed_over(tmp_path: Path) -> None:
+def test_yaml_takes_precedence_and_a_directory_of_that_name_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "toolspace.yaml").mkdir()
     for name in CONFIG_NAMES[1:]:
         (tmp_path / name).touch()
     assert find_config(tmp_path) == tmp_path / "toolspace.yml"
 
 
-def test_a_relative_start_is_taken_from_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_start_is_relative_to_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "toolspace.yaml").touch()
     (tmp_path / "sub").mkdir()
     monkeypatch.chdir(tmp_path / "sub")
     assert find_config(Path()) == tmp_path / "toolspace.yaml"
 
 
-def test_none_is_found_where_there_is_none() -> None:
+def test_without_a_file_none_is_found() -> None:
     assert find_config(Path("/nowhere/at/all")) is None

@@ -61,12 +61,12 @@ def test_variables_are_filled_in(text: str, expected: str) -> None:
         ("${M:-" * 50 + "}" * 50, "nested deeper"),
     ],
 )
-def test_what_cannot_be_filled_in_says_why(text: str, reason: str) -> None:
+def test_a_failed_expansion_has_a_reason(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         expand_text(text, ENVIRON)
 
 
-def test_only_strings_in_values_are_touched() -> None:
+def test_only_strings_in_values_are_changed() -> None:
     document = run('"${NAME}": 1\nlist: ["${NAME}", 5, true, null]\n')
     assert document.data == {"${NAME}": 1, "list": ["value", 5, True, None]}
     assert document.original_texts == {("list", 0): "${NAME}"}
@@ -79,13 +79,13 @@ def test_every_unset_variable_is_a_problem_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("off", ["enabled: false", "enabled: off", "enabled: ${NOPE:-false}", "disabled: true"])
-def test_something_switched_off_needs_no_variables(off: str) -> None:
+def test_a_disabled_entry_needs_no_variables(off: str) -> None:
     document = run(f"mcpServers:\n  a:\n    {off}\n    env: {{KEY: '${{SECRET}}', N: '${{NAME}}'}}\n")
     assert document.problems == []
     assert document.data["mcpServers"]["a"]["env"] == {"KEY": "${SECRET}", "N": "value"}
 
 
-def test_something_switched_on_needs_them() -> None:
+def test_an_enabled_entry_needs_its_variables() -> None:
     assert len(run("a: {enabled: true, env: {KEY: '${SECRET}'}}").problems) == 1
 
 
@@ -101,11 +101,11 @@ def test_no_text_breaks_expansion(text: str, environ: dict[str, str]) -> None:
 
 
 @given(st.text(max_size=100))
-def test_an_escaped_text_comes_out_as_it_was(text: str) -> None:
+def test_an_escaped_text_stays_the_same(text: str) -> None:
     if "$$" not in text:
         assert expand_text(text.replace("${", "$${"), {}) == text
 
 
 @given(st.text(st.characters(exclude_characters="$"), max_size=50))
-def test_the_value_of_a_variable_is_taken_as_it_is(value: str) -> None:
+def test_the_value_of_a_variable_is_not_expanded_again(value: str) -> None:
     assert expand_text("<${X}>", {"X": value}) == f"<{value}>"

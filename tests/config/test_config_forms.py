@@ -39,7 +39,7 @@ def tool(load: Any) -> Any:
 
 
 @pytest.mark.spec("5.1")
-def test_settings_with_a_list_of_servers(load: Any, tmp_path: Path) -> None:
+def test_a_list_of_servers_is_read(load: Any, tmp_path: Path) -> None:
     config = load(
         """
 tools:
@@ -87,7 +87,7 @@ tools:
 
 
 @pytest.mark.spec("5.1")
-def test_defaults_servers_and_queues(load: Any) -> None:
+def test_defaults_servers_and_queues_are_read(load: Any) -> None:
     config = load(
         """
 defaults:
@@ -113,7 +113,7 @@ queues:
 
 
 @pytest.mark.spec("5.1")
-def test_a_server_with_everything(load: Any) -> None:
+def test_every_setting_of_a_server_is_read(load: Any) -> None:
     entry = {
         "type": "stdio",
         "command": "npx",
@@ -144,7 +144,7 @@ def test_servers_that_only_name_a_queue_load_with_a_warning(load: Any) -> None:
 
 
 @pytest.mark.spec("5.1")
-def test_a_rest_tool(load: Any) -> None:
+def test_a_rest_tool_is_read(load: Any) -> None:
     config = load(
         {
             "restTools": {
@@ -203,13 +203,13 @@ def test_an_agent_file_is_a_configuration_too(load: Any) -> None:
 
 
 @pytest.mark.spec("5.1")
-def test_only_the_mcp_part_of_an_agent(load: Any) -> None:
+def test_an_agent_file_with_mcp_servers_only_is_read(load: Any) -> None:
     config = load({"mcp": AGENT["mcp"]})
     assert config.mcp_servers["github-tools"].transport == "http"
 
 
 @pytest.mark.spec("5.1")
-def test_tool_definitions_with_comments(load: Any) -> None:
+def test_tool_definitions_with_comments_are_read(load: Any) -> None:
     config = load(
         """
 {"tools": [
@@ -293,7 +293,9 @@ def test_older_execution_types_mean_the_same(tool: Any, written_type: str | None
         ("prebuilt", {"action": "a"}, False),
     ],
 )
-def test_visible_has_the_default_of_its_type(tool: Any, kind: str, execution: Any, visible: bool) -> None:
+def test_the_default_of_visible_depends_on_the_execution_type(
+    tool: Any, kind: str, execution: Any, visible: bool
+) -> None:
     assert tool(executionType=kind, execution=execution).visible is visible
     assert tool(executionType=kind, execution=execution, visible=not visible).visible is not visible
 
@@ -304,7 +306,7 @@ def test_a_basic_tool_without_timeout_pauses_its_run(tool: Any) -> None:
     assert tool(executionType="external").pauses_run is False
 
 
-def test_a_definition_takes_every_field(tool: Any) -> None:
+def test_every_setting_of_a_definition_is_read(tool: Any) -> None:
     definition = tool(
         executionType="space",
         category="data",
@@ -340,7 +342,7 @@ def test_a_definition_takes_every_field(tool: Any) -> None:
         ({"executionType": "space", "display": {}}, "tools[0].display: unknown key"),
     ],
 )
-def test_a_wrong_definition_is_said_with_its_place(tool: Any, definition: dict[str, Any], message: str) -> None:
+def test_a_wrong_definition_is_reported_with_its_place(tool: Any, definition: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error_info:
         tool(**definition)
     assert message in str(error_info.value)
@@ -393,14 +395,14 @@ def test_an_editors_file_loads_unchanged(load: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("3.11")
-def test_unknown_keys_of_a_server_are_kept_and_slips_are_warned_of(load: Any) -> None:
+def test_unknown_keys_of_a_server_are_kept_and_misspellings_are_warnings(load: Any) -> None:
     config = load({"mcpServers": {"a": {"command": "x", "autoApprove": ["y"], "toolsDenid": ["z"]}}})
     assert config.mcp_servers["a"].extra == {"autoApprove": ["y"], "toolsDenid": ["z"]}
     (warning,) = config.warnings
     assert 'mcpServers.a.toolsDenid: unknown key, kept without effect; did you mean "toolsDenied"?' in warning
 
 
-def test_a_servers_timeout_counts_only_where_its_unit_is_plain(load: Any) -> None:
+def test_the_timeout_of_a_server_needs_a_unit(load: Any) -> None:
     config = load({"mcpServers": {"a": {"command": "x", "timeout": "5s"}, "b": {"command": "x", "timeout": 60}}})
     assert config.mcp_servers["a"].request_timeout == 5
     assert config.source("mcpServers", "a", "requestTimeoutMs").endswith("(mcpServers.a.timeout)")

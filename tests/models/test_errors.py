@@ -57,7 +57,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("code", "body", "kind"), REFUSALS)
-async def test_a_refusal_says_who_acts_next(
+async def test_an_error_response_has_a_kind(
     server: ModelTestServer, chat_model: Model, code: int, body: object, kind: str
 ) -> None:
     server.reply(error_reply(code, body))
@@ -72,7 +72,7 @@ async def test_a_refusal_says_who_acts_next(
     ("headers", "seconds"),
     [({"retry_after": "7"}, 7.0), ({"retry_after_ms": "250"}, 0.25), ({"retry_after": "soon"}, None), ({}, None)],
 )
-async def test_how_long_to_wait_is_what_the_provider_asks(
+async def test_the_retry_delay_is_the_one_of_the_provider(
     server: ModelTestServer, chat_model: Model, headers: dict[str, str], seconds: float | None
 ) -> None:
     server.reply(error_reply(429, {"error": {"message": "slow down"}}, **headers))
@@ -81,7 +81,7 @@ async def test_how_long_to_wait_is_what_the_provider_asks(
     assert error_info.value.retry_after == seconds
 
 
-async def test_an_error_in_the_middle_of_a_stream_is_an_error(server: ModelTestServer, chat_model: Model) -> None:
+async def test_an_error_event_in_a_stream_is_an_error(server: ModelTestServer, chat_model: Model) -> None:
     server.reply(
         stream_reply(events(chat_chunk({"content": "Hel"}), {"error": {"message": "Overloaded", "code": 529}}))
     )
@@ -92,7 +92,7 @@ async def test_an_error_in_the_middle_of_a_stream_is_an_error(server: ModelTestS
 
 @pytest.mark.spec("11.7")
 @pytest.mark.parametrize("end", [True, False], ids=["ended", "cut off"])
-async def test_a_stream_that_breaks_off_is_no_answer(server: ModelTestServer, chat_model: Model, end: bool) -> None:
+async def test_an_incomplete_stream_is_an_error(server: ModelTestServer, chat_model: Model, end: bool) -> None:
     server.reply(stream_reply(events(chat_chunk({"content": "Hel"}), chat_chunk({"content": "lo"})), end=end))
     with pytest.raises(ModelError) as error_info:
         await chat_model.respond(HELLO)
@@ -100,7 +100,7 @@ async def test_a_stream_that_breaks_off_is_no_answer(server: ModelTestServer, ch
     assert error_info.value.is_transient
 
 
-async def test_a_stream_cut_off_after_the_reason_of_its_end_is_an_answer(
+async def test_a_stream_that_ends_after_the_finish_reason_is_complete(
     server: ModelTestServer, chat_model: Model
 ) -> None:
     server.reply(stream_reply(events(chat_chunk({"content": "Hello"}, "stop")), end=False))
@@ -109,21 +109,21 @@ async def test_a_stream_cut_off_after_the_reason_of_its_end_is_an_answer(
 
 
 @pytest.mark.parametrize("body", [b"data: {bad\n\n", b'data: {"choices": 3}\n\n', b"data: \xff\n\n", b"data: [[[\n\n"])
-async def test_events_that_make_no_sense_are_an_error(server: ModelTestServer, chat_model: Model, body: bytes) -> None:
+async def test_invalid_events_are_an_error(server: ModelTestServer, chat_model: Model, body: bytes) -> None:
     server.reply(stream_reply(body))
     with pytest.raises(ModelError) as error_info:
         await chat_model.respond(HELLO)
     assert error_info.value.kind == "broken"
 
 
-async def test_a_web_page_in_place_of_an_answer_is_explained(server: ModelTestServer, chat_model: Model) -> None:
+async def test_a_web_page_instead_of_a_response_is_explained(server: ModelTestServer, chat_model: Model) -> None:
     server.reply(stream_reply(b"<!doctype html><title>Welcome</title>", kind="text/html"))
     with pytest.raises(ModelError, match="check base_url") as error_info:
         await chat_model.respond(HELLO)
     assert error_info.value.kind == "not_found"
 
 
-async def test_a_server_that_hangs_up_or_is_not_there_is_unavailable(
+async def test_a_server_that_closes_the_connection_or_is_unreachable_is_unavailable(
     server: ModelTestServer, chat_model: Model
 ) -> None:
     server.reply(hangs_up)
@@ -149,7 +149,7 @@ async def test_cancelling_closes_the_connection(server: ModelTestServer, chat_mo
         await server.client_closed.wait()
 
 
-async def test_a_slow_answer_is_given_up_in_time(server: ModelTestServer, chat_model: Model) -> None:
+async def test_a_slow_response_times_out(server: ModelTestServer, chat_model: Model) -> None:
     server.reply(server.never_answer)
     request = ModelRequest(system="", turns=[UserTurn("x")], settings=ModelSettings(timeout=0.05))
     with pytest.raises(ModelError, match=r"no answer within 0.05 s") as error_info:
@@ -157,7 +157,7 @@ async def test_a_slow_answer_is_given_up_in_time(server: ModelTestServer, chat_m
     assert error_info.value.kind == "unavailable"
 
 
-async def test_a_stream_that_is_left_open_after_its_end_is_not_waited_for(
+async def test_a_stream_left_open_after_its_end_does_not_block(
     server: ModelTestServer, chat_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("toolspace.models.streaming.LAST_EVENTS_SECONDS", 0.05)
@@ -174,7 +174,9 @@ async def test_a_stream_that_is_left_open_after_its_end_is_not_waited_for(
     assert (turn.text, turn.finish) == ("Hello", "stop")
 
 
-async def test_answers_are_bounded(server: ModelTestServer, chat_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_responses_have_a_size_limit(
+    server: ModelTestServer, chat_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("toolspace.models.streaming.MAX_RESPONSE", 10_000)
     server.reply(stream_reply(events(*[chat_chunk({"content": "x" * 1000})] * 20)))
     with pytest.raises(ModelError, match="more than") as error_info:

@@ -53,7 +53,7 @@ ECHOES: list[Callable[[], Reply]] = [
 @pytest.mark.spec("11.7")
 @pytest.mark.parametrize("echo", ECHOES)
 @pytest.mark.parametrize("provider", ["openai-chat", "openai-responses", "anthropic", "google"])
-async def test_no_part_of_a_key_is_told(
+async def test_no_part_of_a_key_is_shown(
     echo: Callable[[], Reply], provider: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)

@@ -32,7 +32,7 @@ from toolspace.core.model import (
 
 
 @pytest.mark.spec("11.7")
-async def test_an_answer_is_heard_as_it_is_written(server: ModelTestServer, chat_model: Model) -> None:
+async def test_a_response_is_streamed(server: ModelTestServer, chat_model: Model) -> None:
     server.reply(stream_reply(text_completion("Hel", "lo, ", "wörld")))
     turn, parts = await respond_and_record(chat_model)
     assert turn.text == "Hello, wörld"
@@ -60,7 +60,7 @@ async def test_chunks_may_be_split_anywhere(server: ModelTestServer, chat_model:
 
 
 @pytest.mark.spec("11.7")
-async def test_parallel_calls_may_come_interleaved(server: ModelTestServer, chat_model: Model) -> None:
+async def test_parallel_calls_may_be_interleaved(server: ModelTestServer, chat_model: Model) -> None:
     server.reply(
         stream_reply(
             chat_completion(
@@ -161,7 +161,7 @@ def delta(**fields: Any) -> dict[str, Any]:
         ),
     ],
 )
-async def test_calls_are_put_together_however_a_server_writes_them(
+async def test_calls_are_assembled_from_any_form_of_chunks(
     server: ModelTestServer, chat_model: Model, stream_chunks: list[Any], calls: list[tuple[str, str, str]]
 ) -> None:
     server.reply(stream_reply(events(*stream_chunks, "[DONE]")))
@@ -172,7 +172,7 @@ async def test_calls_are_put_together_however_a_server_writes_them(
     assert [(part.id, part.name) for part in started_calls] == [(id, name) for id, name, _ in calls]
 
 
-async def test_malformed_arguments_are_given_as_they_came(server: ModelTestServer, chat_model: Model) -> None:
+async def test_malformed_arguments_are_returned_unchanged(server: ModelTestServer, chat_model: Model) -> None:
     server.reply(
         stream_reply(chat_completion(tool_call_delta(0, id="a", name="add", arguments='{"a": '), finish="tool_calls"))
     )
@@ -201,7 +201,7 @@ async def test_malformed_arguments_are_given_as_they_came(server: ModelTestServe
         pytest.param(events({"choices": []}, chat_chunk({"content": "hi"}, "stop"), ""), "stop", id="empty events"),
     ],
 )
-async def test_servers_may_leave_out_what_is_not_needed(
+async def test_servers_may_leave_out_optional_parts(
     server: ModelTestServer, chat_model: Model, body: bytes, finish: str
 ) -> None:
     server.reply(stream_reply(body))
@@ -209,7 +209,7 @@ async def test_servers_may_leave_out_what_is_not_needed(
     assert (turn.text, turn.finish) == ("hi", finish)
 
 
-async def test_what_a_model_thinks_is_heard_apart(server: ModelTestServer, chat_model: Model) -> None:
+async def test_reasoning_is_streamed_separately(server: ModelTestServer, chat_model: Model) -> None:
     stream_chunks = [
         chat_chunk({"reasoning_content": "Hm"}),
         chat_chunk({"reasoning": "m."}),
@@ -222,14 +222,14 @@ async def test_what_a_model_thinks_is_heard_apart(server: ModelTestServer, chat_
     assert turn.thinking == ()
 
 
-async def test_usage_is_estimated_where_a_server_says_nothing_of_it(server: ModelTestServer, chat_model: Model) -> None:
+async def test_usage_is_estimated_if_a_server_sends_none(server: ModelTestServer, chat_model: Model) -> None:
     server.reply(stream_reply(events(chat_chunk({"content": "word " * 100}, "stop"))))
     turn, _ = await respond_and_record(chat_model, ModelRequest(system="long " * 1000, turns=[UserTurn("x")]))
     assert 50 < turn.usage.output_tokens < 200
     assert 1000 < turn.usage.input_tokens < 2500
 
 
-async def test_an_answer_in_one_piece_is_taken(server: ModelTestServer, chat_model: Model) -> None:
+async def test_a_response_that_is_not_streamed_is_accepted(server: ModelTestServer, chat_model: Model) -> None:
     full_response = {
         "id": "chatcmpl-1",
         "object": "chat.completion",
@@ -252,7 +252,7 @@ async def test_an_answer_in_one_piece_is_taken(server: ModelTestServer, chat_mod
     assert turn.usage.input_tokens == 1000
 
 
-async def test_the_real_sdk_understands_the_server(server: ModelTestServer) -> None:
+async def test_the_official_sdk_understands_the_test_server(server: ModelTestServer) -> None:
     openai = pytest.importorskip("openai")
     body = chat_completion(
         {"content": "Wait. "},

@@ -38,7 +38,7 @@ turns = st.one_of(
 
 
 @given(st.lists(turns, max_size=8))
-def test_any_conversation_becomes_one_that_is_accepted(conversation: list[Turn]) -> None:
+def test_any_conversation_becomes_a_valid_one(conversation: list[Turn]) -> None:
     normalized_turns = normalize_turns(conversation)
     assert isinstance(normalized_turns[0], UserTurn)
     assert not isinstance(normalized_turns[-1], ModelTurn)
@@ -64,7 +64,7 @@ def test_any_conversation_becomes_one_that_is_accepted(conversation: list[Turn])
     assert normalize_turns(normalized_turns) == normalized_turns
 
 
-def test_a_clean_conversation_is_left_as_it_is() -> None:
+def test_a_valid_conversation_is_unchanged() -> None:
     conversation: list[Turn] = [
         UserTurn("hi"),
         ModelTurn(calls=(ModelCall("a", "add", "{}"), ModelCall("b", "add", "{}"))),
@@ -75,7 +75,7 @@ def test_a_clean_conversation_is_left_as_it_is() -> None:
     assert all(result is original for result, original in zip(normalize_turns(conversation), conversation, strict=True))
 
 
-def test_answers_find_their_calls_in_any_order() -> None:
+def test_results_are_matched_with_their_calls_in_any_order() -> None:
     call_turn = ModelTurn(calls=(ModelCall("a", "f", "{}"), ModelCall("b", "g", "{}"), ModelCall("c", "h", "{}")))
     result_turn = ResultsTurn(
         (ModelToolResult("c", "h", "3"), ModelToolResult("stray", "x", "0"), ModelToolResult("a", "f", "1"))
@@ -98,11 +98,11 @@ def test_answers_find_their_calls_in_any_order() -> None:
         ('{"a": "\ud800"}', {"_malformed": '{"a": "?"}'}),
     ],
 )
-def test_arguments_go_back_as_an_object(arguments: str, expected_object: dict[str, Any]) -> None:
+def test_arguments_are_sent_back_as_an_object(arguments: str, expected_object: dict[str, Any]) -> None:
     assert json.loads(bytes(encode_arguments(ModelCall("a", "f", arguments)))) == expected_object
 
 
-def test_a_turn_is_said_again_in_its_order() -> None:
+def test_a_turn_is_split_in_its_order() -> None:
     layout = TurnLayout()
     layout.add_text(2)
     layout.add_text(1)
@@ -146,7 +146,7 @@ def test_a_turn_is_said_again_in_its_order() -> None:
         ),
     ],
 )
-def test_schemas_are_plainly_objects(schema: dict[str, Any], normalized_turns: dict[str, Any]) -> None:
+def test_schemas_become_plain_objects(schema: dict[str, Any], normalized_turns: dict[str, Any]) -> None:
     assert to_object_schema(schema) == normalized_turns
 
 
