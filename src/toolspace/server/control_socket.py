@@ -278,7 +278,7 @@ async def _respond(ts: Toolspace, gateway: LocalGateway | None, reader: asyncio.
 
 
 def _is_own_user(writer: asyncio.StreamWriter) -> bool:
-    """Whether the client is the same user or root. Only Linux tells; elsewhere the mode of the folder protects it."""
+    """Whether the client is the same user or root. Systems without `SO_PEERCRED` rely on the mode of the folder."""
     if not hasattr(socket, "SO_PEERCRED"):
         return True
     peer = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))

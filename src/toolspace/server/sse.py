@@ -72,7 +72,7 @@ class StreamOptions:
     skip: int = 0
     """How many frames of the next event were received too."""
     is_resume: bool = False
-    """Whether the client has to be told if events are missing."""
+    """Whether the stream has to report missing events."""
     until: str | None = None
 
 
