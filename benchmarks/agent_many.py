@@ -14,7 +14,7 @@ import uvloop
 from benchmarks.agent_gateway import agent_gateway, send_event, set_model, wait_until_idle, write_config
 from benchmarks.harness import Report, round_count, run_python
 from benchmarks.memory import resident
-from toolspace.agents.host import entity_id_for
+from toolspace.agents.agent import entity_id_for
 from toolspace.models.scripted import ScriptedModel
 from toolspace.storage.queries import inbox
 

@@ -36,26 +36,26 @@ async def fail(why: str) -> str:
     raise ValueError(why)
 
 
-def answers(model: ScriptedModel, request: int = -1) -> list[tuple[str, bool]]:
+def last_results(model: ScriptedModel, request: int = -1) -> list[tuple[str, bool]]:
     """What the calls before a request came to, as the model read it."""
     turn = model.requests[request].turns[-1]
     assert isinstance(turn, ResultsTurn), turn
     return [(answer.text, answer.is_error) for answer in turn.results]
 
 
-async def ask(model: Model, prompt: str = "Go.", *, tools: Any = (add, fail), **options: Any) -> AgentResult:
+async def run_agent_once(model: Model, prompt: str = "Go.", *, tools: Any = (add, fail), **options: Any) -> AgentResult:
     async with Toolspace(tools, agents=[Agent("ada", model=model, **options)]) as ts:
         return await ts.run_agent("ada", prompt)
 
 
 async def test_an_agent_calls_tools_and_answers() -> None:
     model = ScriptedModel([call("add", {"a": 1, "b": 2}), "It is 3."], usage=Usage(requests=1, input_tokens=10))
-    result = await ask(model, "What is 1 + 2?", system="You add.")
+    result = await run_agent_once(model, "What is 1 + 2?", system="You add.")
     assert (result.ok, result.text, result.end, result.error) == (True, "It is 3.", "answered", None)
     assert (result.agent, result.path, result.steps) == ("ada", ("ada",), 2)
     assert result.usage == Usage(requests=2, input_tokens=20)
     assert [type(turn) for turn in result.turns] == [UserTurn, ModelTurn, ResultsTurn, ModelTurn]
-    assert answers(model) == [("3", False)]
+    assert last_results(model) == [("3", False)]
     assert model.requests[0].system.startswith("You add.")
     assert model.requests[0].turns == (UserTurn("What is 1 + 2?"),)
 
@@ -68,17 +68,17 @@ async def test_agents_run_without_opening_the_toolspace() -> None:
 
 async def test_the_final_report_is_the_answer() -> None:
     report = {"status": "success", "format": "markdown", "content": "**3**"}
-    result = await ask(ScriptedModel([call("agent__final_report", report)]))
+    result = await run_agent_once(ScriptedModel([call("agent__final_report", report)]))
     assert (result.ok, result.end, result.text, result.value) == (True, "reported", "**3**", "**3**")
     report = {"status": "success", "format": "json", "content_json": {"sum": 3}}
-    result = await ask(ScriptedModel([call("agent__final_report", report)]))
+    result = await run_agent_once(ScriptedModel([call("agent__final_report", report)]))
     assert result.value == {"sum": 3}
     assert result.report == report
 
 
 async def test_a_report_of_failure_is_an_error_result() -> None:
     report = {"status": "failure", "format": "markdown", "content": "There is no such file."}
-    result = await ask(ScriptedModel([call("agent__final_report", report)]))
+    result = await run_agent_once(ScriptedModel([call("agent__final_report", report)]))
     assert (result.ok, result.error, result.end) == (False, "There is no such file.", "reported")
 
 
@@ -137,7 +137,7 @@ async def test_an_agent_that_never_runs_opens_nothing() -> None:
 # Models that behave badly
 
 
-class Broken(Model):
+class BrokenModel(Model):
     """Raises what it is told to."""
 
     name = "broken:model"
@@ -159,14 +159,14 @@ class Broken(Model):
     ],
 )
 async def test_a_model_error_is_an_error_result(error: Exception, kind: str) -> None:
-    result = await ask(Broken(lambda: error))
+    result = await run_agent_once(BrokenModel(lambda: error))
     assert (result.ok, result.end, result.error_kind) == (False, "failed", kind)
     assert str(error) in (result.error or "")
 
 
 async def test_a_model_error_after_some_steps_keeps_the_last_text() -> None:
     script = [ModelTurn(text="Let me see.", calls=(call("add", {"a": 1, "b": 2}),)), ModelError("broken", "cut off")]
-    result = await ask(ScriptedModel(script))
+    result = await run_agent_once(ScriptedModel(script))
     assert (result.ok, result.error, result.text, result.steps) == (False, "cut off", "Let me see.", 1)
 
 
@@ -185,10 +185,10 @@ async def test_the_model_reads_errors_about_malformed_arguments_and_unknown_tool
             "I give up.",
         ]
     )
-    result = await ask(model)
+    result = await run_agent_once(model)
     assert (result.ok, result.text) == (True, "I give up.")
-    assert [is_error for _, is_error in answers(model)] == [True] * 7
-    assert 'Tool "ad" not found; did you mean "add"' in answers(model)[2][0]
+    assert [is_error for _, is_error in last_results(model)] == [True] * 7
+    assert 'Tool "ad" not found; did you mean "add"' in last_results(model)[2][0]
 
 
 async def test_fifty_calls_in_one_turn_run_in_parallel_with_results_in_order() -> None:
@@ -205,26 +205,30 @@ async def test_fifty_calls_in_one_turn_run_in_parallel_with_results_in_order() -
         return n
 
     model = ScriptedModel([[call("meet", {"n": n}) for n in range(50)], "Met."])
-    result = await ask(model, tools=[meet])
+    result = await run_agent_once(model, tools=[meet])
     assert result.text == "Met."
-    assert answers(model) == [(str(n), False) for n in range(50)]
+    assert last_results(model) == [(str(n), False) for n in range(50)]
 
 
 async def test_each_call_beyond_the_limit_of_a_turn_fails() -> None:
     model = ScriptedModel([[call("add", {"a": n, "b": 0}) for n in range(5)], "Done."])
-    result = await ask(model, settings=LoopSettings(max_tool_calls_per_turn=3))
+    result = await run_agent_once(model, settings=LoopSettings(max_tool_calls_per_turn=3))
     assert result.ok
-    assert [is_error for _, is_error in answers(model)] == [False] * 3 + [True] * 2
+    assert [is_error for _, is_error in last_results(model)] == [False] * 3 + [True] * 2
 
 
 async def test_an_endless_loop_ends_at_max_steps() -> None:
-    result = await ask(ScriptedModel.loop([call("add", {"a": 1, "b": 1})]), settings=LoopSettings(max_steps=7))
+    result = await run_agent_once(
+        ScriptedModel.loop([call("add", {"a": 1, "b": 1})]), settings=LoopSettings(max_steps=7)
+    )
     assert (result.ok, result.end, result.steps, result.error_kind) == (False, "max_steps", 7, "limit_exceeded")
     assert "loop.maxSteps" in (result.error or "")
 
 
 async def test_calls_that_keep_failing_end_the_run() -> None:
-    result = await ask(ScriptedModel.loop([call("fail", {"why": "no disk"})]), settings=LoopSettings(max_steps=500))
+    result = await run_agent_once(
+        ScriptedModel.loop([call("fail", {"why": "no disk"})]), settings=LoopSettings(max_steps=500)
+    )
     assert (result.ok, result.end) == (False, "gave_up")
     assert "no disk" in (result.error or "")
     assert result.steps < 100
@@ -249,11 +253,11 @@ async def test_a_huge_result_is_stored_and_the_agent_reads_it(tmp_path: Path) ->
     ) as ts:  # fmt: skip
         result = await ts.run_agent("ada", "Dump.")
     assert result.text == "Read."
-    assert "line 99999" in answers(model)[0][0]
+    assert "line 99999" in last_results(model)[0][0]
 
 
 async def test_a_turn_without_calls_and_text_ends_the_run() -> None:
-    result = await ask(ScriptedModel([ModelTurn()]))
+    result = await run_agent_once(ScriptedModel([ModelTurn()]))
     assert (result.ok, result.text, result.end) == (True, "", "answered")
 
 
@@ -263,10 +267,10 @@ async def test_a_turn_without_calls_and_text_ends_the_run() -> None:
 async def test_tokens_and_cost_of_a_run_are_limited() -> None:
     usage = Usage(requests=1, input_tokens=90, output_tokens=10, cost=0.5)
     model = ScriptedModel.loop([call("add", {"a": 1, "b": 1})], usage=usage)
-    result = await ask(model, limits=RunLimits(max_tokens=250))
+    result = await run_agent_once(model, limits=RunLimits(max_tokens=250))
     assert (result.end, result.steps, result.usage.tokens) == ("limit", 3, 300)
     assert "limits.maxTokens" in (result.error or "")
-    result = await ask(model, limits=RunLimits(max_cost=1.0))
+    result = await run_agent_once(model, limits=RunLimits(max_cost=1.0))
     assert (result.end, result.steps) == ("limit", 2)
     assert "limits.maxCost" in (result.error or "")
 
@@ -283,9 +287,9 @@ async def test_the_timeout_of_a_run_limits_the_model_and_the_tools() -> None:
         await never.wait()
         return "too late"
 
-    result = await ask(ScriptedModel([silent]), limits=RunLimits(timeout=0.05))
+    result = await run_agent_once(ScriptedModel([silent]), limits=RunLimits(timeout=0.05))
     assert (result.ok, result.end, result.error_kind) == (False, "limit", "limit_exceeded")
-    result = await ask(ScriptedModel([call("wait"), "Done."]), tools=[wait], limits=RunLimits(timeout=0.05))
+    result = await run_agent_once(ScriptedModel([call("wait"), "Done."]), tools=[wait], limits=RunLimits(timeout=0.05))
     assert (result.ok, result.end) == (False, "limit")
     assert "limits.timeout" in (result.error or "")
 
@@ -312,7 +316,7 @@ async def test_canceling_stops_the_model_and_the_tools() -> None:
 
     for model in (ScriptedModel([think]), ScriptedModel([call("work"), "Done."])):
         reached.clear()
-        asking = asyncio.create_task(ask(model, tools=[work]))
+        asking = asyncio.create_task(run_agent_once(model, tools=[work]))
         await reached.wait()
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -353,7 +357,7 @@ async def test_a_tool_can_run_an_agent() -> None:
     ts = Toolspace([delegate], agents=[helper, Agent("ada", model=model)])
     async with ts:
         result = await ts.run_agent("ada", "Go.")
-    assert answers(model) == [("Helped.", False), ("no: Recursion detected: ada → ada", False)]
+    assert last_results(model) == [("Helped.", False), ("no: Recursion detected: ada → ada", False)]
     assert result.usage.requests == 3
 
 

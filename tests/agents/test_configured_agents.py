@@ -26,20 +26,20 @@ async def shout(text: str) -> str:
 '''
 
 
-def write(folder: Path, text: str, *, mark: str = "!") -> Path:
-    (folder / "own.py").write_text(FUNCTIONS + f"\nMARK = {mark!r}\n")
-    (folder / "toolspace.yaml").write_text(text)
-    return folder / "toolspace.yaml"
+def write_config(directory: Path, text: str, *, mark: str = "!") -> Path:
+    (directory / "own.py").write_text(FUNCTIONS + f"\nMARK = {mark!r}\n")
+    (directory / "toolspace.yaml").write_text(text)
+    return directory / "toolspace.yaml"
 
 
-def heard(model: ScriptedModel) -> list[str]:
+def last_results(model: ScriptedModel) -> list[str]:
     turn = model.requests[-1].turns[-1]
     assert isinstance(turn, ResultsTurn), turn
     return [answer.text for answer in turn.results]
 
 
-def give(ts: Toolspace, name: str, *script: Any) -> ScriptedModel:
-    """Has an agent think with a script."""
+def set_script(ts: Toolspace, name: str, *script: Any) -> ScriptedModel:
+    """Gives an agent a scripted model."""
     model = ScriptedModel(script)
     ts.agents.get(name).model = model
     return model
@@ -68,19 +68,19 @@ agents:
 
 @pytest.mark.spec("11.1")
 async def test_agents_run_as_the_configuration_file_describes(tmp_path: Path) -> None:
-    async with Toolspace.open(write(tmp_path, TWO)) as ts:
+    async with Toolspace.open(write_config(tmp_path, TWO)) as ts:
         assert not [warning for warning in ts.warnings if "not in effect" in warning]
         listed = {offered.name: offered.description for offered in ts.list_tools()}
         assert listed["agent__researcher"] == "Finds things out."
         assert "shout" not in listed
-        model = give(
+        model = set_script(
             ts, "researcher", [call("shout", {"text": "hi"}), call("pong"), call("secret"), call("current_time")], "ok"
         )
         result = await ts.run_agent("researcher", "Go.")
         assert result.text == "ok"
         assert model.requests[0].system.startswith("You research.")
-        assert heard(model)[:2] == ["HI!", "pong"]
-        assert "not found" in heard(model)[2]
+        assert last_results(model)[:2] == ["HI!", "pong"]
+        assert "not found" in last_results(model)[2]
         agent = ts.agents.get("researcher")
         assert (agent.limits.max_tokens, agent.settings.max_steps, agent.settings.max_tool_calls_per_turn) == (
             1000,
@@ -96,8 +96,8 @@ async def test_agents_run_as_the_configuration_file_describes(tmp_path: Path) ->
 async def test_a_configured_tool_may_be_an_agent(tmp_path: Path, kind: str, key: str) -> None:
     definition = f"  - {{name: research, description: Researches., executionType: {kind}, execution: {{{key}: r}}}}\n"
     text = f"storage: {{dir: ./state}}\nagents: {{r: {{model: demo}}}}\ntools:\n{definition}"
-    async with Toolspace.open(write(tmp_path, text)) as ts:
-        model = give(ts, "r", "Found.", "Found again.")
+    async with Toolspace.open(write_config(tmp_path, text)) as ts:
+        model = set_script(ts, "r", "Found.", "Found again.")
         tool = ts.find_tool("research")
         assert tool is not None
         assert set(tool.input_schema["properties"]) == {"prompt", "reason"}
@@ -117,8 +117,8 @@ tools:
     execution: {agent: r}
     inputSchema: {type: object, properties: {topic: {type: string}}, required: [topic], additionalProperties: false}
 """
-    async with Toolspace.open(write(tmp_path, text)) as ts:
-        model = give(ts, "r", "Found.")
+    async with Toolspace.open(write_config(tmp_path, text)) as ts:
+        model = set_script(ts, "r", "Found.")
         assert (await ts.call("research", {"prompt": "x"})).error_kind == "invalid_parameters"
         assert (await ts.call("research", {"topic": "tools"})).result == "Found."
         assert model.requests[0].turns == (UserTurn('Find out about a topic.\n\nINPUT: {"topic":"tools"}'),)
@@ -132,11 +132,11 @@ tools:
   - {name: ask_a, executionType: agent, execution: {agent: a}}
   - {name: ask_b, executionType: agent, execution: {agent: b}}
 """
-    async with Toolspace.open(write(tmp_path, text)) as ts:
-        a = give(ts, "a", [call("ask_b", {"prompt": "x"}), call("ask_a", {"prompt": "x"})], "ok")
-        give(ts, "b", "b answers")
+    async with Toolspace.open(write_config(tmp_path, text)) as ts:
+        a = set_script(ts, "a", [call("ask_b", {"prompt": "x"}), call("ask_a", {"prompt": "x"})], "ok")
+        set_script(ts, "b", "b answers")
         assert (await ts.run_agent("a", "Go.")).text == "ok"
-        assert heard(a) == ["b answers", "(tool failed: Recursion detected: a → a)"]
+        assert last_results(a) == ["b answers", "(tool failed: Recursion detected: a → a)"]
 
 
 def test_a_tool_of_an_unknown_agent_is_a_configuration_error(tmp_path: Path) -> None:
@@ -146,43 +146,43 @@ tools:
   - {name: research, executionType: agent, execution: {agent: reseacher}}
 """
     with pytest.raises(ConfigError, match=r'yaml:4 .*there is no agent "reseacher"; did you mean "researcher"'):
-        Toolspace.open(write(tmp_path, text))
+        Toolspace.open(write_config(tmp_path, text))
 
 
 async def test_a_tool_without_an_agent_logs_a_warning_and_fails(tmp_path: Path) -> None:
     text = "storage: {dir: ./state}\ntools: [{name: research, executionType: ai-agent}]\n"
-    async with Toolspace.open(write(tmp_path, text)) as ts:
+    async with Toolspace.open(write_config(tmp_path, text)) as ts:
         [warning] = ts.warnings
         assert "it names no agent" in warning
         assert "say which under execution.agent" in ((await ts.call("research", {"prompt": "x"})).error or "")
 
 
 async def test_a_reload_changes_agents_without_interrupting_runs(tmp_path: Path) -> None:
-    path = write(tmp_path, TWO)
+    path = write_config(tmp_path, TWO)
     async with Toolspace.open(path) as ts:
-        give(ts, "researcher", call("shout", {"text": "a"}), "ok")
+        set_script(ts, "researcher", call("shout", {"text": "a"}), "ok")
         await ts.run_agent("researcher", "Go.")
-        write(tmp_path, TWO.replace("You research.", "You dig.").replace("writer:", "poet:"), mark="?")
+        write_config(tmp_path, TWO.replace("You research.", "You dig.").replace("writer:", "poet:"), mark="?")
         await ts.reload()
         assert [agent.name for agent in ts.agents] == ["researcher", "poet"]
         assert "agent__poet" in {offered.name for offered in ts.list_tools()}
         assert (await ts.call("agent__writer", {"prompt": "x"})).error_kind == "unknown_tool"
-        model = give(ts, "researcher", call("shout", {"text": "a"}), "ok")
+        model = set_script(ts, "researcher", call("shout", {"text": "a"}), "ok")
         await ts.run_agent("researcher", "Go.")
         assert model.requests[0].system.startswith("You dig.")
-        assert heard(model) == ["A?"]
-        write(tmp_path, TWO.replace("functions: [./own.py]", "").replace("tools: {toolsDenied: [secret]}", ""))
+        assert last_results(model) == ["A?"]
+        write_config(tmp_path, TWO.replace("functions: [./own.py]", "").replace("tools: {toolsDenied: [secret]}", ""))
         await ts.reload()
-        model = give(ts, "researcher", [call("shout", {"text": "a"}), call("secret")], "ok")
+        model = set_script(ts, "researcher", [call("shout", {"text": "a"}), call("secret")], "ok")
         await ts.run_agent("researcher", "Go.")
-        assert heard(model)[1] == "42"
-        assert "not found" in heard(model)[0]
+        assert last_results(model)[1] == "42"
+        assert "not found" in last_results(model)[0]
 
 
 async def test_a_reload_keeps_the_agents_of_the_program(tmp_path: Path) -> None:
     from toolspace import Agent
 
-    async with Toolspace.open(write(tmp_path, TWO)) as ts:
+    async with Toolspace.open(write_config(tmp_path, TWO)) as ts:
         ts.agents.add([Agent("guest", model=ScriptedModel(["Hello."]))])
         await ts.reload()
         assert (await ts.run_agent("guest", "Hello?")).text == "Hello."
@@ -200,32 +200,32 @@ agents:
     model: demo
     tools: {{allowedPaths: ["{tmp_path}/open"]}}
 """
-    path = write(tmp_path, text)
+    path = write_config(tmp_path, text)
     async with Toolspace.open(path) as ts:
         file = {"path": str(tmp_path / "closed" / "x.txt")}
         config = {"path": str(path), "content": "agents: {}"}
-        model = give(ts, "guest", [call("read_file", file), call("write_file", config)], "ok")
+        model = set_script(ts, "guest", [call("read_file", file), call("write_file", config)], "ok")
         await ts.run_agent("guest", "Go.")
-        assert all("(tool failed" in text for text in heard(model))
+        assert all("(tool failed" in text for text in last_results(model))
         assert (await ts.call("read_file", file)).ok
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run_cli(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "toolspace", *words],
-        cwd=folder,
+        cwd=directory,
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "XDG_STATE_HOME": str(folder / "state")},
+        env={**os.environ, "XDG_STATE_HOME": str(directory / "state")},
     )
 
 
 @pytest.mark.spec("17.1")
 def test_agents_are_listed_and_called_on_the_command_line(tmp_path: Path) -> None:
-    write(tmp_path, TWO)
-    listed = run(tmp_path, "--json", "list")
+    write_config(tmp_path, TWO)
+    listed = run_cli(tmp_path, "--json", "list")
     assert {"agent__researcher", "agent__writer"} <= {offered["name"] for offered in json.loads(listed.stdout)}
-    done = run(tmp_path, "--json", "call", "agent__writer", "prompt=Hello")
+    done = run_cli(tmp_path, "--json", "call", "agent__writer", "prompt=Hello")
     result = json.loads(done.stdout)
     assert (done.returncode, result["ok"], result["extras"]["agent"]) == (0, True, "writer")

@@ -20,11 +20,11 @@ async def note(text: str) -> str:
     return text
 
 
-def hands(to: str, message: str | None = None) -> Any:
+def handoff(to: str, message: str | None = None) -> Any:
     return call(HANDOFF, {"agent": to} | ({"message": message} if message else {}))
 
 
-def heard(model: ScriptedModel) -> list[str]:
+def last_results(model: ScriptedModel) -> list[str]:
     turn = model.requests[-1].turns[-1]
     assert isinstance(turn, ResultsTurn), turn
     return [answer.text for answer in turn.results]
@@ -32,7 +32,7 @@ def heard(model: ScriptedModel) -> list[str]:
 
 @pytest.mark.spec("3.41")
 async def test_the_destination_answers_the_original_request_with_the_advice() -> None:
-    desk = ScriptedModel([hands("billing", "a customer since 2019")], usage=Usage(requests=1, input_tokens=3))
+    desk = ScriptedModel([handoff("billing", "a customer since 2019")], usage=Usage(requests=1, input_tokens=3))
     billing = ScriptedModel(["You owe nothing."], usage=Usage(requests=1, input_tokens=5))
     agents = [
         Agent("desk", model=desk, destinations=["billing", "support"]),
@@ -66,7 +66,7 @@ async def test_the_handoff_tool_is_offered_only_with_destinations() -> None:
 
 @pytest.mark.spec("3.41")
 async def test_an_unknown_destination_is_an_error_that_lists_the_destinations() -> None:
-    desk = ScriptedModel([hands("suport"), hands("desk"), "Then I answer."])
+    desk = ScriptedModel([handoff("suport"), handoff("desk"), "Then I answer."])
     agents = [
         Agent("desk", model=desk, destinations=["billing", "support"]),
         Agent("billing", model=ScriptedModel()),
@@ -91,7 +91,7 @@ async def test_a_handoff_ends_the_run_after_the_other_calls_of_the_turn() -> Non
         noted.append(text)
         return text
 
-    desk = ScriptedModel([[hands("b"), call("remember", {"text": "x"}), hands("c")], "never said"])
+    desk = ScriptedModel([[handoff("b"), call("remember", {"text": "x"}), handoff("c")], "never said"])
     agents = [
         Agent("desk", model=desk, destinations=["b", "c"]),
         Agent("b", model=ScriptedModel(["b answers"])),
@@ -105,8 +105,8 @@ async def test_a_handoff_ends_the_run_after_the_other_calls_of_the_turn() -> Non
 async def test_handoffs_are_followed_and_their_advice_accumulates() -> None:
     c = ScriptedModel(["c answers"])
     agents = [
-        Agent("a", model=ScriptedModel([hands("b", "first")]), destinations=["b"]),
-        Agent("b", model=ScriptedModel([hands("c", "second")]), destinations=["c"]),
+        Agent("a", model=ScriptedModel([handoff("b", "first")]), destinations=["b"]),
+        Agent("b", model=ScriptedModel([handoff("c", "second")]), destinations=["c"]),
         Agent("c", model=c),
     ]
     async with Toolspace(agents=agents) as ts:
@@ -130,14 +130,14 @@ def test_circular_destinations_are_rejected_at_registration() -> None:
 
 async def test_a_circular_handoff_at_run_time_is_rejected() -> None:
     """Destinations may change while a request is on its way."""
-    a = Agent("a", model=ScriptedModel([hands("b")]), destinations=["b"])
-    b_model = ScriptedModel([hands("a"), "b answers"])
+    a = Agent("a", model=ScriptedModel([handoff("b")]), destinations=["b"])
+    b_model = ScriptedModel([handoff("a"), "b answers"])
     b = Agent("b", model=b_model)
     async with Toolspace(agents=[a, b]) as ts:
         b.destinations = ("a",)
         result = await ts.run_agent("a", "Go.")
     assert (result.text, result.path) == ("b answers", ("a", "b"))
-    assert "a cycle: a → b → a" in heard(b_model)[0]
+    assert "a cycle: a → b → a" in last_results(b_model)[0]
 
 
 async def test_a_subagent_can_hand_its_call_off() -> None:
@@ -145,17 +145,17 @@ async def test_a_subagent_can_hand_its_call_off() -> None:
     billing = ScriptedModel(["Nothing."])
     agents = [
         Agent("parent", model=parent, agents=["desk"]),
-        Agent("desk", model=ScriptedModel([hands("billing", "hurry")]), destinations=["billing"]),
+        Agent("desk", model=ScriptedModel([handoff("billing", "hurry")]), destinations=["billing"]),
         Agent("billing", model=billing),
     ]
     async with Toolspace(agents=agents) as ts:
         result = await ts.run_agent("parent", "Ask.")
         direct = ts.agents.get("desk")
-        direct.model = ScriptedModel([hands("billing")])
+        direct.model = ScriptedModel([handoff("billing")])
         ts.agents.get("billing").model = ScriptedModel(["Nothing."])
         called = await ts.call("agent__desk", {"prompt": "What do I owe?"})
     assert result.text == "Nothing, they say."
-    assert heard(parent) == ["Nothing."]
+    assert last_results(parent) == ["Nothing."]
     assert result.usage.requests == 4
     assert 'called by the agent "parent"' in billing.requests[0].system
     assert called.extras["agent"] == "billing"
@@ -163,19 +163,19 @@ async def test_a_subagent_can_hand_its_call_off() -> None:
 
 
 async def test_a_handoff_to_a_waiting_agent_is_rejected() -> None:
-    desk = ScriptedModel([hands("parent"), "I answer."])
+    desk = ScriptedModel([handoff("parent"), "I answer."])
     agents = [
         Agent("parent", model=ScriptedModel([call("agent__desk", {"prompt": "x"}), "ok"]), agents=["desk"]),
         Agent("desk", model=desk, destinations=["parent"]),
     ]
     async with Toolspace(agents=agents) as ts:
         assert (await ts.run_agent("parent", "Go.")).ok
-    assert "Recursion detected: parent → desk → parent" in heard(desk)[0]
+    assert "Recursion detected: parent → desk → parent" in last_results(desk)[0]
 
 
 async def test_a_router_with_its_own_tools_can_hand_off() -> None:
     agents = [
-        Agent("desk", model=ScriptedModel([hands("b")]), destinations=["b"], tools=[note]),
+        Agent("desk", model=ScriptedModel([handoff("b")]), destinations=["b"], tools=[note]),
         Agent("b", model=ScriptedModel(["b answers"]), tools=[note]),
     ]
     async with Toolspace(agents=agents) as ts:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.agents.agent_harness import agent, run_agents
 from toolspace import tool
-from toolspace.agents.host import entity_id_for
+from toolspace.agents.agent import entity_id_for
 from toolspace.config.agent_settings import ConsciousnessSettings, RouterSettings
 from toolspace.core import json_text
 from toolspace.core.model import ModelTurn, UserTurn

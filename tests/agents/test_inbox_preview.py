@@ -20,7 +20,7 @@ async def look() -> str:
     return "looked"
 
 
-def told(request: ModelRequest) -> str:
+def last_text(request: ModelRequest) -> str:
     """What the model was told last."""
     turn = request.turns[-1]
     assert isinstance(turn, UserTurn), turn
@@ -40,16 +40,16 @@ async def test_an_event_that_peek_inbox_takes_is_not_delivered_again(database: D
         run = await harness.wait_for_run()
         assert run.status == "completed"
         first, second, third = model.requests
-        assert "PREVIEW" not in told(first)
-        assert told(second).startswith("[INBOX PREVIEW — 1 waiting]")
-        assert 'Husam: "No, make that two."' in told(second)
+        assert "PREVIEW" not in last_text(first)
+        assert last_text(second).startswith("[INBOX PREVIEW — 1 waiting]")
+        assert 'Husam: "No, make that two."' in last_text(second)
         results_turn = third.turns[-1]
         assert isinstance(results_turn, ResultsTurn)  # No preview any more: it was taken.
         assert "No, make that two." in results_turn.results[0].text
         assert [event.status for event in await harness.inbox()] == ["processed", "processed"]
         await harness.send_message("Thank you.")
         await harness.wait_for_run(2)
-        assert told(model.requests[3]).count("\n") == 1  # The one message, under its title.
+        assert last_text(model.requests[3]).count("\n") == 1  # The one message, under its title.
         assert not any("PREVIEW" in row.stored.turn.text for row in await harness.history() if row.seq == 1)
 
 
@@ -63,11 +63,11 @@ async def test_a_previewed_event_that_is_not_taken_comes_in_the_next_cycle(datab
     async with run_agents(database, agent("ada", model), tools=[look], session_dir=tmp_path) as harness:
         await harness.send_message("One, please.")
         await harness.wait_for_run(2)
-        assert "And a coffee." in told(model.requests[1])
-        assert told(model.requests[2]).startswith("INBOX:")
-        assert "And a coffee." in told(model.requests[2])
+        assert "And a coffee." in last_text(model.requests[1])
+        assert last_text(model.requests[2]).startswith("INBOX:")
+        assert "And a coffee." in last_text(model.requests[2])
         previews = [turn for turn in model.requests[2].turns if isinstance(turn, UserTurn) and "PREVIEW" in turn.text]
-        assert previews == []  # A preview is of its moment: nobody remembers it.
+        assert previews == []  # Previews are not part of the conversation.
         assert len(await harness.runs()) == 2
 
 
@@ -83,7 +83,7 @@ async def test_a_preview_lists_the_oldest_events_and_counts_the_rest(database: D
     async with run_agents(database, agent("ada", model), tools=[look], session_dir=tmp_path) as harness:
         await harness.send_message("One, please.")
         await harness.wait_for_run(2)
-        lines = told(model.requests[1]).splitlines()
+        lines = last_text(model.requests[1]).splitlines()
         assert lines[0] == "[INBOX PREVIEW — 13 waiting]"
         assert lines[1].startswith("  [service] ")  # A person's message is more important. It is not older.
         assert [line.split('"')[1].split(".")[0] for line in lines[2:9]] == [str(number) for number in range(1, 8)]

@@ -39,15 +39,15 @@ class RequestCounter:
         return "Hm."
 
 
-async def replica(stack: AsyncExitStack, url: str, folder: Path, ada: Agent) -> AgentHarness:
+async def start_process(stack: AsyncExitStack, url: str, directory: Path, ada: Agent) -> AgentHarness:
     database = await PostgresDatabase.open(url)
     wakeups = await PostgresWakeUps.open(url)
     return await stack.enter_async_context(
-        run_agents(database, ada, session_dir=folder, wakeups=wakeups, closes_database=True)
+        run_agents(database, ada, session_dir=directory, wakeups=wakeups, closes_database=True)
     )
 
 
-async def steal(database: Database, session_id: str) -> None:
+async def take_lease(database: Database, session_id: str) -> None:
     """Another process takes a session whose lease has ended."""
     other = Ledger(database)
     await other.write(sessions.release_all_leases, "")
@@ -60,7 +60,7 @@ async def test_the_cycles_of_one_agent_never_overlap_in_two_processes(postgres_u
     limits = AgentLimits(inbox_batch=1, cycles_per_minute=10_000)
     ada = agent("ada", ScriptedModel(watched.respond, record=False), limits=limits)
     async with AsyncExitStack() as stack:
-        harnesses = [await replica(stack, postgres_url, tmp_path, ada) for _ in range(2)]
+        harnesses = [await start_process(stack, postgres_url, tmp_path, ada) for _ in range(2)]
         for number in range(40):
             await harnesses[number % 2].send_message(f"Message {number}")
         await harnesses[0].wait_for_run(40)
@@ -77,12 +77,12 @@ async def test_the_cycles_of_one_agent_never_overlap_in_two_processes(postgres_u
 @pytest.mark.spec("11.1")
 async def test_a_process_that_lost_its_lease_stores_nothing(database: Database, tmp_path: Path) -> None:
     async def is_slow(request: ModelRequest) -> str:
-        await steal(database, harness.agent)
+        await take_lease(database, harness.agent)
         return "Too late."
 
     async with run_agents(database, agent("ada", ScriptedModel([is_slow])), session_dir=tmp_path) as harness:
         await harness.send_message("Hello?")
-        while (await harness.lease_token()) < 2:  # noqa: ASYNC110 - nobody tells of it
+        while (await harness.lease_token()) < 2:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.005)
         await harness.wait_until_idle()
         [run] = await harness.runs()
@@ -102,7 +102,7 @@ async def test_a_process_whose_lease_expired_checks_it_before_a_call(
     async def stall() -> str:
         """Takes longer than the lease lasts."""
         monkeypatch.setattr(cycles, "now", lambda: float("inf"))
-        await steal(database, harness.agent)
+        await take_lease(database, harness.agent)
         return "back"
 
     @tool(visible=False)
@@ -116,17 +116,17 @@ async def test_a_process_whose_lease_expired_checks_it_before_a_call(
         database, agent("ada", ScriptedModel([calls])), tools=[stall, act], session_dir=tmp_path
     ) as harness:
         await harness.send_message("Hello?")
-        while (await harness.lease_token()) < 2:  # noqa: ASYNC110 - nobody tells of it
+        while (await harness.lease_token()) < 2:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.005)
         await harness.wait_until_idle()
         [run] = await harness.runs()
-        assert (run.status, run.space_id) == ("running", None)  # For whoever has the agent now.
+        assert (run.status, run.space_id) == ("running", None)  # The process with the lease continues it.
     assert done == []
 
 
 @pytest.mark.spec("11.1")
 async def test_a_process_that_stops_releases_its_leases_at_once(tmp_path: Path, postgres_url: str) -> None:
-    # With such a lease nobody would ever take over from a process that did not let go.
+    # The lease is so long that no other process takes over unless it is released.
     storm = ProcessStorm(tmp_path, url=postgres_url, processes=2, jobs=16, kills=0, stops=6, lease_ms=3_600_000)
     await storm.run()
     await storm.check()

@@ -89,7 +89,7 @@ async def test_a_message_is_streamed_while_the_model_writes_it_and_sent_once(
         message = await harness.send_message("Hello?")
         delta = await _wait_for_event(harness, "message.delta")
         assert delta.data["delta"] == "Good mor"
-        assert await harness.sent_texts() == ["Hello?"]  # Not said yet.
+        assert await harness.sent_texts() == ["Hello?"]  # Not complete yet.
         model.go_on.set()
         await harness.wait_for_run()
         assert await harness.sent_texts() == ["Hello?", "Good morning"]

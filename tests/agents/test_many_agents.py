@@ -13,8 +13,7 @@ import pytest
 
 from tests.agents.agent_harness import AgentHarness, agent, run_agents
 from toolspace.agents import scheduler
-from toolspace.agents.agent import Agent
-from toolspace.agents.host import entity_id_for
+from toolspace.agents.agent import Agent, entity_id_for
 from toolspace.config.agent_settings import AgentLimits
 from toolspace.core.model import ModelCall, ModelRequest, Turn, UserTurn
 from toolspace.models.scripted import ScriptedModel, call
@@ -88,7 +87,7 @@ async def test_agents_that_answer_one_another_stop_after_max_agent_turns(databas
         for name in harness.agents:
             assert {event.status for event in await harness.inbox(name)} == {"processed"}
             assert {run.status for run in await harness.runs(name)} == {"completed"}
-        # What was said after that is read, and known when someone is next asked.
+        # Later messages are added to the conversations, for the next cycle.
         texts = [row.stored.turn.text for row in await harness.history() if isinstance(row.stored.turn, UserTurn)]
         assert sum(text.count("Indeed!") for text in texts) == sum(counts.values()) - counts["agent0"]
         await harness.send_message("And now?")
@@ -116,7 +115,7 @@ async def test_agents_take_turns_when_few_may_run_at_once(database: Database, tm
             await harness.send_message(f"Message {number}")
         await wait_until_inboxes_empty(harness)
     assert Counter(order) == dict.fromkeys(names, 5)
-    # Nobody has a second turn before everyone has had a first, and so on; but for the one who was there before others.
+    # Every agent runs once before any agent runs again, except for the one that started before the others were ready.
     for start in range(4, 20, 4):
         assert set(order[start : start + 4]) == set(names), order
 

@@ -49,7 +49,7 @@ async def shout(length: int) -> str:
     return "".join(f"line {number}\n" for number in range(length))
 
 
-def answers(request: ModelRequest) -> list[str]:
+def last_results(request: ModelRequest) -> list[str]:
     """The results that the model was given last."""
     turn = next(turn for turn in reversed(request.turns) if isinstance(turn, ResultsTurn))
     return [result.text for result in turn.results]
@@ -66,7 +66,7 @@ async def test_results_of_fifty_calls_come_in_the_order_of_the_calls(database: D
         await harness.send_message("Double them.")
         run = await harness.wait_for_run()
         assert run.status == "completed"
-        assert answers(model.requests[1]) == [str(2 * n) for n in range(50)]
+        assert last_results(model.requests[1]) == [str(2 * n) for n in range(50)]
         assert Counter(record.status for record in await harness.calls(run.id)) == {"completed": 50}
 
 
@@ -78,7 +78,7 @@ async def test_calls_beyond_the_limit_of_a_turn_fail_and_the_others_run(database
         await harness.send_message("Double them.")
         run = await harness.wait_for_run()
         assert run.status == "completed"
-        results = answers(model.requests[1])
+        results = last_results(model.requests[1])
         assert sum(text.isdigit() for text in results) == 4
         assert len(results) == 6
         assert await harness.open_calls() == []
@@ -106,9 +106,9 @@ async def test_malformed_calls_fail_and_the_run_continues(database: Database, tm
         await harness.send_message("Double them.")
         run = await harness.wait_for_run()
         assert (run.status, run.error) == ("completed", None)
-        results = answers(model.requests[1])
+        results = last_results(model.requests[1])
         assert len(results) == len(nonsense)
-        assert "double" in results[6]  # What may have been meant.
+        assert "double" in results[6]  # The error suggests a name.
         assert all(record.status in ("failed", "completed") for record in await harness.calls(run.id))
 
 
@@ -123,7 +123,7 @@ async def test_duplicate_and_empty_model_call_ids_are_handled(
         await harness.send_message("Double them.")
         run = await harness.wait_for_run()
         assert run.status == "completed"
-        assert answers(model.requests[1]) == ["2", "4", "6"]
+        assert last_results(model.requests[1]) == ["2", "4", "6"]
         assert len({record.call_id for record in await harness.calls(run.id)}) == 3
 
 
@@ -162,11 +162,11 @@ async def test_a_huge_result_is_read_back_in_a_later_cycle(database: Database, t
         await harness.send_message("Shout.")
         first = await harness.wait_for_run()
         assert first.status == "completed"
-        assert len(answers(model.requests[1])[0]) < 100_000
+        assert len(last_results(model.requests[1])[0]) < 100_000
     async with run_agents(database, agent("ada", model), tools=[shout], session_dir=tmp_path) as harness:
         await harness.send_message("What was line 123456?")
         await harness.wait_for_run(2)
-        assert "line 123456" in answers(model.requests[3])[0]
+        assert "line 123456" in last_results(model.requests[3])[0]
 
 
 @pytest.mark.spec("11.4")
@@ -182,8 +182,8 @@ async def test_huge_arguments_are_rejected_and_not_stored(database: Database, tm
         assert len(model_turn.calls[0].arguments) < 100_000  # Else no model would take the conversation any more.
 
 
-class Writing(Model):
-    """Says one thing, piece by piece, and then waits for a sign before it goes on."""
+class StreamingModel(Model):
+    """Streams its turns, and waits for the test before it ends the second one."""
 
     name = "writing:slowly"
 
@@ -205,8 +205,8 @@ class Writing(Model):
         return turn
 
 
-async def being_said(harness: AgentHarness) -> str:
-    """Waits until the space sees that something is being said."""
+async def wait_for_streamed_message(harness: AgentHarness) -> str:
+    """Waits until a message is streamed in the space. Returns its id."""
     while True:
         latest, _ = await harness.ledger.read(messages.list_latest, harness.space, limit=10)
         for message in latest:
@@ -223,9 +223,9 @@ async def test_a_streamed_message_that_may_not_be_sent_ends_with_an_error(
     database: Database, tmp_path: Path, arguments: str
 ) -> None:
     async def seen() -> None:
-        await being_said(harness)
+        await wait_for_streamed_message(harness)
 
-    model = Writing(ModelTurn(calls=(ModelCall("b", "send_message", arguments),)), before=seen)
+    model = StreamingModel(ModelTurn(calls=(ModelCall("b", "send_message", arguments),)), before=seen)
     async with run_agents(database, agent("ada", model), session_dir=tmp_path) as harness:
         await harness.send_message("Say hello.")
         run = await harness.wait_for_run()
@@ -349,7 +349,7 @@ async def test_a_tool_that_raises_anything_does_not_end_the_run(
         await harness.send_message("Try.")
         run = await harness.wait_for_run()
         assert (run.status, run.steps) == ("completed", 2)
-        assert answers(model.requests[1])[1] == "4"
+        assert last_results(model.requests[1])[1] == "4"
         assert await harness.open_calls() == []
         assert not any(record.status == "running" for record in await harness.calls(run.id))
 
@@ -358,7 +358,7 @@ async def test_a_tool_that_raises_anything_does_not_end_the_run(
 
 
 class Stage:
-    """Something that takes until it is told to go on, and the run that it happens in."""
+    """A point of a run at which the run waits for the test."""
 
     def __init__(self) -> None:
         self.reached = asyncio.Event()
@@ -400,7 +400,7 @@ async def _waiting(stage: Stage) -> tuple[Model, list[Any]]:
         stage.reached.set()
         return [ENTER, call("ask")]
 
-    # It may be asked once more: that the call is over is heard before that the run is.
+    # The model may get one more request: the end of the call is noticed before the end of the run.
     return ScriptedModel([enters, "Next.", "Next."]), [external_tool("ask", "space", visible=True, timeout=60.0)]
 
 
@@ -408,16 +408,16 @@ STAGES = [_model, _second_request, _tool, _waiting]
 
 
 @pytest.mark.spec("7.1")
-@pytest.mark.parametrize("stage_of", STAGES)
+@pytest.mark.parametrize("create_stage", STAGES)
 async def test_a_canceled_run_ends_and_the_agent_continues(
-    database: Database, tmp_path: Path, stage_of: Callable[[Stage], Awaitable[tuple[Model, list[Any]]]]
+    database: Database, tmp_path: Path, create_stage: Callable[[Stage], Awaitable[tuple[Model, list[Any]]]]
 ) -> None:
     stage = Stage()
-    model, tools = await stage_of(stage)
+    model, tools = await create_stage(stage)
     async with run_agents(database, agent("ada", model), tools=tools, session_dir=tmp_path) as harness:
         await harness.send_message("Begin.")
         await stage.reached.wait()
-        if stage_of is _waiting:
+        if create_stage is _waiting:
             await harness.wait_for_open_call()
         [run] = await harness.runs()
         await harness.ledger.commit(runs.cancel_run, run.id)
@@ -429,17 +429,17 @@ async def test_a_canceled_run_ends_and_the_agent_continues(
 
 
 @pytest.mark.spec("7.1")
-@pytest.mark.parametrize("stage_of", STAGES)
+@pytest.mark.parametrize("create_stage", STAGES)
 async def test_deleting_an_agent_during_its_run_does_not_affect_others(
-    database: Database, tmp_path: Path, stage_of: Callable[[Stage], Awaitable[tuple[Model, list[Any]]]]
+    database: Database, tmp_path: Path, create_stage: Callable[[Stage], Awaitable[tuple[Model, list[Any]]]]
 ) -> None:
     stage = Stage()
-    model, tools = await stage_of(stage)
+    model, tools = await create_stage(stage)
     bob = agent("bob", ScriptedModel.loop(["Hm."]))
     async with run_agents(database, agent("ada", model), bob, tools=tools, session_dir=tmp_path) as harness:
         await harness.send_message("Begin.")
         await stage.reached.wait()
-        if stage_of is _waiting:
+        if create_stage is _waiting:
             await harness.wait_for_open_call()
         await harness.ledger.commit(deletion.delete_entity, harness.agent)
         await harness.wait_until_idle()
@@ -456,18 +456,20 @@ async def test_deleting_a_space_during_a_message_does_not_break_the_run(
     database: Database, tmp_path: Path, how: str
 ) -> None:
     async def goes() -> None:
-        await being_said(harness)
+        await wait_for_streamed_message(harness)
         if how == "the agent leaves":
             await harness.ledger.commit(deletion.remove_member, harness.space, harness.agent)
         else:
             await harness.ledger.commit(deletion.delete_space, harness.space)
 
-    model = Writing(ModelTurn(calls=(call("send_message", {"text": "Hello"}, id="b"),)), before=goes)
+    model = StreamingModel(ModelTurn(calls=(call("send_message", {"text": "Hello"}, id="b"),)), before=goes)
     async with run_agents(database, agent("ada", model), session_dir=tmp_path) as harness:
         await harness.send_message("Say hello.")
         run = await harness.wait_for_run()
         assert (run.status, run.steps) == ("completed", 3)
-        assert any(word in answers(model.requests[2])[0] for word in ("no space", "not a member", "not in a space"))
+        assert any(
+            word in last_results(model.requests[2])[0] for word in ("no space", "not a member", "not in a space")
+        )
         latest, _ = await harness.ledger.read(messages.list_latest, harness.space, limit=10)
         assert all(message.status != "running" for message in latest)
 
@@ -481,7 +483,7 @@ async def test_deleting_a_space_before_streaming_does_not_break_the_run(
     async def goes() -> None:
         await harness.ledger.commit(deletion.delete_space, harness.space)
 
-    model = Writing(ModelTurn(calls=(call("send_message", {"text": "Hello"}, id="b"),)), before=goes)
+    model = StreamingModel(ModelTurn(calls=(call("send_message", {"text": "Hello"}, id="b"),)), before=goes)
     async with run_agents(database, agent("ada", model), session_dir=tmp_path) as harness:
         await harness.send_message("Say hello.")
         run = await harness.wait_for_run()

@@ -33,7 +33,7 @@ def _plan(name: str, instruction: str) -> Plan:
     )
 
 
-def _mind(text: str, count: int = 1) -> PromptContext:
+def _context(text: str, count: int = 1) -> PromptContext:
     return PromptContext(
         memories=[Memory(f"{at}{text}", text, 0, 0) for at in range(count)],
         goals=[Goal(f"goal_{at}", text, text[:50], 1.0, False, False, 0, 0) for at in range(count)],
@@ -46,10 +46,10 @@ def _mind(text: str, count: int = 1) -> PromptContext:
 @pytest.mark.spec("9.2")
 @pytest.mark.spec("9.3")
 def test_stored_text_cannot_look_like_another_section() -> None:
-    lines = build_system_prompt(ADA, _mind(FORGED)).splitlines()
+    lines = build_system_prompt(ADA, _context(FORGED)).splitlines()
     assert [line for line in lines if line.endswith(":") and line.isupper()] == list(TITLES)
     assert not [line for line in lines if line.startswith(("INBOX:", "- [goal_9]"))]
-    plain = build_system_prompt(ADA, _mind("Book a hotel."))
+    plain = build_system_prompt(ADA, _context("Book a hotel."))
     assert "- 0Book a hotel.: Book a hotel.\n" in plain
     assert "- [goal_0] Book a hotel. (Book a hotel., priority 1)" in plain
     assert "- [plan_1] Book a hotel.: Book a hotel. (next" in plain
@@ -57,7 +57,7 @@ def test_stored_text_cannot_look_like_another_section() -> None:
 
 
 def test_the_length_of_a_prompt_is_limited() -> None:
-    prompt = build_system_prompt(ADA, _mind("x" * 16_000, 500))
+    prompt = build_system_prompt(ADA, _context("x" * 16_000, 500))
     assert len(prompt) < 250_000
     for tool in ("get_memories", "get_goals", "get_plans"):
         assert f"more ({tool} has all of them)" in prompt

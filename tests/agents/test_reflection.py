@@ -26,7 +26,7 @@ SPAWN = call("spawn_task", {"description": "look it up", "input": "How high is t
 LEARN = call("memory_write", {"path": "facts/mountains.md", "content": "> Summary: heights\n\nZugspitze: 2,962 m\n"})
 
 
-def town_of(
+def run_with_memory(
     database: Database, folder: Path, scripts: ScriptedSessions, *, tools: Sequence[Any] = memory_tools, **spec: Any
 ) -> AbstractAsyncContextManager[AgentHarness]:
     return run_agents(
@@ -42,7 +42,7 @@ def town_of(
 @pytest.mark.spec("11.5")
 async def test_a_reflection_writes_memory_files(database: Database, tmp_path: Path) -> None:
     scripts = ScriptedSessions(main=[SPAWN], task=["2,962 m"], reflection=[LEARN, "It went well."])
-    async with town_of(database, tmp_path, scripts) as harness:
+    async with run_with_memory(database, tmp_path, scripts) as harness:
         await harness.push_event("begin")
         (task,) = await wait_until_done(harness)
         assert task.reflection == {"assessment": "It went well.", "toolCallsCount": 1}
@@ -63,7 +63,7 @@ async def test_a_reflection_gets_the_conversation_the_memory_index_and_its_tools
     (facts / "rivers.md").write_text("# Rivers\n> Summary: lengths of rivers\n")
     list_call = call("memory_list")
     scripts = ScriptedSessions(main=[SPAWN], task=[list_call, "2,962 m"], reflection=[[list_call, call("skip")]])
-    async with town_of(sqlite, tmp_path, scripts) as harness:
+    async with run_with_memory(sqlite, tmp_path, scripts) as harness:
         await harness.push_event("begin")
         (task,) = await wait_until_done(harness)
     first, second = scripts.requests_of("reflection")
@@ -85,7 +85,7 @@ async def test_a_reflection_is_listed_with_its_task(sqlite: Database, tmp_path: 
     scripts = ScriptedSessions(
         main=[SPAWN, "I wait.", "Thanks.", call("task_list"), "Seen."], task=["2,962 m"], reflection=["It went well."]
     )
-    async with town_of(sqlite, tmp_path, scripts) as harness:
+    async with run_with_memory(sqlite, tmp_path, scripts) as harness:
         await harness.push_event("begin")
         await wait_until_done(harness)
         await harness.push_event("look")
@@ -98,7 +98,7 @@ async def test_a_reflection_is_listed_with_its_task(sqlite: Database, tmp_path: 
 @pytest.mark.spec("11.5")
 async def test_a_failed_task_gets_a_reflection_too(sqlite: Database, tmp_path: Path) -> None:
     scripts = ScriptedSessions(main=[SPAWN], task=[ModelError("invalid", "no")], reflection=["It could not begin."])
-    async with town_of(sqlite, tmp_path, scripts) as harness:
+    async with run_with_memory(sqlite, tmp_path, scripts) as harness:
         await harness.push_event("begin")
         (task,) = await wait_until_done(harness)
         assert (task.status, task.reflection["assessment"]) == ("failed", "It could not begin.")
@@ -117,7 +117,7 @@ async def test_a_failed_reflection_does_not_change_the_task(
     sqlite: Database, tmp_path: Path, script: list[Any], why: str
 ) -> None:
     scripts = ScriptedSessions(main=[SPAWN], task=["2,962 m"], reflection=script)
-    async with town_of(sqlite, tmp_path, scripts, loop=AgentLoopSettings(max_steps=3)) as harness:
+    async with run_with_memory(sqlite, tmp_path, scripts, loop=AgentLoopSettings(max_steps=3)) as harness:
         await harness.push_event("begin")
         (task,) = await wait_until_done(harness)
         assert (task.status, task.result) == ("completed", "2,962 m")
@@ -128,7 +128,7 @@ async def test_a_failed_reflection_does_not_change_the_task(
 @pytest.mark.spec("11.5")
 async def test_there_is_no_reflection_without_memory_write(sqlite: Database, tmp_path: Path) -> None:
     scripts = ScriptedSessions(main=[SPAWN], task=["2,962 m"])
-    async with town_of(sqlite, tmp_path, scripts, tools=()) as harness:
+    async with run_with_memory(sqlite, tmp_path, scripts, tools=()) as harness:
         await harness.push_event("begin")
         (task,) = await wait_until_done(harness)
         assert task.reflection is None
@@ -141,7 +141,7 @@ async def test_a_reflection_gets_a_shortened_conversation_of_a_long_task(sqlite:
         return call("memory_write", {"path": f"facts/{len(request.turns)}.md", "content": "x" * 20_000})
 
     scripts = ScriptedSessions(main=[SPAWN], task=[*[long] * 10, "the end of it"])
-    async with town_of(sqlite, tmp_path, scripts) as harness:
+    async with run_with_memory(sqlite, tmp_path, scripts) as harness:
         await harness.push_event("begin")
         await wait_until_done(harness)
     (prompt,) = scripts.requests_of("reflection")[0].turns

@@ -373,9 +373,8 @@ async def test_a_final_report_before_the_crash_ends_the_run(database: Database, 
     report = call("agent__final_report", {"status": "success", "format": "markdown", "content": "All is well."})
 
     def crash_at_the_end(request: ModelRequest) -> ModelCall:
-        process.crashing.crash_at_write(
-            3, loses_write=True
-        )  # The step and the end of the call are kept. The end of the run is not.
+        # The step and the end of the call are stored, the end of the run is not.
+        process.crashing.crash_at_write(3, loses_write=True)
         return report
 
     async with process.first(ScriptedModel([crash_at_the_end])) as harness:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.agents.agent_harness import agent, run_agents
 from toolspace import tool
-from toolspace.agents.host import entity_id_for
+from toolspace.agents.agent import entity_id_for
 from toolspace.core.model import ModelRequest, ResultsTurn, Usage
 from toolspace.errors import ModelError
 from toolspace.models.scripted import ScriptedModel, call
@@ -26,11 +26,11 @@ async def add(a: int, b: int) -> int:
     return a + b
 
 
-def asks(name: str, prompt: str = "Help.") -> Any:
+def call_agent(name: str, prompt: str = "Help.") -> Any:
     return call(f"agent__{name}", {"prompt": prompt, "reason": "a test"})
 
 
-def heard(model: ScriptedModel) -> list[str]:
+def last_results(model: ScriptedModel) -> list[str]:
     turn = model.requests[-1].turns[-1]
     assert isinstance(turn, ResultsTurn), turn
     return [answer.text for answer in turn.results]
@@ -39,12 +39,12 @@ def heard(model: ScriptedModel) -> list[str]:
 @pytest.mark.spec("3.40")
 async def test_a_subagent_run_is_stored_and_streamed(database: Database, tmp_path: Path) -> None:
     child = ScriptedModel([call("add", {"a": 1, "b": 2}), "It is 3."], usage=COST)
-    parent = ScriptedModel([asks("child", "1 + 2?"), "Done."], usage=COST)
+    parent = ScriptedModel([call_agent("child", "1 + 2?"), "Done."], usage=COST)
     family = (agent("parent", parent, agents=("child",)), agent("child", child))
     async with run_agents(database, *family, tools=[add], session_dir=tmp_path) as harness:
         await harness.push_event({"do": "it"})
         run = await harness.wait_for_run()
-        assert heard(parent) == ["It is 3."]
+        assert last_results(parent) == ["It is 3."]
         [below] = await harness.runs(entity_id_for("child"))
         [parent_call] = await harness.calls(run.id)
         assert below.trigger == {
@@ -67,7 +67,7 @@ async def test_a_subagent_run_is_stored_and_streamed(database: Database, tmp_pat
 async def test_failed_and_handed_off_subagent_runs_are_stored_with_their_status(
     database: Database, tmp_path: Path
 ) -> None:
-    parent = ScriptedModel([[asks("sick"), asks("desk")], "Done."])
+    parent = ScriptedModel([[call_agent("sick"), call_agent("desk")], "Done."])
     family = (
         agent("parent", parent, agents=("sick", "desk")),
         agent("sick", ScriptedModel([ModelError("broken", "cut\0off \ud800")])),
@@ -77,7 +77,7 @@ async def test_failed_and_handed_off_subagent_runs_are_stored_with_their_status(
     async with run_agents(database, *family, session_dir=tmp_path) as harness:
         await harness.push_event({"do": "it"})
         await harness.wait_for_run()
-        assert heard(parent)[1] == "Filed."
+        assert last_results(parent)[1] == "Filed."
         [sick] = await harness.runs(entity_id_for("sick"))
         assert (sick.status, (sick.error or "")[:3]) == ("failed", "cut")
         [desk], [clerk] = await harness.runs(entity_id_for("desk")), await harness.runs(entity_id_for("clerk"))
@@ -96,7 +96,7 @@ async def test_canceling_a_subagent_run_stops_it_at_once(database: Database, tmp
             stopped.set()
         return "never"
 
-    parent = ScriptedModel([asks("child"), "Without it, then."])
+    parent = ScriptedModel([call_agent("child"), "Without it, then."])
     family = (agent("parent", parent, agents=("child",)), agent("child", ScriptedModel([think])))
     async with run_agents(database, *family, session_dir=tmp_path) as harness:
         await harness.push_event({"do": "it"})
@@ -106,7 +106,7 @@ async def test_canceling_a_subagent_run_stops_it_at_once(database: Database, tmp
         await stopped.wait()
         run = await harness.wait_for_run()
         assert run.status == "completed"
-        assert heard(parent) == ['(tool failed: the agent "child" did not finish: the run was canceled)']
+        assert last_results(parent) == ['(tool failed: the agent "child" did not finish: the run was canceled)']
 
 
 async def test_canceling_the_parent_run_cancels_the_subagent_run(database: Database, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ async def test_canceling_the_parent_run_cancels_the_subagent_run(database: Datab
         return "never"
 
     family = (
-        agent("parent", ScriptedModel([asks("child"), "Done."]), agents=("child",)),
+        agent("parent", ScriptedModel([call_agent("child"), "Done."]), agents=("child",)),
         agent("child", ScriptedModel([think])),
     )
     async with run_agents(database, *family, session_dir=tmp_path) as harness:
@@ -137,7 +137,7 @@ async def test_canceling_the_parent_run_cancels_the_subagent_run(database: Datab
 
 async def test_a_subagent_run_cannot_use_the_inbox(database: Database, tmp_path: Path) -> None:
     child = ScriptedModel([[call("peek_inbox"), call("skip"), call("set_memory", {"key": "k", "value": "v"})], "ok"])
-    parent = ScriptedModel([asks("child"), "Done."])
+    parent = ScriptedModel([call_agent("child"), "Done."])
     family = (agent("parent", parent, agents=("child",)), agent("child", child))
     async with run_agents(database, *family, session_dir=tmp_path) as harness:
         await harness.push_event({"do": "it"})
@@ -145,8 +145,8 @@ async def test_a_subagent_run_cannot_use_the_inbox(database: Database, tmp_path:
         offered = {offered.name for offered in child.requests[0].tools}
         assert "send_message" in offered
         assert not {"peek_inbox", "skip"} & offered
-        assert "this run answers a request" in heard(child)[0]
-        assert "this run answers a request" in heard(child)[1]
+        assert "this run answers a request" in last_results(child)[0]
+        assert "this run answers a request" in last_results(child)[1]
 
 
 async def test_a_resident_agent_can_have_its_own_tools(database: Database, tmp_path: Path) -> None:

@@ -26,11 +26,11 @@ async def add(a: int, b: int) -> int:
     return a + b
 
 
-def asks(name: str, prompt: str = "Help.", **more: Any) -> Any:
+def call_agent(name: str, prompt: str = "Help.", **more: Any) -> Any:
     return call(f"agent__{name}", {"prompt": prompt, "reason": "a test", **more})
 
 
-def heard(model: ScriptedModel, request: int = -1) -> list[str]:
+def last_results(model: ScriptedModel, request: int = -1) -> list[str]:
     turn = model.requests[request].turns[-1]
     assert isinstance(turn, ResultsTurn), turn
     return [answer.text for answer in turn.results]
@@ -44,7 +44,7 @@ def names_in(operation: Span, kind: str) -> list[str]:
 @pytest.mark.spec("3.40")
 async def test_a_subagent_has_its_own_conversation() -> None:
     child = ScriptedModel([call("add", {"a": 1, "b": 2}), "It is 3."], usage=COST)
-    parent = ScriptedModel([asks("child", "1 + 2?"), "The child says 3."], usage=COST)
+    parent = ScriptedModel([call_agent("child", "1 + 2?"), "The child says 3."], usage=COST)
     agents = [
         Agent("child", description="Adds numbers.", system="You add.", model=child),
         Agent("parent", model=parent, agents=["child"]),
@@ -52,7 +52,7 @@ async def test_a_subagent_has_its_own_conversation() -> None:
     async with Toolspace([add], agents=agents) as ts:
         result = await ts.run_agent("parent", "Ask the child.")
     assert result.text == "The child says 3."
-    assert heard(parent) == ["It is 3."]
+    assert last_results(parent) == ["It is 3."]
     assert child.requests[0].turns == (UserTurn("1 + 2?\n\nREASON: a test"),)
     assert 'called by the agent "parent": your answer goes to it' in child.requests[0].system
     descriptions = {offered.name: offered.description for offered in parent.requests[0].tools}
@@ -64,7 +64,7 @@ async def test_a_subagent_has_its_own_conversation() -> None:
 @pytest.mark.spec("3.40")
 async def test_trace_and_usage_of_a_subagent_nest_below_its_parent() -> None:
     child = ScriptedModel([call("add", {"a": 1, "b": 2}), "3"], usage=COST)
-    parent = ScriptedModel([asks("child"), "Done."], usage=COST)
+    parent = ScriptedModel([call_agent("child"), "Done."], usage=COST)
     async with Toolspace(
         [add], agents=[Agent("parent", model=parent, agents=[Agent("child", model=child, tools=[add])])]
     ) as ts:
@@ -108,9 +108,9 @@ async def test_the_report_format_for_subagents_is_accepted() -> None:
 
 @pytest.mark.spec("3.40")
 async def test_recursion_through_ancestors_is_refused() -> None:
-    a = ScriptedModel([asks("b"), "a is done"])
-    b = ScriptedModel([asks("c"), "b is done"])
-    c = ScriptedModel([[asks("a"), asks("b"), asks("c")], "c is done"])
+    a = ScriptedModel([call_agent("b"), "a is done"])
+    b = ScriptedModel([call_agent("c"), "b is done"])
+    c = ScriptedModel([[call_agent("a"), call_agent("b"), call_agent("c")], "c is done"])
     agents = [
         Agent("a", model=a, agents=["b"]),
         Agent("b", model=b, agents=["c"]),
@@ -118,7 +118,7 @@ async def test_recursion_through_ancestors_is_refused() -> None:
     ]
     async with Toolspace(agents=agents) as ts:
         assert (await ts.run_agent("a", "Go.")).text == "a is done"
-        assert [text.removeprefix("(tool failed: ") for text in heard(c)] == [
+        assert [text.removeprefix("(tool failed: ") for text in last_results(c)] == [
             "Recursion detected: a → b → c → a)",
             "Recursion detected: b → c → b)",
             "Recursion detected: c → c)",
@@ -131,27 +131,27 @@ async def test_recursion_through_ancestors_is_refused() -> None:
 
 @pytest.mark.spec("3.40")
 async def test_a_chain_of_agent_calls_has_at_most_eight_agents() -> None:
-    models = [ScriptedModel([asks(f"n{n + 1}"), f"{n} done"]) for n in range(9)]
+    models = [ScriptedModel([call_agent(f"n{n + 1}"), f"{n} done"]) for n in range(9)]
     agents = [Agent(f"n{n}", model=model, agents=[f"n{n + 1}"] if n < 8 else []) for n, model in enumerate(models)]
     async with Toolspace(agents=agents) as ts:
         assert (await ts.run_agent("n0", "Go.")).text == "0 done"
-    assert "at most 8 agents may call one another (limits.maxDepth)" in heard(models[7])[0]
+    assert "at most 8 agents may call one another (limits.maxDepth)" in last_results(models[7])[0]
     assert models[8].requests == []
 
 
 async def test_the_smallest_max_depth_of_the_chain_applies() -> None:
-    model = ScriptedModel([asks("b"), "done"])
+    model = ScriptedModel([call_agent("b"), "done"])
     agents = [
         Agent("a", model=model, agents=["b"], limits=RunLimits(max_depth=1)),
         Agent("b", model=ScriptedModel(["unasked"]), limits=RunLimits(max_depth=50)),
     ]
     async with Toolspace(agents=agents) as ts:
         await ts.run_agent("a", "Go.")
-    assert "number 2 in the chain a; at most 1" in heard(model)[0]
+    assert "number 2 in the chain a; at most 1" in last_results(model)[0]
 
 
 async def test_an_agent_can_call_only_its_subagents() -> None:
-    model = ScriptedModel([[asks("stranger"), asks("friend")], "Done."])
+    model = ScriptedModel([[call_agent("stranger"), call_agent("friend")], "Done."])
     agents = [
         Agent("a", model=model, agents=["friend"]),
         Agent("friend", model=ScriptedModel(["Hi."])),
@@ -159,10 +159,10 @@ async def test_an_agent_can_call_only_its_subagents() -> None:
     ]
     async with Toolspace(agents=agents) as ts:
         await ts.run_agent("a", "Go.")
-    assert heard(model)[0] == (
+    assert last_results(model)[0] == (
         '(tool failed: Permission denied: the agent "a" may not call the agent "stranger"; it may call friend)'
     )
-    assert heard(model)[1] == "Hi."
+    assert last_results(model)[1] == "Hi."
 
 
 @pytest.mark.spec("3.40")
@@ -179,7 +179,7 @@ async def test_canceling_the_parent_cancels_the_subagent() -> None:
 
     agents = [
         Agent("child", model=ScriptedModel([think])),
-        Agent("parent", model=ScriptedModel([asks("child"), "Done."]), agents=["child"]),
+        Agent("parent", model=ScriptedModel([call_agent("child"), "Done."]), agents=["child"]),
     ]
     async with Toolspace(agents=agents) as ts:
         asking = asyncio.create_task(ts.run_agent("parent", "Go."))
@@ -203,7 +203,7 @@ async def test_canceling_the_call_stops_the_subagent_and_the_parent_continues() 
         finally:
             stopped.set()
 
-    parent = ScriptedModel([asks("child"), "Without the child, then."])
+    parent = ScriptedModel([call_agent("child"), "Without the child, then."])
     agents = [
         Agent("child", model=ScriptedModel([call("work"), "Done."]), tools=[work]),
         Agent("parent", model=parent, agents=["child"]),
@@ -214,7 +214,7 @@ async def test_canceling_the_call_stops_the_subagent_and_the_parent_continues() 
         assert ts.cancel(ts.orchestrator.active_call_ids[0])
         result = await asking
         assert (result.ok, result.text) == (True, "Without the child, then.")
-        assert heard(parent) == ["(tool failed: the call was canceled)"]
+        assert last_results(parent) == ["(tool failed: the call was canceled)"]
         assert stopped.is_set()
 
 
@@ -226,12 +226,12 @@ async def test_a_failed_subagent_is_a_failed_call_with_its_last_text() -> None:
             [call("agent__final_report", {"status": "failure", "format": "tty", "content": "No."})]
         ),
     }
-    parent = ScriptedModel([[asks(name) for name in cases], "Done."])
+    parent = ScriptedModel([[call_agent(name) for name in cases], "Done."])
     agents = [Agent(name, model=model, settings=LoopSettings(max_steps=2)) for name, model in cases.items()]
     async with Toolspace([add], agents=[*agents, Agent("parent", model=parent, agents=cases)]) as ts:
         assert (await ts.run_agent("parent", "Go.")).ok
         direct = await ts.call("agent__endless", {"prompt": "x"})
-    assert heard(parent) == [
+    assert last_results(parent) == [
         '(tool failed: the agent "broken" did not finish: busy)',
         '(tool failed: the agent "endless" did not finish: it reached the maximum of 2 steps (loop.maxSteps))',
         '(tool failed: the agent "honest" did not finish: No.)',
@@ -241,7 +241,7 @@ async def test_a_failed_subagent_is_a_failed_call_with_its_last_text() -> None:
 
 async def test_a_subagent_cannot_exceed_the_budget_of_its_parent() -> None:
     child = ScriptedModel.loop([call("add", {"a": 1, "b": 1})], usage=COST)
-    parent = ScriptedModel([asks("child"), "Done."], usage=COST)
+    parent = ScriptedModel([call_agent("child"), "Done."], usage=COST)
     agents = [
         Agent("child", model=child, limits=RunLimits(max_tokens=1_000_000), settings=LoopSettings(max_steps=1_000)),
         Agent("parent", model=parent, agents=["child"], limits=RunLimits(max_tokens=60)),
@@ -270,7 +270,7 @@ async def test_parallel_subagents_cannot_exceed_the_budget_of_their_parent(bound
 
     names = [f"child{number}" for number in range(30)]
     children = [Agent(name, model=ScriptedModel(think, usage=COST)) for name in names]
-    parent = ScriptedModel([list(map(asks, names)), "Done."], usage=COST)
+    parent = ScriptedModel([list(map(call_agent, names)), "Done."], usage=COST)
     async with Toolspace(
         agents=[*children, Agent("parent", model=parent, agents=names, limits=bounds)],
         settings=Settings(max_concurrent_tools=30, max_tool_calls_per_turn=30),
@@ -278,7 +278,7 @@ async def test_parallel_subagents_cannot_exceed_the_budget_of_their_parent(bound
         result = await ts.run_agent("parent", "Go.")
     assert result.usage.requests in (requests, requests + 1)
     assert result.usage.tokens <= (bounds.max_tokens or 15 * 32)
-    assert most > 1  # As long as there is room, they do think side by side.
+    assert most > 1  # While the budget allows it, they run in parallel.
 
 
 async def test_a_subagent_has_no_more_time_than_its_parent() -> None:
@@ -288,7 +288,9 @@ async def test_a_subagent_has_no_more_time_than_its_parent() -> None:
 
     agents = [
         Agent("child", model=ScriptedModel([never]), limits=RunLimits(timeout=3600)),
-        Agent("parent", model=ScriptedModel([asks("child"), "x"]), agents=["child"], limits=RunLimits(timeout=0.05)),
+        Agent(
+            "parent", model=ScriptedModel([call_agent("child"), "x"]), agents=["child"], limits=RunLimits(timeout=0.05)
+        ),
     ]
     async with Toolspace(agents=agents) as ts:
         result = await ts.run_agent("parent", "Go.")
@@ -308,11 +310,11 @@ async def test_many_subagents_run_in_parallel() -> None:
         return "here"
 
     names = [f"c{n}" for n in range(20)]
-    parent = ScriptedModel([[asks(name) for name in names], "All here."])
+    parent = ScriptedModel([[call_agent(name) for name in names], "All here."])
     agents = [Agent(name, model=ScriptedModel([meet])) for name in names]
     async with Toolspace(agents=[*agents, Agent("parent", model=parent, agents=names)]) as ts:
         result = await ts.run_agent("parent", "Go.")
-    assert heard(parent) == ["here"] * 20
+    assert last_results(parent) == ["here"] * 20
     assert result.usage.requests == 22
 
 
@@ -323,14 +325,14 @@ async def test_a_huge_answer_is_stored_and_the_parent_reads_it(tmp_path: Path) -
         handle = turn.results[0].text.split('"handle":"')[1].split('"')[0]
         return call("agent__read_output", {"handle": handle, "pattern": "^line 70000$"})
 
-    parent = ScriptedModel([asks("child"), read, "Read."])
+    parent = ScriptedModel([call_agent("child"), read, "Read."])
     agents = [
         Agent("child", model=ScriptedModel(["\n".join(f"line {n}" for n in range(80_000))])),
         Agent("parent", model=parent, agents=["child"], tools=[add]),
     ]
     async with Toolspace(agents=agents, settings=Settings(state_dir=tmp_path)) as ts:
         assert (await ts.run_agent("parent", "Go.")).text == "Read."
-    assert "line 70000" in heard(parent)[0]
+    assert "line 70000" in last_results(parent)[0]
 
 
 async def test_the_parent_can_read_outputs_that_a_subagent_stored(tmp_path: Path) -> None:
@@ -349,14 +351,14 @@ async def test_the_parent_can_read_outputs_that_a_subagent_stored(tmp_path: Path
         assert isinstance(turn, ResultsTurn)
         return call("agent__read_output", {"handle": turn.results[0].text, "offset": 80_000})
 
-    parent = ScriptedModel([asks("child"), read, "Read."])
+    parent = ScriptedModel([call_agent("child"), read, "Read."])
     agents = [
         Agent("child", model=ScriptedModel([call("dump"), pass_on]), tools=[dump]),
         Agent("parent", model=parent, agents=["child"]),
     ]
     async with Toolspace(agents=agents, settings=Settings(state_dir=tmp_path)) as ts:
         await ts.run_agent("parent", "Go.")
-    assert "line 79999" in heard(parent)[0]
+    assert "line 79999" in last_results(parent)[0]
 
 
 class TestAgentProvider(ProviderContract):
@@ -401,7 +403,7 @@ async def test_canceling_at_any_moment_leaves_nothing_running() -> None:
 
     async def delegate(request: ModelRequest) -> Any:
         await asyncio.sleep(0)
-        return [asks("child"), asks("desk")] if len(request.turns) == 1 else "All done."
+        return [call_agent("child"), call_agent("desk")] if len(request.turns) == 1 else "All done."
 
     handing = ScriptedModel.loop([call("router__handoff-to", {"agent": "child"})])
     agents = [

@@ -42,7 +42,7 @@ def measure(mountain: str) -> str:
     return f"{mountain}: 2,962 m"
 
 
-def last_answers(request: ModelRequest) -> list[str]:
+def last_results(request: ModelRequest) -> list[str]:
     """What the calls before were answered."""
     results = next(turn for turn in reversed(request.turns) if isinstance(turn, ResultsTurn))
     return [result.text for result in results.results]
@@ -113,7 +113,7 @@ async def test_a_task_is_denied_the_tools_that_it_is_not_offered(tmp_path: Path,
         )
         main = {offered.name for offered in scripts.requests_of("main")[0].tools}
         assert main >= {"spawn_task", "reply", "task_list", "task_replay", "session_archive_read", "send_message"}
-        answers = last_answers(scripts.requests_of("task")[1])
+        answers = last_results(scripts.requests_of("task")[1])
         assert all("is not for this kind of work" in text for text in answers), answers
         assert await harness.sent_texts(harness.agent) == []
         assert len(await list_tasks(harness)) == 1
@@ -192,7 +192,7 @@ async def test_a_task_whose_model_does_not_answer_continues_later(database: Data
         await harness.send_message("How high?")
         (task,) = await wait_until_done(harness)
         assert (task.status, task.result) == ("completed", "2,962 m")
-        assert last_answers(scripts.requests_of("task")[-1]) == ["Zugspitze: 2,962 m"]
+        assert last_results(scripts.requests_of("task")[-1]) == ["Zugspitze: 2,962 m"]
         assert len(await harness.calls(task.run_id)) == 1
 
 
@@ -225,15 +225,15 @@ async def test_a_crash_at_any_write_leaves_each_task_done_once(database: Databas
     while died:
         for lost in (True, False):
             count += 1
-            async with _life(database, tmp_path) as (harness, crashing):
+            async with _start_process(database, tmp_path) as (harness, crashing):
                 crashing.crash_at_write(write, loses_write=lost)
                 await harness.send_message(f"errand {count}")
-                await _either(crashing.has_crashed.wait(), _errands_done(database, count))
+                await _wait_for_first(crashing.has_crashed.wait(), _wait_for_tasks(database, count))
                 died = crashing.has_crashed.is_set()
             if not died:
                 break
-            async with _life(database, tmp_path):
-                await asyncio.wait_for(_errands_done(database, count), 20)
+            async with _start_process(database, tmp_path):
+                await asyncio.wait_for(_wait_for_tasks(database, count), 20)
         write += stride
     assert write > 12
     async with run_agents(database, agent("ada", ScriptedModel("Done.")), session_dir=tmp_path) as harness:
@@ -251,12 +251,12 @@ async def test_a_crash_at_any_write_leaves_each_task_done_once(database: Databas
     assert len(effects) == len(set(effects)) == count
 
 
-def _life(database: Database, folder: Path) -> Any:
+def _start_process(database: Database, folder: Path) -> Any:
     """An agent that has a task do each errand, in the next process."""
-    return _Life(database, folder)
+    return _TaskProcess(database, folder)
 
 
-class _Life:
+class _TaskProcess:
     def __init__(self, database: Database, folder: Path) -> None:
         self._database = database
         self._folder = folder
@@ -338,7 +338,7 @@ def _next_of_reflection(request: ModelRequest) -> Any:
 _NEXT = {"main": _next_of_main, "task": _next_of_task, "reflection": _next_of_reflection}
 
 
-async def _errands_done(database: Database, count: int) -> None:
+async def _wait_for_tasks(database: Database, count: int) -> None:
     ledger = Ledger(database)
 
     def look() -> Any:
@@ -351,7 +351,7 @@ async def _errands_done(database: Database, count: int) -> None:
         await asyncio.sleep(0.005)
 
 
-async def _either(*waiting: Any) -> None:
+async def _wait_for_first(*waiting: Any) -> None:
     pending = [asyncio.ensure_future(awaitable) for awaitable in waiting]
     await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
@@ -361,7 +361,7 @@ async def _either(*waiting: Any) -> None:
 
 @pytest.mark.spec("11.5")
 async def test_a_task_is_not_part_of_the_call_that_started_it(sqlite: Database, tmp_path: Path) -> None:
-    """Nor of any other: it has its own limits, and goes on when those are canceled."""
+    """It has its own limits, and continues if the call or its run is canceled."""
     around: list[Any] = []
 
     def look(_: ModelRequest) -> str:
@@ -411,12 +411,12 @@ async def test_a_result_that_a_task_waits_for_goes_to_the_task(database: Databas
         (task,) = await list_tasks(harness)
         while await _status(harness, task.run_id) != "waiting_tool":
             await harness.wait_for_event(task.run_id, "tool.started")
-        first, second = sorted(await _open(harness, 2), key=lambda record: record.args["n"])
+        first, second = sorted(await _wait_for_open_calls(harness, 2), key=lambda record: record.args["n"])
         await harness.submit(first.call_id, {"boss": "yes"})
         assert await _status(harness, task.run_id) == "waiting_tool"
         await harness.submit(second.call_id, "no", is_error=True)
         await harness.wait_for_event(task.run_id, "run.done")
-        answers = last_answers(scripts.requests_of("task")[-1])
+        answers = last_results(scripts.requests_of("task")[-1])
         assert "yes" in answers[0]
         assert answers[1] == "(tool failed: no)"
         assert not [event for event in await harness.inbox() if event.type == "tool_result"]
@@ -433,7 +433,7 @@ async def test_a_paused_task_continues_in_another_process(database: Database, tm
     ada = agent("ada", scripts.model)
     async with run_agents(database, ada, tools=[ask], session_dir=tmp_path) as harness:
         await harness.send_message("How high?")
-        (open_call,) = await _open(harness, 1)
+        (open_call,) = await _wait_for_open_calls(harness, 1)
         await wait_until_done(harness)
     async with run_agents(database, ada, tools=[ask], session_dir=tmp_path) as harness:
         (task,) = await list_tasks(harness)
@@ -450,7 +450,7 @@ async def test_a_late_result_of_a_task_names_the_task(database: Database, tmp_pa
     scripts = ScriptedSessions(main=[SPAWN], task=[call("fetch", {"n": "1"}), "It is under way."])
     async with run_agents(database, agent("ada", scripts.model), tools=[late], session_dir=tmp_path) as harness:
         await harness.send_message("How high?")
-        (open_call,) = await _open(harness, 1)
+        (open_call,) = await _wait_for_open_calls(harness, 1)
         (task,) = await wait_until_done(harness)
         await harness.submit(open_call.call_id, 2962)
         await wait_until_done(harness)
@@ -467,13 +467,13 @@ async def test_visible_calls_of_a_task_show_in_the_agents_space(sqlite: Database
     )
     async with run_agents(sqlite, agent("ada", scripts.model), tools=[confirm], session_dir=tmp_path) as harness:
         await harness.send_message("How high?")
-        (open_call,) = await _open(harness, 1)
+        (open_call,) = await _wait_for_open_calls(harness, 1)
         assert open_call.space_id == harness.space
         await wait_until_done(harness)
 
 
-async def _open(harness: AgentHarness, count: int) -> list[Any]:
-    while len(open_calls := await harness.open_calls()) < count:  # noqa: ASYNC110 - whoever asks
+async def _wait_for_open_calls(harness: AgentHarness, count: int) -> list[Any]:
+    while len(open_calls := await harness.open_calls()) < count:  # noqa: ASYNC110 - in any session
         await asyncio.sleep(0.005)
     return open_calls
 
@@ -506,7 +506,7 @@ async def test_a_canceled_task_stops_and_notifies_its_agent(
     async with run_agents(database, agent("ada", scripts.model), tools=[ask], session_dir=tmp_path) as harness:
         await harness.send_message("How high?")
         if state == "waiting":
-            await _open(harness, 1)
+            await _wait_for_open_calls(harness, 1)
             await wait_until_done(harness)
         else:
             await thinking.wait()
@@ -516,7 +516,7 @@ async def test_a_canceled_task_stops_and_notifies_its_agent(
             assert canceled.status == "canceled"
         else:
             await harness.ledger.commit(run_programs.cancel_run, task.run_id)
-        while (await list_tasks(harness))[0].status == "running":  # noqa: ASYNC110 - whoever ends it
+        while (await list_tasks(harness))[0].status == "running":  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.005)
         (task,) = await wait_until_done(harness)
         assert (task.status, task.reflection) == ("canceled", None)
@@ -548,10 +548,10 @@ async def test_the_number_of_running_tasks_is_limited(sqlite: Database, tmp_path
     scripts = ScriptedSessions(main=[many], task=[call("askBoss", {"n": "1"})] * MAX_RUNNING_TASKS)
     async with run_agents(sqlite, agent("ada", scripts.model), tools=[ask], session_dir=tmp_path) as harness:
         await harness.push_event("begin")
-        await _open(harness, MAX_RUNNING_TASKS)
+        await _wait_for_open_calls(harness, MAX_RUNNING_TASKS)
         await wait_until_done(harness)
         assert len(await list_tasks(harness)) == MAX_RUNNING_TASKS
-        refused = [text for text in last_answers(scripts.requests_of("main")[1]) if "tool failed" in text]
+        refused = [text for text in last_results(scripts.requests_of("main")[1]) if "tool failed" in text]
         assert len(refused) == 1
         assert "wait until one of them has ended" in refused[0]
 
@@ -570,15 +570,15 @@ async def test_tasks_do_not_delay_answers_to_people(sqlite: Database, tmp_path: 
     async with run_agents(sqlite, agent("ada", scripts.model), session_dir=tmp_path, max_active=2) as harness:
         await harness.push_event("begin")
         await thinking.acquire()
-        await _main_ended(harness, 1)
+        await _wait_for_main_runs(harness, 1)
         await harness.send_message("Hello?")
-        await _main_ended(harness, 2)  # One place is left for it.
+        await _wait_for_main_runs(harness, 2)  # One place is left for it.
         assert [task.status for task in await list_tasks(harness)] == ["running"] * 5
         go_on.set()
         assert {task.status for task in await wait_until_done(harness)} == {"completed"}
 
 
-async def _main_ended(harness: AgentHarness, count: int) -> None:
+async def _wait_for_main_runs(harness: AgentHarness, count: int) -> None:
     """Waits until so many cycles of the agent itself have ended."""
     while True:
         own = [run for run in await harness.runs() if run.trigger["type"] != "task"]
@@ -595,12 +595,12 @@ async def test_an_agent_lists_and_replays_its_own_tasks(database: Database, tmp_
     answers: dict[str, Any] = {}
 
     def replay(request: ModelRequest) -> Any:
-        answers["list"] = last_answers(request)
+        answers["list"] = last_results(request)
         task_id = request_task_id(request)
         return [call("task_replay", {"taskId": task_id}), call("task_list", {"date": "2001-01-01"})]
 
     def keep(request: ModelRequest) -> str:
-        answers["replay"] = last_answers(request)
+        answers["replay"] = last_results(request)
         return "Seen."
 
     scripts = ScriptedSessions(
@@ -621,11 +621,11 @@ async def test_an_agent_lists_and_replays_its_own_tasks(database: Database, tmp_
         answers["id"] = task.id
         await harness.push_event("look", agent=harness.agents[1])
         await harness.wait_for_run(agent=harness.agents[1])
-    today, ever = (decoded(text) for text in answers["list"])
+    today, ever = (decode(text) for text in answers["list"])
     assert today == ever
     assert today[0]["taskId"] == task.id
     assert (today[0]["status"], today[0]["result"]) == ("completed", "2,962 m")
-    turns, nothing = (decoded(text) for text in answers["replay"])
+    turns, nothing = (decode(text) for text in answers["replay"])
     assert nothing == []
     assert [turn["role"] for turn in turns] == ["user", "assistant", "tool", "assistant"]
     assert turns[0]["text"] == f"TASK: look it up\n\n{INPUT}"
@@ -633,14 +633,14 @@ async def test_an_agent_lists_and_replays_its_own_tasks(database: Database, tmp_
     assert turns[2]["results"][0]["text"] == "Zugspitze: 2,962 m"
     assert turns[1]["calls"][0]["callId"] == turns[2]["results"][0]["callId"]
     assert turns[3] == {"role": "assistant", "text": "2,962 m"}
-    assert "has no task" in last_answers(other_scripts.requests_of("main")[1])[0]
+    assert "has no task" in last_results(other_scripts.requests_of("main")[1])[0]
 
 
 def request_task_id(request: ModelRequest) -> str:
-    return decoded(last_answers(request)[1])[0]["taskId"]
+    return decode(last_results(request)[1])[0]["taskId"]
 
 
-def decoded(text: str) -> Any:
+def decode(text: str) -> Any:
     import json
 
     return json.loads(text)
@@ -664,7 +664,7 @@ async def test_invalid_task_arguments_are_rejected(sqlite: Database, tmp_path: P
     async with run_agents(sqlite, agent("ada", scripts.model), session_dir=tmp_path) as harness:
         await harness.push_event("begin")
         assert await wait_until_done(harness) == []
-        answers = last_answers(scripts.requests_of("main")[1])
+        answers = last_results(scripts.requests_of("main")[1])
         assert all(text.startswith("(tool failed") for text in answers), answers
         assert await harness.sent_texts() == []
 
@@ -677,7 +677,7 @@ async def test_a_subagent_cannot_use_the_tasks_of_its_caller(sqlite: Database, t
         await harness.push_event("begin")
         assert await wait_until_done(harness) == []
         assert "spawn_task" not in {offered.name for offered in child.requests[0].tools}
-        assert "is not for agents that others call" in last_answers(child.requests[1])[0]
+        assert "is not for agents that others call" in last_results(child.requests[1])[0]
 
 
 # Speaking
@@ -703,8 +703,8 @@ async def test_reply_sends_a_message_to_a_space_of_the_agent(database: Database,
         await harness.ledger.write(entities.create_space, "spc_other", "Other", {})
         message_ids.append((await harness.send_message("Hello?")).id)
         await wait_until_done(harness)
-        reply, *refused = last_answers(scripts.requests_of("main")[1])
-        assert decoded(reply)["success"] is True
+        reply, *refused = last_results(scripts.requests_of("main")[1])
+        assert decode(reply)["success"] is True
         assert ["there is no space" in refused[0], "to reply to" in refused[1], "not a member" in refused[2]] == [
             True
         ] * 3
@@ -748,7 +748,7 @@ async def test_session_archive_read_reads_only_the_agents_own_directory(sqlite: 
     async with run_agents(sqlite, agent("ada", scripts.model), session_dir=folder) as harness:
         await harness.push_event("begin")
         await wait_until_done(harness)
-    own, *other_results = last_answers(scripts.requests_of("main")[1])
+    own, *other_results = last_results(scripts.requests_of("main")[1])
     assert own == "what ada did"
     assert all(text.startswith("(tool failed") and "SECRET" not in text for text in other_results), other_results
 

@@ -23,7 +23,7 @@ from tests.cli.conftest import environment
 from tests.cli.terminal import TOOLSPACE, Terminal
 from tests.server.gateway_api import SECRET, write_config
 from tests.server.scripted_agents import agent_config, message_turns, open_model_server, tool_calls_turn
-from toolspace.agents.host import entity_id_for
+from toolspace.agents.agent import entity_id_for
 from toolspace.client.client import ToolspaceClient
 from toolspace.core.ids import derived_id
 from toolspace.core.records import InboxEvent

@@ -21,7 +21,7 @@ from tests.server.scripted_agents import (
     tool_calls_turn,
 )
 from tests.server.test_gateway_mcp import META, VERSION
-from toolspace.agents.host import entity_id_for
+from toolspace.agents.agent import entity_id_for
 
 OPERATOR = "MARK-OPERATOR"
 """Marks data that only secret keys may see: model texts, instructions, prebuilt tools, messages of agents, failures."""

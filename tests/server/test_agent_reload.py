@@ -26,7 +26,7 @@ from tests.server.scripted_agents import (
     tool_calls_turn,
 )
 from tests.test_agent_settings import accept
-from toolspace.agents.host import entity_id_for
+from toolspace.agents.agent import entity_id_for
 
 pytestmark = pytest.mark.spec("5.3")
 

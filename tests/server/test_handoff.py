@@ -14,7 +14,7 @@ from tests.server.scripted_agents import (
     open_model_server,
     tool_calls_turn,
 )
-from toolspace.agents.host import entity_id_for
+from toolspace.agents.agent import entity_id_for
 
 HAND_ON = tool_calls_turn(("router__handoff-to", {"agent": "clerk", "message": "They are in a hurry."}))
 

@@ -32,7 +32,7 @@ from tests.server.scripted_agents import (
     tool_calls_turn,
 )
 from tests.server.test_workers import connect_worker
-from toolspace.agents.host import entity_id_for
+from toolspace.agents.agent import entity_id_for
 from toolspace.server.gateway import Gateway
 
 SEEDS = Path(__file__).parents[1] / "config" / "agents"

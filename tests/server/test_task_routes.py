@@ -11,8 +11,7 @@ import pytest
 
 from tests.server.gateway_api import SECRET, ApiClient
 from tests.server.scripted_agents import agent_config, open_agent_gateway, open_model_server, tool_calls_turn
-from toolspace.agents.agent import Agent
-from toolspace.agents.host import entity_id_for
+from toolspace.agents.agent import Agent, entity_id_for
 from toolspace.agents.tasks import NewTask, spawn
 from toolspace.client.client import ToolspaceClient
 from toolspace.core.model import ModelRequest

@@ -189,17 +189,17 @@ class Cycle(LoopHooks):
             session=f"session-{self.lease.session_id}",  # The next cycle can read the outputs that this one stores.
             seconds=self.agent_run.budget.remaining_seconds,
         )
-        system = task.prompt if task is not None else await self._build_system_prompt(context)
+        if task is not None:
+            system = task.prompt
+        else:
+            entity_id = self.lease.agent_entity_id
+            system = build_system_prompt(
+                prepared.agent,
+                await self._ledger.read(load_prompt_context, entity_id),
+                tool_instructions=prepared.tools.instructions(context=context),
+                entity_id=entity_id,
+            )
         return AgentLoop(prepared, self.agent_run, tool_run, system=system, context=context, hooks=self)
-
-    async def _build_system_prompt(self, context: ToolContext) -> str:
-        entity_id = self.lease.agent_entity_id
-        return build_system_prompt(
-            self.prepared.agent,
-            await self._ledger.read(load_prompt_context, entity_id),
-            tool_instructions=self.prepared.tools.instructions(context=context),
-            entity_id=entity_id,
-        )
 
     async def _run_loop(
         self, loop: AgentLoop, unfinished: tuple[ModelTurn, Sequence[PlannedCall]] | None

@@ -211,7 +211,8 @@ def save_step(
 ) -> Program[Mapping[str, call_transactions.StartedCall]]:
     """Stores a step. Returns the calls that were stored with it, by id. Raises `RunEnded`."""
     yield from renew(lease)
-    if not (yield from run_rows.record_step(step.run_id, step.number, encode_usage(step.usage))):
+    usage = json_text.encode(msgspec.to_builtins(step.usage)) if step.usage is not None else None
+    if not (yield from run_rows.record_step(step.run_id, step.number, usage)):
         raise RunEnded(f'the run "{step.run_id}" has ended')
     yield from sessions.append_turns(lease.session_id, step.cycle, new_turns(step))
     if step.write_stream is not None:
@@ -259,7 +260,7 @@ def end(
         # The model never answered: the next run tells it the same events again.
         yield from sessions.delete_turns_of_run(lease.session_id, step.run_id)
     if run.status not in ENDED_RUN:
-        usage = None if step.usage is None else _usage_to_builtins(step.usage)
+        usage = msgspec.to_builtins(step.usage) if step.usage is not None else None
         yield from runs.close_run(effects, step.run_id, status, error=error, usage=usage)
     yield from _close(effects, lease, step.run_id, acknowledges=not retries_events, error=error)
     if also is not None:
@@ -363,14 +364,6 @@ def estimate_turn_tokens(turn: Turn) -> int:
     if isinstance(turn, ResultsTurn):
         return sum(estimate_tokens(result.text) + 8 for result in turn.results)
     return estimate_tokens(turn.text) + sum(estimate_tokens(call.arguments) + 12 for call in turn.calls) + 4
-
-
-def encode_usage(usage: Usage | None) -> str | None:
-    return None if usage is None else json_text.encode(_usage_to_builtins(usage))
-
-
-def _usage_to_builtins(usage: Usage) -> dict[str, Any]:
-    return cast("dict[str, Any]", msgspec.to_builtins(usage))
 
 
 def _close(

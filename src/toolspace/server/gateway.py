@@ -13,8 +13,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self
 
-from toolspace.agents.agent import Agent
-from toolspace.agents.host import AgentHost, entity_id_for
+from toolspace.agents.agent import Agent, entity_id_for
+from toolspace.agents.host import AgentHost
 from toolspace.agents.prebuilt.notifications import ConfiguredNotifier
 from toolspace.agents.prebuilt.provider import PrebuiltProvider
 from toolspace.agents.registry import AgentRegistry

@@ -21,7 +21,7 @@ from tests.agents.chaos.job_agent import KINDS, decide, read_effects
 from tests.agents.chaos.process import ProcessSettings, open_database
 from tests.models.model_server import chat_completion, text_completion, tool_call_delta
 from tests.server.chaos.process_kills import KEY, KillableGateway
-from toolspace.agents.host import entity_id_for
+from toolspace.agents.agent import entity_id_for
 from toolspace.core.ids import derived_id
 from toolspace.core.model import ModelCall, ModelToolResult, ModelTurn, ResultsTurn, Turn, UserTurn
 

@@ -19,7 +19,7 @@ from tests.agents.agent_harness import AgentHarness, agent, run_agents
 from tests.agents.chaos import checks
 from tests.agents.chaos.job_agent import JobModel, job_tools
 from toolspace.agents import cycle_transactions
-from toolspace.agents.host import entity_id_for
+from toolspace.agents.agent import entity_id_for
 from toolspace.config.agent_settings import AgentLimits, AgentLoopSettings
 from toolspace.core.records import Message
 from toolspace.errors import RefusedError

@@ -17,7 +17,7 @@ import msgspec
 from tests.agents.chaos import checks
 from tests.agents.chaos.job_agent import KINDS
 from tests.agents.chaos.process import ProcessSettings, open_database, run_process, space_of
-from toolspace.agents.host import entity_id_for
+from toolspace.agents.agent import entity_id_for
 
 _forks = multiprocessing.get_context("forkserver")
 # Imported once: the processes are started often.

@@ -28,7 +28,7 @@ def inputs(schema: Mapping[str, Any]) -> dict[str, Any]:
     return documented
 
 
-def shown(text: str) -> dict[str, Any]:
+def parse_inputs(text: str) -> dict[str, Any]:
     """The same of `{key, goals: [{id?, description}], limit=5}`."""
     documented: dict[str, Any] = {}
     rest = text.strip().strip("`").removeprefix("{").removesuffix("}")
@@ -36,7 +36,7 @@ def shown(text: str) -> dict[str, Any]:
         head, _, inner = part.partition(": ")
         matched = NAME.match(head)
         assert matched is not None
-        documented[matched[1]] = matched[2] is not None, shown(inner[1:-1]) if inner else None
+        documented[matched[1]] = matched[2] is not None, parse_inputs(inner[1:-1]) if inner else None
     return documented
 
 
@@ -49,7 +49,7 @@ def shown(text: str) -> dict[str, Any]:
 def test_every_tool_is_on_the_page_with_its_inputs(name: str) -> None:
     assert name in ROWS, f"docs/prebuilt.md has no row for {name}"
     takes, gives = ROWS[name]
-    assert shown(takes) == inputs(ALL_ACTIONS[name].input_schema)
+    assert parse_inputs(takes) == inputs(ALL_ACTIONS[name].input_schema)
     assert gives.startswith("`{")
 
 

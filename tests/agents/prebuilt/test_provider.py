@@ -37,11 +37,11 @@ def configured(name: str) -> Tool:
 @pytest.mark.spec("9.6")
 async def test_camel_case_action_names_work(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
-    async with service_harness(database, *(configured(name) for name in CAMEL)) as r:
-        run_id = await r.open_run(in_space=True)
+    async with service_harness(database, *(configured(name) for name in CAMEL)) as harness:
+        run_id = await harness.open_run(in_space=True)
 
         async def act(tool: str, **args: Any) -> Any:
-            return (await r.call(run_id, tool, args)).unwrap()
+            return (await harness.call(run_id, tool, args)).unwrap()
 
         result = await act("setGoals", goals=[{"description": "Rest"}])
         assert await act("getGoals") == {"goals": result["currentGoals"], "totalGoals": 1}
@@ -54,8 +54,8 @@ async def test_camel_case_action_names_work(tmp_path: Path) -> None:
         assert await act("getPlan", status="completed") == {"plans": []}
         changed = await act("createPlan", id=plan["id"], name="Tea", instruction="Make tea", cron="0 16 * * *")
         assert (changed["plan"]["id"], changed["plan"]["cron"]) == (plan["id"], "0 16 * * *")
-        await DocumentLibrary(r.ledger).save(
-            r.agent, "faq", title="FAQ", text="Tea is in the kitchen.", source="faq.md"
+        await DocumentLibrary(harness.ledger).save(
+            harness.agent, "faq", title="FAQ", text="Tea is in the kitchen.", source="faq.md"
         )
         result = await act("searchKnowledge", query="where is tea")
         assert result["total"] == 1
@@ -65,7 +65,7 @@ async def test_camel_case_action_names_work(tmp_path: Path) -> None:
             "source": "faq.md",
             "text": "Tea is in the kitchen.",
         }
-        failed = await r.call(run_id, "sendNotification", {"title": "Tea", "body": "Ready"})
+        failed = await harness.call(run_id, "sendNotification", {"title": "Tea", "body": "Ready"})
         assert "is configured" in (failed.error or "")
         assert (await act("updateSpaceMetadata", metadata={"a": 1}))["metadata"] == {"a": 1}
         assert (await act("getSpaceContext"))["metadata"] == {"a": 1}
@@ -74,12 +74,12 @@ async def test_camel_case_action_names_work(tmp_path: Path) -> None:
 @pytest.mark.spec("9.6")
 async def test_get_plan_does_not_return_a_plan_of_another_agent(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
-    async with service_harness(database, configured("getPlan"), configured("createPlan")) as r:
-        run_id = await r.open_run()
+    async with service_harness(database, configured("getPlan"), configured("createPlan")) as harness:
+        run_id = await harness.open_run()
         for wrong in ("plan_none", "x" * 128):
-            result = await r.call(run_id, "getPlan", {"id": wrong})
+            result = await harness.call(run_id, "getPlan", {"id": wrong})
             assert result.error == f'you have no plan "{wrong}"'
-        result = await r.call(run_id, "createPlan", {"name": "Tea", "instruction": "Tea"})
+        result = await harness.call(run_id, "createPlan", {"name": "Tea", "instruction": "Tea"})
         assert "exactly one of runAfter, scheduledAt and cron" in (result.error or "")
 
 
@@ -97,17 +97,17 @@ def test_both_spellings_of_every_action_are_found() -> None:
 async def test_an_agent_searches_its_own_documents(tmp_path: Path) -> None:
     async with service_harness(
         await SqliteDatabase.open(tmp_path / "toolspace.db"), configured("search_knowledge")
-    ) as r:
-        await _check_search(r, await r.open_run())
+    ) as harness:
+        await _check_search(harness, await harness.open_run())
 
 
-async def _check_search(r: ServiceHarness, run_id: str) -> None:
-    library = DocumentLibrary(r.ledger)
+async def _check_search(harness: ServiceHarness, run_id: str) -> None:
+    library = DocumentLibrary(harness.ledger)
     for n in range(8):
-        await library.save(r.agent, f"doc_{n}", title=f"Note {n}", text=f"A note about foxes, number {n}.")
+        await library.save(harness.agent, f"doc_{n}", title=f"Note {n}", text=f"A note about foxes, number {n}.")
 
     async def search(**args: Any) -> Any:
-        return (await r.call(run_id, "search_knowledge", args)).unwrap()
+        return (await harness.call(run_id, "search_knowledge", args)).unwrap()
 
     result = await search(query="foxes")
     assert (len(result["results"]), result["total"]) == (5, 8)
@@ -115,5 +115,5 @@ async def _check_search(r: ServiceHarness, run_id: str) -> None:
     assert len((await search(query="fox", limit=20))["results"]) == 8
     assert await search(query="unicorn") == {"results": [], "total": 0}
     for wrong in ({"query": ""}, {"query": "a", "limit": 0}, {"query": "a", "limit": 21}, {"query": "a\0b"}):
-        result = await r.call(run_id, "search_knowledge", wrong)
+        result = await harness.call(run_id, "search_knowledge", wrong)
         assert result.error_kind == "invalid_parameters", wrong
