@@ -313,7 +313,7 @@ async def accept(_: web.Request) -> web.Response:
 
 
 async def send_one_notification(setup: AgentSetup, gateway: AgentGateway) -> str:
-    """Has the agent notify someone; what came of it."""
+    """Lets the agent send a notification, and returns the result."""
     setup.model_server.script(NOTIFYING)
     before = len(setup.model_server.list_requests())
     await gateway.push_event("go")
@@ -396,7 +396,7 @@ def mail_settings(port: int, **more: Any) -> dict[str, Any]:
 
 @coverage.covers("embeddings.model", "embeddings.baseUrl", "embeddings.apiKey", "embeddings.headers")
 async def test_knowledge_is_ordered_by_embeddings(setup: AgentSetup) -> None:
-    """Words alone put the short document first; the server says that the long one is what was meant."""
+    """By words the short document comes first; by embeddings the long one."""
 
     async def embed(request: web.Request) -> web.Response:
         texts = (await request.json())["input"]

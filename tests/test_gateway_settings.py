@@ -37,7 +37,7 @@ OTHER = "https://elsewhere.example"
 
 
 class GatewaySetup:
-    """Opens gateways with some settings, all in one folder."""
+    """Opens gateways with settings, in one folder."""
 
     def __init__(self, folder: Path, request: pytest.FixtureRequest) -> None:
         self.folder = folder
@@ -75,12 +75,12 @@ def token(secret: str = JWT_SECRET, **claims: Any) -> str:
     return jwt.encode({"sub": "ann", "exp": time.time() + 60, **claims}, secret, "HS256")
 
 
-async def ann(api: ApiClient) -> None:
+async def create_ann(api: ApiClient) -> None:
     await api.create("/api/entities", id="ann", type="human", name="Ann")
 
 
-async def gets_in(api: ApiClient, token: str, key: str = PUBLIC) -> bool:
-    """Whether someone with this token is known."""
+async def is_token_accepted(api: ApiClient, token: str, key: str = PUBLIC) -> bool:
+    """Whether the token is accepted."""
     reply = await api.with_headers(x_public_key=key, authorization=f"Bearer {token}").get("/api/me")
     assert reply.status in (200, 401), reply
     return reply.status == 200
@@ -121,10 +121,10 @@ async def test_the_configured_secret_key_is_accepted(setup: GatewaySetup) -> Non
 async def test_the_configured_public_key_and_jwt_secret_are_accepted(setup: GatewaySetup) -> None:
     other_secret = "another-secret-with-more-than-32-characters"
     async with setup.api(publicKey="pk_another_key_of_some_length", jwtSecret=other_secret) as api:
-        await ann(api)
-        assert await gets_in(api, token(other_secret), "pk_another_key_of_some_length")
-        assert not await gets_in(api, token(other_secret))
-        assert not await gets_in(api, token(), "pk_another_key_of_some_length")
+        await create_ann(api)
+        assert await is_token_accepted(api, token(other_secret), "pk_another_key_of_some_length")
+        assert not await is_token_accepted(api, token(other_secret))
+        assert not await is_token_accepted(api, token(), "pk_another_key_of_some_length")
 
 
 @coverage.covers("server.jwksUrl")
@@ -146,9 +146,9 @@ async def test_tokens_of_another_issuer_are_verified_with_its_jwks(setup: Gatewa
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}/keys"
         async with setup.api(jwksUrl=url) as api:
-            await ann(api)
+            await create_ann(api)
             claims = {"sub": "ann", "exp": time.time() + 60}
-            assert await gets_in(api, jwt.encode(claims, private, "ES256", headers={"kid": "one"}))
+            assert await is_token_accepted(api, jwt.encode(claims, private, "ES256", headers={"kid": "one"}))
     finally:
         await runner.cleanup()
 
@@ -156,11 +156,11 @@ async def test_tokens_of_another_issuer_are_verified_with_its_jwks(setup: Gatewa
 @coverage.covers("server.jwtClaim", "server.jwtAudience", "server.jwtIssuer")
 async def test_claim_audience_and_issuer_of_tokens_are_checked(setup: GatewaySetup) -> None:
     async with setup.api(jwtClaim="entity", jwtAudience="tools", jwtIssuer="me") as api:
-        await ann(api)
+        await create_ann(api)
         right = {"sub": "bob", "entity": "ann", "aud": "tools", "iss": "me"}
-        assert await gets_in(api, token(**right))
+        assert await is_token_accepted(api, token(**right))
         for wrong in ({"entity": "bob"}, {"aud": "others"}, {"iss": "others"}):
-            assert not await gets_in(api, token(**{**right, **wrong}))
+            assert not await is_token_accepted(api, token(**{**right, **wrong}))
 
 
 @coverage.covers("server.allowedHosts")
@@ -200,7 +200,7 @@ async def test_streams_are_limited_in_all_and_per_caller(setup: GatewaySetup) ->
 @coverage.covers("server.rateLimit", "server.secretRateLimit")
 async def test_requests_are_rate_limited_per_kind_of_key(setup: GatewaySetup) -> None:
     async with setup.api(rateLimit="1/hour", secretRateLimit="3/hour") as api:
-        await ann(api)
+        await create_ann(api)
         member = api.with_headers(x_public_key=PUBLIC, authorization=f"Bearer {token()}")
         assert [(await member.get("/api/me")).status for _ in range(3)] == [200, 200, 429]
         assert [(await api.get("/api/me")).status for _ in range(6)] == [200] * 5 + [429]
@@ -249,7 +249,7 @@ async def test_idle_streams_send_heartbeats(setup: GatewaySetup) -> None:
 @coverage.covers("server.eventRetention")
 async def test_stream_events_are_deleted_after_their_retention(setup: GatewaySetup) -> None:
     async with setup.api() as api:
-        await ann(api)
+        await create_ann(api)
         await api.create("/api/spaces", id="room", name="Room", members=["ann"])
         await api.create("/api/spaces/room/messages", entityId="ann", content="hello")
     stored_events: list[Any] = []

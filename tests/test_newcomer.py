@@ -1,4 +1,4 @@
-"""The first minutes with a gateway, as the pages tell them: `make run`, and all that is to be pasted after it."""
+"""The getting-started pages: `make run`, and all commands that they tell the reader to paste."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def blocks(page: str, kind: str) -> list[str]:
 
 
 @asynccontextmanager
-async def made_to_run(folder: Path) -> AsyncGenerator[GatewayProcess]:
-    """`make run`, in a session of its own as a terminal would have it, on a free port."""
+async def run_make(folder: Path) -> AsyncGenerator[GatewayProcess]:
+    """Runs `make run` on a free port, in its own session as in a terminal."""
     process = await asyncio.create_subprocess_exec(
         # Set up it is already: these tests run in what it sets up, and must not fetch anything.
         *("make", "-s", "-o", ".venv/.installed", "run", "RUNARGS=--port 0", f"BIN={Path(sys.executable).parent}"),
@@ -54,7 +54,7 @@ async def made_to_run(folder: Path) -> AsyncGenerator[GatewayProcess]:
 
 
 class Terminal:
-    """Runs what a newcomer pastes, with the URL and the key that `make run` printed."""
+    """Runs pasted commands with the URL and the key that `make run` printed."""
 
     def __init__(self, folder: Path, gateway: GatewayProcess) -> None:
         self.folder = folder
@@ -70,11 +70,11 @@ class Terminal:
         return text
 
     def remember(self, text: str) -> None:
-        """Settings of the shell, that hold for what follows."""
+        """Runs the commands before all later ones."""
         self._input_text += self.fill_placeholders(text)
 
     async def paste(self, text: str) -> list[str]:
-        """The lines that a command prints."""
+        """The output lines of a command."""
         process = await self.start(text)
         out, errors = await asyncio.wait_for(process.communicate(), 60)
         assert process.returncode == 0, errors.decode()
@@ -95,7 +95,7 @@ async def test_the_commands_of_the_getting_started_pages_work(tmp_path: Path) ->
     settings, call, start_worker, call_worker, make_room, ask, answer, look, use_mcp = blocks("docs/gateway.md", "bash")
     (client,) = blocks("docs/gateway.md", "json")
 
-    async with made_to_run(tmp_path) as gateway, open_process_api(gateway, gateway.keys["secret"]) as api:
+    async with run_make(tmp_path) as gateway, open_process_api(gateway, gateway.keys["secret"]) as api:
         more_keys = re.search(r"\((\S+) keys new creates more\)", await gateway.wait_for_line("shown only once"))
         assert more_keys is not None
         assert shutil.which(more_keys[1]) is not None  # Where nobody put it on the path, it is named by its own.

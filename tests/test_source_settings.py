@@ -70,11 +70,11 @@ for line in sys.stdin:
     if "id" in request:
         threading.Thread(target=answer, args=(request,), daemon=True).start()
 """
-"""An MCP server by hand: one of the library takes a second to start."""
+"""A minimal MCP server: one of the library takes a second to start."""
 
 
 class ExternalServer:
-    """A web server that says what arrived, and is an OpenAPI service and a stateless MCP server as well."""
+    """A web server that returns the request. It is also an OpenAPI service and a stateless MCP server."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -156,7 +156,7 @@ async def external_server() -> AsyncIterator[ExternalServer]:
 
 
 class SourceSetup:
-    """What a check has to work with."""
+    """Opens toolspaces with settings, in one folder and with one external server."""
 
     def __init__(self, folder: Path, external_server: ExternalServer) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""Opening, reloading and closing a toolspace from configuration (5.1, 5.3, 5.4), in all three formats."""
+"""Opening, reloading and closing a toolspace with a configuration, in all three formats."""
 
 from __future__ import annotations
 
@@ -148,14 +148,14 @@ async def test_a_wrong_configuration_changes_nothing(folder: Path, config: str, 
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    """Waits for what only looking can tell: a file is being watched."""
+    """Polls until the condition holds: watching files has no event."""
     async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
 async def _wait_for_reload(ts: Toolspace, act: Callable[[], Any]) -> Any:
-    """What `version` answers after the reload that an act brings about."""
+    """The result of `version` after an action that causes a reload."""
     events = EventRecorder(ts)
     act()
     await events.wait_for(lambda event: event.type is EventType.TOOLS_CHANGED)

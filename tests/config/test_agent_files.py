@@ -1,4 +1,4 @@
-"""Agents are described in the main file and in files of their own; what they say of one another is checked."""
+"""Agents in the main file and in files of their own, and the checks of their references."""
 
 from __future__ import annotations
 

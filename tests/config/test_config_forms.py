@@ -1,4 +1,4 @@
-"""The configurations that people have already load unchanged: servers as clients write them, tools of older names."""
+"""Configurations of other programs load unchanged: servers of MCP clients, tools with older names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nearest configuration upwards holds."""
+"""The search for the configuration file."""
 
 from __future__ import annotations
 

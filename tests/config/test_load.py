@@ -1,4 +1,4 @@
-"""A file becomes typed settings; all that is wrong with it is said at once; every value knows where it came from."""
+"""Loading: typed settings, all problems at once, and the source of every value."""
 
 from __future__ import annotations
 

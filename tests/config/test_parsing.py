@@ -1,4 +1,4 @@
-"""Files of all three formats become the same data, with lines; what is wrong is said with its place."""
+"""Parsing of all three formats: the same data, with lines, and problems with their place."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def parse(text: str, name: str = "toolspace.yaml") -> ConfigDocument:
 
 
 def complaint(content: bytes, name: str) -> str:
-    """What is wrong with a file; its name alone if nothing is."""
+    """The problem of a file; its name alone if there is none."""
     try:
         parse_document(content, name)
     except ConfigError as error:

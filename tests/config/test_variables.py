@@ -1,4 +1,4 @@
-"""Variables are filled into strings; what cannot be is said with file, line, key and variable."""
+"""Expansion of variables, and problems with file, line, key and variable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes of files are seen, once each, and not before they have come to rest."""
+"""Watching files: each change is reported once, after it has settled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def change(changes: AsyncIterator[None]) -> None:
 
 
 class Looks:
-    """Counts how often the watcher has asked for its files: the events that these tests wait for."""
+    """Counts the checks of the watcher, which the tests wait for."""
 
     def __init__(self, *paths: Path) -> None:
         self.paths = list(paths)

@@ -1,4 +1,4 @@
-"""What the tests of models share: a server of the test's own, and a model behind it."""
+"""Fixtures of the model tests: a model server, and a model that uses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server of one test's own that speaks HTTP by hand, and the formats of the model providers, byte for byte."""
+"""An HTTP server for model tests, with control over every byte, and the stream formats of the model providers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class ReceivedRequest:
-    """One request as it came."""
+    """One request that the server received."""
 
     def __init__(self, method: str, path: str, headers: dict[str, str], body: bytes) -> None:
         self.method = method
@@ -27,16 +27,16 @@ Reply = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class ModelTestServer:
-    """Answers each request with the next reply; the last one again and again."""
+    """Answers each request with the next reply, and repeats the last one."""
 
     def __init__(self) -> None:
         self.requests: list[ReceivedRequest] = []
         self.replies: list[Reply] = []
         self.connections = 0
         self.request_arrived = asyncio.Event()
-        """A request is there."""
+        """Set when a request arrives."""
         self.client_closed = asyncio.Event()
-        """A client went away without its answer."""
+        """Set when a client closes the connection before its response."""
         self.url = ""
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -91,14 +91,14 @@ class ModelTestServer:
         return not writer.is_closing()
 
     async def never_answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Takes the request, and never answers."""
+        """Reads the request and never answers it."""
         await reader.read()  # The client sends nothing while it waits: this ends when it hangs up.
         self.client_closed.set()
         writer.close()
 
 
 def stream_reply(body: bytes, *, split: int = 0, kind: str = "text/event-stream", end: bool = True) -> Reply:
-    """An answer in chunks, of `split` bytes each; without an `end` the connection breaks off in the middle."""
+    """A response in chunks of `split` bytes. Without `end` the connection is closed in the middle."""
 
     async def write(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
@@ -118,7 +118,7 @@ def stream_reply(body: bytes, *, split: int = 0, kind: str = "text/event-stream"
 
 
 def error_reply(code: int, body: object = b"", **headers: str) -> Reply:
-    """An answer with another status, and a body in the provider's form."""
+    """A response with another status, and a body in the provider's form."""
 
     async def write(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -132,7 +132,7 @@ def error_reply(code: int, body: object = b"", **headers: str) -> Reply:
 
 
 async def hangs_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A server that closes the connection without a word."""
+    """Closes the connection without a response."""
     writer.close()
 
 
@@ -182,7 +182,7 @@ USED = {
 
 
 def chat_completion(*deltas: dict[str, Any], finish: str = "stop") -> bytes:
-    """A whole chat completion as OpenAI streams it."""
+    """A complete chat completion as OpenAI streams it."""
     return events(
         chat_chunk({"role": "assistant", "content": "", "refusal": None}),
         *(chat_chunk(delta) for delta in deltas),
@@ -202,7 +202,7 @@ def text_completion(*words: str) -> bytes:
 def openai_response(
     *items: tuple[dict[str, Any], list[dict[str, Any]]], status: str = "completed", **more: Any
 ) -> bytes:
-    """A whole response. Each item is given as it is at its end, with the deltas that lead there."""
+    """A complete response. Each item is given in its final form, with its deltas."""
     started_response = {"id": "resp_1", "object": "response", "status": "in_progress", "output": [], "error": None}
     stream_events: list[dict[str, Any]] = [
         {"type": "response.created", "response": started_response},
@@ -236,7 +236,7 @@ def openai_response(
 
 
 def anthropic_message(*blocks: tuple[dict[str, Any], list[dict[str, Any]]], stop: str = "end_turn") -> bytes:
-    """A whole message. Each block is given as it begins, with its deltas."""
+    """A complete message. Each block is given in its initial form, with its deltas."""
     started_message = {
         "id": "msg_1",
         "type": "message",
@@ -289,7 +289,7 @@ def thinking_block(*words: str, signature: str) -> tuple[dict[str, Any], list[di
 
 
 def google_chunks(*parts: dict[str, Any], finish: str | None = "STOP", one_each: bool = True) -> bytes:
-    """A whole answer: a chunk for each part, the last with the reason of its end."""
+    """A complete response: a chunk for each part, the last one with the finish reason."""
     chunks: list[dict[str, Any]] = []
     for number, part in enumerate(parts):
         candidate: dict[str, Any] = {"content": {"parts": [part], "role": "model"}, "index": 0}

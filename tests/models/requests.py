@@ -1,4 +1,4 @@
-"""What tests ask models, and what they hear."""
+"""Requests of the model tests, and a helper that records the streamed parts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ ADD = Tool("add", "Adds.", {"type": "object", "properties": {"a": {"type": "inte
 
 
 async def respond_and_record(model: Model, request: ModelRequest = HELLO) -> tuple[ModelTurn, list[ModelStreamPart]]:
-    """The answer to a request, and the pieces that were heard of it."""
+    """The response to a request, and its streamed parts."""
     parts: list[ModelStreamPart] = []
     return await model.respond(request, parts.append), parts

@@ -1,4 +1,4 @@
-"""The demo's rules, cycle after cycle, over the real tools for files and time; what a gateway adds is played here."""
+"""The demo model over several cycles, with the real tools for files and time. The tests imitate the gateway's tools."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Played = Callable[[dict[str, Any]], Any]
 
 
 class Conversation:
-    """An agent's dialogue with the demo: each `tell` is a cycle, which runs until the model is done."""
+    """A conversation with the demo model: each `tell` is a cycle, which runs until the model is done."""
 
     def __init__(self, ts: Toolspace, folder: Path) -> None:
         self.ts = ts
@@ -49,13 +49,13 @@ class Conversation:
         self.behaviors: dict[str, Played] = {
             "confirmAction": lambda args: {"status": "pending", "pendingToolCallId": "call_7"},
         }
-        """What the tools of a gateway answer here, where it is not just success."""
+        """The results of the imitated tools; the others return success."""
         self._model = DemoModel(pause=0)
         own_tools = [Tool(name, name, {"type": "object"}) for name in (*PREBUILT, *SPACE_TOOLS)]
         self.tools = (*own_tools, *ts.list_tools())
 
     async def tell(self, *events: InboxEvent) -> list[str]:
-        """What the demo says about events."""
+        """The messages of the demo after these events."""
         lines = ["New in your inbox:", *map(inbox_text.render, events)]
         self.turns.append(UserTurn("\n".join(lines)))
         self.calls.clear()
@@ -71,7 +71,7 @@ class Conversation:
         raise AssertionError(f"it never ends: {self.calls}")
 
     async def says(self, text: str) -> str:
-        """The one thing that it says to a person."""
+        """The one message of the demo after a person's message."""
         reply = await self.tell(message(text))
         assert len(reply) == 1, reply
         return reply[0]

@@ -1,4 +1,4 @@
-"""docs/models.md tells the truth: its example runs, its configurations load, every provider and error has its line."""
+"""docs/models.md is correct: its example runs, its configurations load, it lists every provider and error kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embeddings over HTTP, from a loopback server that speaks OpenAI's format."""
+"""Embeddings over HTTP, from a local server with OpenAI's format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 async def of_lengths(request: web.Request) -> web.Response:
-    """Vectors that say how long each text is, not in the order of the texts."""
+    """Vectors with the length of each text, in another order than the texts."""
     texts = json.loads(await request.text())["input"]
     data = [{"object": "embedding", "index": n, "embedding": [len(text), n]} for n, text in enumerate(texts)]
     return web.json_response({"object": "list", "data": data[::-1], "model": "small"})

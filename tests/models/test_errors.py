@@ -1,4 +1,4 @@
-"""What goes wrong between a model and its listener."""
+"""Errors of the chat completions adapter: error responses, broken streams, timeouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures that models draw, and the tools that have them drawn."""
+"""Image models, and the tools that use them."""
 
 from __future__ import annotations
 

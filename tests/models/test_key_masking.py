@@ -1,4 +1,4 @@
-"""A server that says back what it was sent: no part of the key is in what becomes of it."""
+"""A server that repeats the request in its errors: no part of the key appears in errors and logs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _raw(text: str) -> Reply:
 
 
 def _at(place: int) -> str:
-    """The key, so that an answer is cut within it."""
+    """The key at a place where the message is cut."""
     return "x" * (place - 9) + KEY + "y" * 3000
 
 

@@ -1,4 +1,4 @@
-"""Answers over OpenAI's chat completions, and from the many servers that speak them in their own way."""
+"""Responses of OpenAI's chat completions API, and of servers with their own variants of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How requests are written for OpenAI's chat completions."""
+"""Requests to OpenAI's chat completions API."""
 
 from __future__ import annotations
 

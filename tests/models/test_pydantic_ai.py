@@ -1,4 +1,4 @@
-"""Providers that are asked through Pydantic AI."""
+"""Models through Pydantic AI."""
 
 from __future__ import annotations
 

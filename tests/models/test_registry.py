@@ -1,4 +1,4 @@
-"""Which model a configuration means, where it is, and what to do where its key is missing."""
+"""Opening a model: its provider, its URL and its key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations as every provider accepts them, and tools as they take them."""
+"""Encoding of conversations and tools for all providers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking again, and giving up."""
+"""Retries of model requests."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ HELLO = ModelRequest(system="", turns=[UserTurn("Hello")])
 
 
 class Pauses(list[float]):
-    """The pauses that were made, of which nobody has to wait for any."""
+    """Records the delays instead of sleeping."""
 
     async def __call__(self, seconds: float) -> None:
         self.append(seconds)
 
     def is_near(self, *expected_delays: float) -> bool:
-        """Whether the pauses are these, give or take what parts clients that failed together."""
+        """Whether the delays are these, apart from the jitter."""
         return len(self) == len(expected_delays) and all(
             0.5 * expected_delay <= delay <= 1.1 * expected_delay
             for delay, expected_delay in zip(self, expected_delays, strict=True)

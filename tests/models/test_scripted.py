@@ -1,4 +1,4 @@
-"""The model for tests, which says what a script tells it to."""
+"""The scripted model."""
 
 from __future__ import annotations
 

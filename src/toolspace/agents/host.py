@@ -15,6 +15,7 @@ from toolspace.agents.agent import Agent, entity_id_for
 from toolspace.agents.cycle_runner import RETRY_DELAYS_MS, CycleRunner
 from toolspace.agents.registry import AgentRegistry
 from toolspace.agents.scheduler import Scheduler
+from toolspace.core.defaults import MAX_ACTIVE_AGENTS
 from toolspace.core.ids import derived_id
 from toolspace.errors import StorageError, ToolspaceError
 from toolspace.spaces.document_library import DocumentLibrary
@@ -37,7 +38,7 @@ class AgentHost:
         *,
         session_dir: Path,
         library: DocumentLibrary | None = None,
-        max_active: int = 32,
+        max_active: int = MAX_ACTIVE_AGENTS,
         retry_delays: Sequence[int] = RETRY_DELAYS_MS,
     ) -> None:
         """`session_dir`: where archives of sessions are stored, unless an agent's configuration names another place."""

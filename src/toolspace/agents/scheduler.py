@@ -16,6 +16,7 @@ from typing import Any
 from toolspace.agents import cycle_transactions
 from toolspace.agents.cycle_runner import ActiveSession, CycleRunner
 from toolspace.agents.cycle_transactions import LeaseLost, SessionLease
+from toolspace.core.defaults import MAX_ACTIVE_AGENTS
 from toolspace.core.ids import now_ms
 from toolspace.errors import StorageError
 from toolspace.orchestrator.call import context_without_call
@@ -38,7 +39,7 @@ _MISSING_AGENT_SECONDS = 60.0
 class Scheduler:
     """Runs the sessions of one process while it is open (`async with`)."""
 
-    def __init__(self, ledger: Ledger, runner: CycleRunner, *, max_active: int = 32) -> None:
+    def __init__(self, ledger: Ledger, runner: CycleRunner, *, max_active: int = MAX_ACTIVE_AGENTS) -> None:
         self._ledger = ledger
         self._runner = runner
         self._max_active = max_active

@@ -137,7 +137,9 @@ class ServerSettings(Section, frozen=True, kw_only=True):
             types.duration, "How long a disconnected worker may take to return before its calls are offered to others."
         ),
     ] = defaults.WORKER_GRACE_SECONDS
-    max_active_agents: Annotated[int, Setting(types.integer(1), "How many agents may run a cycle at once.")] = 32
+    max_active_agents: Annotated[int, Setting(types.integer(1), "How many agents may run a cycle at once.")] = (
+        defaults.MAX_ACTIVE_AGENTS
+    )
 
 
 class WebhookSettings(Section, frozen=True, kw_only=True):

@@ -15,3 +15,5 @@ MODEL_RETRIES: Final = 4
 EVENT_RETENTION_SECONDS: Final = 604_800.0
 RETENTION_SECONDS: Final = 2_592_000.0
 WORKER_GRACE_SECONDS: Final = 3.0
+MAX_ACTIVE_AGENTS: Final = 32
+"""How many agents may run a cycle at once."""

@@ -9,6 +9,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from toolspace.core import json_text
+from toolspace.core.defaults import TOOL_RESPONSE_MAX_BYTES
 from toolspace.core.interfaces import OutputStore, OutputWriter, StoredOutput
 from toolspace.core.result import JsonPart, TextPart, ToolResult
 from toolspace.errors import ToolLimitError, ToolspaceError
@@ -31,7 +32,7 @@ class SpillSettings(NamedTuple):
     limit: int
 
 
-NO_SPILL = SpillSettings(None, 100_000)
+NO_SPILL = SpillSettings(None, TOOL_RESPONSE_MAX_BYTES)
 
 
 async def store_result(
