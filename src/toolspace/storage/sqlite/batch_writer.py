@@ -65,7 +65,7 @@ _WRITE: Final = "INSERT INTO batches VALUES (?, ?, ?, ?)"
 class PreparedBatch(NamedTuple):
     """A batch as values of one statement."""
 
-    values: tuple[str, ...]
+    values: list[str]
     stored_events: list[tuple[DeferredWrites, list[StoredEvent]]]
     """The events of each of the deferred writes, as they are after the commit."""
     last_ids: dict[str, int]
@@ -112,7 +112,8 @@ class BatchWriter:
                 last_ids[stream] = event_id
             stored_events.append((deferred, stored))
         stream_rows = [(stream, event_id, previous_ids[stream]) for stream, event_id in last_ids.items()]
-        values = tuple(_encoder.encode(rows).decode() for rows in (call_rows, inbox_rows, stream_rows, event_rows))
+        rows_of_tables = call_rows, inbox_rows, stream_rows, event_rows
+        values = [_encoder.encode(rows).decode() for rows in rows_of_tables]
         if sum(map(len, values)) > _MAX_BYTES:
             return None
         return PreparedBatch(values, stored_events, last_ids)
