@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolspace.cli.tool_arguments import combine, read_args
+from toolspace.cli.tool_arguments import combine_arguments, read_args
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -82,7 +82,7 @@ SCHEMA: dict[str, Any] = {
 def test_a_value_gets_the_type_that_the_schema_asks_for(words: list[str], value: object) -> None:
     key = words[0].partition("=")[0].removesuffix(":")
 
-    typed = combine({}, words, SCHEMA)[key]
+    typed = combine_arguments({}, words, SCHEMA)[key]
 
     assert typed == value
     assert type(typed) is type(value)
@@ -104,13 +104,13 @@ def test_a_value_gets_the_type_that_the_schema_asks_for(words: list[str], value:
 )
 def test_an_invalid_word_is_reported_with_the_right_form(words: list[str], message: str) -> None:
     with pytest.raises(click.UsageError) as raised:
-        combine({}, words, SCHEMA)
+        combine_arguments({}, words, SCHEMA)
 
     assert message in raised.value.message
 
 
 def test_a_key_value_argument_replaces_the_same_key_of_args() -> None:
-    assert combine({"n": 1, "text": "kept"}, ["n=2"], SCHEMA) == {"n": 2, "text": "kept"}
+    assert combine_arguments({"n": 1, "text": "kept"}, ["n=2"], SCHEMA) == {"n": 2, "text": "kept"}
 
 
 def test_args_must_be_one_json_object() -> None:
@@ -138,7 +138,7 @@ def test_any_words_and_schema_give_arguments_or_a_usage_error(words: list[str], 
     ]
     for schema in schemas:
         try:
-            arguments = combine({}, [*words, "n=1"], schema)
+            arguments = combine_arguments({}, [*words, "n=1"], schema)
         except click.UsageError:
             continue
         json.dumps(arguments)
@@ -146,4 +146,4 @@ def test_any_words_and_schema_give_arguments_or_a_usage_error(words: list[str], 
 
 @given(st.text())
 def test_a_string_parameter_gets_any_text_unchanged(text: str) -> None:
-    assert combine({}, [f"text={text}"], SCHEMA) == {"text": text}
+    assert combine_arguments({}, [f"text={text}"], SCHEMA) == {"text": text}

@@ -17,7 +17,7 @@ from toolspace.cli.logs import mute_provider_warnings
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import CommandOutput, StatusLine, WriteError, show_status
 from toolspace.cli.runner import Interrupts, run
-from toolspace.cli.tool_arguments import combine, read_args
+from toolspace.cli.tool_arguments import combine_arguments, read_args
 from toolspace.core import json_text
 from toolspace.core.events import CallPartial, CallProgress
 from toolspace.core.result import JsonPart, ToolResult
@@ -62,7 +62,7 @@ async def _call(
         match = find_tool(ts, name)
         entry = match[0] if match is not None else None
         schema: Mapping[str, Any] = entry.tool.input_schema if entry is not None else {}
-        arguments = combine(base_arguments, words, schema)
+        arguments = combine_arguments(base_arguments, words, schema)
         if seconds is not None and entry is not None:
             _set_timeout(ts, entry, seconds)
         is_stream = entry is not None and getattr(entry.tool, "style", "") == "stream"

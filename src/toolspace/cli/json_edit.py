@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, cast
 
 from toolspace.config.parsing import parse_json
 
-_SPACE = re.compile(r"(?:[ \t\r\n]+|//[^\n]*|/\*.*?\*/)*", re.DOTALL)
+_SPACE_AND_COMMENTS = re.compile(r"(?:[ \t\r\n]+|//[^\n]*|/\*.*?\*/)*", re.DOTALL)
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _SCALAR = re.compile(r"[^\s,\]}/]+")
-_INSIDE = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*|/\*.*?\*/|[\[\]{}]', re.DOTALL)
+_STRING_COMMENT_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*|/\*.*?\*/|[\[\]{}]', re.DOTALL)
 _INDENT = re.compile(r"^([ \t]+)\S", re.MULTILINE)
 
 
@@ -30,7 +30,7 @@ def set_value(text: str, path: tuple[str, ...], value: Any) -> str:
         text = "{}\n"
     if parse_json(text).data is None:  # The text has only comments.
         text = text.rstrip() + "\n{}\n"
-    return bom + _set(text, _object_at(text, _skip(text, 0)), path, value)
+    return bom + _set(text, _parse_object(text, _skip(text, 0)), path, value)
 
 
 def remove_value(text: str, path: tuple[str, ...]) -> str:
@@ -67,37 +67,37 @@ def _split_bom(text: str) -> tuple[str, str]:
     return ("\ufeff", text[1:]) if text.startswith("\ufeff") else ("", text)
 
 
-def _skip(text: str, at: int) -> int:
+def _skip(text: str, position: int) -> int:
     """Returns the position after spaces and comments."""
-    match = _SPACE.match(text, at)
-    return match.end() if match is not None else at
+    match = _SPACE_AND_COMMENTS.match(text, position)
+    return match.end() if match is not None else position
 
 
-def _object_at(text: str, at: int) -> _Object:
-    if text[at : at + 1] != "{":
+def _parse_object(text: str, position: int) -> _Object:
+    if text[position : position + 1] != "{":
         raise TypeError("not an object")
-    start, at, members = at, _skip(text, at + 1), list[_Member]()
-    while text[at] != "}":
-        key = _STRING.match(text, at)
+    start, position, members = position, _skip(text, position + 1), list[_Member]()
+    while text[position] != "}":
+        key = _STRING.match(text, position)
         assert key is not None
         value = _skip(text, _skip(text, key.end()) + 1)
-        end = _end(text, value)
+        end = _value_end(text, value)
         after = _skip(text, end)
         comma = after if text[after] == "," else None
-        members.append(_Member(json.loads(key[0]), at, value, end, comma))
-        at = after if comma is None else _skip(text, comma + 1)
-    return _Object(start, at, members)
+        members.append(_Member(json.loads(key[0]), position, value, end, comma))
+        position = after if comma is None else _skip(text, comma + 1)
+    return _Object(start, position, members)
 
 
-def _end(text: str, at: int) -> int:
+def _value_end(text: str, position: int) -> int:
     """Returns the end of the value that begins at a position."""
-    if text[at] == '"':
-        match = _STRING.match(text, at)
-    elif text[at] not in "[{":
-        match = _SCALAR.match(text, at)
+    if text[position] == '"':
+        match = _STRING.match(text, position)
+    elif text[position] not in "[{":
+        match = _SCALAR.match(text, position)
     else:
         match, depth = None, 0
-        for match in _INSIDE.finditer(text, at):
+        for match in _STRING_COMMENT_OR_BRACKET.finditer(text, position):
             depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match[0], 0)
             if depth == 0:
                 break
@@ -106,16 +106,16 @@ def _end(text: str, at: int) -> int:
 
 
 def _find(text: str, path: tuple[str, ...]) -> tuple[_Object, _Member] | None:
-    at = _skip(text, 0)
+    position = _skip(text, 0)
     place: tuple[_Object, _Member] | None = None
     for key in path:
-        if text[at : at + 1] != "{":
+        if text[position : position + 1] != "{":
             return None
-        parent = _object_at(text, at)
+        parent = _parse_object(text, position)
         member = parent.member(key)
         if member is None:
             return None
-        place, at = (parent, member), member.value
+        place, position = (parent, member), member.value
     return place
 
 
@@ -127,19 +127,21 @@ def _set(text: str, parent: _Object, path: tuple[str, ...], value: Any) -> str:
             value = {inner: value}
         return _add(text, parent, key, value)
     if not rest:
-        value_text = _format(text, value, _margin(text, member.start), inline=not _has_break(text, parent))
+        value_text = _format(text, value, _indentation(text, member.start), inline=not _is_multiline(text, parent))
         return text[: member.value] + value_text + text[member.end :]
     if text[member.value] != "{":
         raise TypeError(f"{key} is not an object")
-    return _set(text, _object_at(text, member.value), tuple(rest), value)
+    return _set(text, _parse_object(text, member.value), tuple(rest), value)
 
 
 def _add(text: str, parent: _Object, key: str, value: Any) -> str:
-    inline = "\n" not in text.strip() if not parent.members else not _has_break(text, parent)
+    inline = "\n" not in text.strip() if not parent.members else not _is_multiline(text, parent)
     inline = inline and text.strip() != "{}"
     newline = "\r\n" if "\r\n" in text else "\n"
-    outer = _margin(text, parent.start)
-    margin = _margin(text, parent.members[0].start) if parent.members and not inline else outer + _unit(text)
+    outer = _indentation(text, parent.start)
+    margin = (
+        _indentation(text, parent.members[0].start) if parent.members and not inline else outer + _indent_unit(text)
+    )
     member = f"{json.dumps(key, ensure_ascii=False)}: {_format(text, value, margin, inline=inline)}"
     if not parent.members:
         # An empty object has only spaces and comments; they stay in front of the new member.
@@ -177,20 +179,20 @@ def _remove(text: str, parent: _Object, member: _Member) -> str:
     return text[:start] + text[end:]
 
 
-def _skip_spaces(text: str, at: int) -> int:
-    while text[at : at + 1] in (" ", "\t"):
-        at += 1
-    return at
+def _skip_spaces(text: str, position: int) -> int:
+    while text[position : position + 1] in (" ", "\t"):
+        position += 1
+    return position
 
 
 def _format(text: str, value: Any, margin: str, *, inline: bool) -> str:
     if inline:
         return json.dumps(value, ensure_ascii=False)
     newline = "\r\n" if "\r\n" in text else "\n"
-    return newline.join(_lines(value, margin, _unit(text)))
+    return newline.join(_format_lines(value, margin, _indent_unit(text)))
 
 
-def _lines(value: Any, margin: str, unit: str) -> Iterator[str]:
+def _format_lines(value: Any, margin: str, unit: str) -> Iterator[str]:
     """Yields the lines of indented JSON, with lists on one line."""
     if not isinstance(value, dict) or not value:
         yield json.dumps(value, ensure_ascii=False)
@@ -198,25 +200,25 @@ def _lines(value: Any, margin: str, unit: str) -> Iterator[str]:
     lines = ["{"]
     items = list(cast("dict[str, Any]", value).items())
     for index, (key, inner) in enumerate(items):
-        head, *rest = _lines(inner, margin + unit, unit)
+        head, *rest = _format_lines(inner, margin + unit, unit)
         member_lines = [f"{margin}{unit}{json.dumps(key, ensure_ascii=False)}: {head}", *rest]
         member_lines[-1] += "," if index < len(items) - 1 else ""
         lines += member_lines
     yield from (*lines, margin + "}")
 
 
-def _margin(text: str, at: int) -> str:
+def _indentation(text: str, position: int) -> str:
     """Returns the indentation of the line of a position."""
-    line = text[text.rfind("\n", 0, at) + 1 : at]
+    line = text[text.rfind("\n", 0, position) + 1 : position]
     return line[: len(line) - len(line.lstrip(" \t"))]
 
 
-def _unit(text: str) -> str:
+def _indent_unit(text: str) -> str:
     """Returns one level of indentation of this text."""
     match = _INDENT.search(text)
     return match[1] if match is not None else "  "
 
 
-def _has_break(text: str, parent: _Object) -> bool:
+def _is_multiline(text: str, parent: _Object) -> bool:
     """Whether the members are on lines of their own."""
     return bool(parent.members) and "\n" in text[parent.start : parent.members[0].start]

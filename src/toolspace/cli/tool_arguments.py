@@ -26,7 +26,7 @@ class TypedArgument(NamedTuple):
 
     key: str
     text: str
-    raw: bool
+    is_json: bool
     """Whether it is written `key:=json`."""
 
 
@@ -54,7 +54,7 @@ def read_args(text: str | None) -> dict[str, Any]:
         raise click.UsageError(f"--args: {error}") from None
 
 
-def combine(args: Mapping[str, Any], words: Sequence[str], schema: Schema) -> dict[str, Any]:
+def combine_arguments(args: Mapping[str, Any], words: Sequence[str], schema: Schema) -> dict[str, Any]:
     """Returns all arguments of a call. A `key=value` replaces the same key of `--args`."""
     grouped: dict[str, list[TypedArgument]] = {}
     for word in words:
@@ -65,10 +65,10 @@ def combine(args: Mapping[str, Any], words: Sequence[str], schema: Schema) -> di
 
 def _parse_word(word: str, schema: Schema, present_keys: set[str]) -> TypedArgument:
     key, equals, text = word.partition("=")
-    raw = key.endswith(":")
+    is_json = key.endswith(":")
     key = key.removesuffix(":")
     if equals and key:
-        return TypedArgument(key, text, raw)
+        return TypedArgument(key, text, is_json)
     names = list(_properties(schema))
     missing_names = [name for name in schema.get("required") or () if name not in present_keys]
     hint = f"; the parameters are {', '.join(names)}" if names else ""
@@ -83,17 +83,17 @@ def _convert(pairs: Sequence[TypedArgument], schema: Schema) -> object:
     node = _properties(schema).get(key, schema.get("additionalProperties"))
     types = _types(node, schema)
     if len(pairs) == 1:
-        return _value(pairs[0], node, types, schema)
+        return _convert_value(pairs[0], node, types, schema)
     if "array" not in types:
         raise click.UsageError(f"{key} is given {len(pairs)} times, but it takes one value")
     items = _items(node, schema)
-    return [_value(pair, items, _types(items, schema), schema) for pair in pairs]
+    return [_convert_value(pair, items, _types(items, schema), schema) for pair in pairs]
 
 
-def _value(pair: TypedArgument, node: object, types: frozenset[str], root: Schema) -> object:
-    key, text, raw = pair
-    if raw:
-        return _json(f"{key}:={text}", text)
+def _convert_value(pair: TypedArgument, node: object, types: frozenset[str], root: Schema) -> object:
+    key, text, is_json = pair
+    if is_json:
+        return _parse_json(f"{key}:={text}", text)
     if "string" in types:
         return text
     if not types:
@@ -102,22 +102,22 @@ def _value(pair: TypedArgument, node: object, types: frozenset[str], root: Schem
         except ValueError:
             return text
     if (text[:1] == "[" and "array" in types) or (text[:1] == "{" and "object" in types):
-        return _json(f"{key}={text}", text)
+        return _parse_json(f"{key}={text}", text)
     if "array" in types:
         items = _items(node, root)
-        return [_value(pair, items, _types(items, root), root)]
+        return [_convert_value(pair, items, _types(items, root), root)]
     value = coerce({"type": sorted(types)}, text)
-    return _number(text) if isinstance(value, str) and types & {"integer", "number"} else value
+    return _parse_large_number(text) if isinstance(value, str) and types & {"integer", "number"} else value
 
 
-def _json(word: str, text: str) -> object:
+def _parse_json(word: str, text: str) -> object:
     try:
         return json_text.decode(text)
     except ValueError as error:
         raise click.UsageError(f"{word!r} is not JSON: {error}") from None
 
 
-def _number(text: str) -> object:
+def _parse_large_number(text: str) -> object:
     """Returns a number that is too large for `coerce`; other text stays as it is."""
     try:
         value = json_text.decode(text)

@@ -83,8 +83,11 @@ class TerminalScreen:
     ) -> None:
         self.show_activity(None)
         self.end_message()
-        if self._session.app.is_running:
-            self._session.app.exit(result="")
+        application = self._session.app
+        if application.is_running and not application.is_done:
+            application.exit(result="")
+        else:
+            self._prompting.cancel()  # It has not started yet, or has ended already.
         await asyncio.gather(self._prompting, return_exceptions=True)
         self._output.around_write = self._previous_hook
         self._file.close()
@@ -147,12 +150,12 @@ class TerminalScreen:
 
     def _draw_prompt(self) -> StyleAndTextTuples:
         """Returns what stands in front of the input: an unfinished message, the activity, and the prompt itself."""
-        size = os.get_terminal_size(self._output.descriptor)
+        size = self._session.app.output.get_size()
         columns = size.columns or 80
         fragments: StyleAndTextTuples = []
         if self._speaker or self._unfinished:
             # Of a long paragraph only the end, so that the input stays visible.
-            room = columns * max(1, size.lines // 2)
+            room = columns * max(1, size.rows // 2)
             fragments += [("ansicyan bold", self._speaker), ("", self._unfinished[-room:]), ("", "\n")]
         if self._activity is not None:
             elapsed = time.monotonic() - self._activity_start
