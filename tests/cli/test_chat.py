@@ -130,6 +130,14 @@ async def echo_message(run: AgentRun, event: InboxEvent) -> None:
     await run.send_message(f"You said: {event.data['content']}")
 
 
+async def confirm_action(run: AgentRun, event: InboxEvent) -> None:
+    """Asks for a confirmation, and reports the answer."""
+    if event.type == "tool_result":
+        await run.send_message(f"So {json.dumps(event.data['result'])}.")
+    else:
+        await run.call("confirmAction", action="Delete it")
+
+
 def chat_environment(folder: Path, **changes: str) -> dict[str, str]:
     state = str(folder / "state")
     return {**environment(), "XDG_STATE_HOME": state, "TERM": "xterm-256color", "NO_COLOR": "1", **changes}
@@ -193,13 +201,7 @@ async def test_calls_of_the_agent_are_shown_with_their_outcome(tmp_path: Path) -
 
 
 async def test_a_line_answers_the_open_question(tmp_path: Path) -> None:
-    async def act(run: AgentRun, event: InboxEvent) -> None:
-        if event.type == "tool_result":
-            await run.send_message(f"So {json.dumps(event.data['result'])}.")
-        else:
-            await run.call("confirmAction", action="Delete it")
-
-    async with running_gateway(tmp_path, act):
+    async with running_gateway(tmp_path, confirm_action):
         done = await run_chat(tmp_path, stdin="delete it\nperhaps\nyes\n")
     assert done.stdout == 'So {"confirmed": true}.\n'
     assert "? confirmAction\n" in done.stderr
@@ -218,13 +220,7 @@ async def test_a_form_is_asked_property_by_property(tmp_path: Path) -> None:
 
 
 async def test_a_question_that_is_left_open_is_asked_again_next_time(tmp_path: Path) -> None:
-    async def act(run: AgentRun, event: InboxEvent) -> None:
-        if event.type == "tool_result":
-            await run.send_message(f"So {json.dumps(event.data['result'])}.")
-        else:
-            await run.call("confirmAction", action="Delete it")
-
-    async with running_gateway(tmp_path, act):
+    async with running_gateway(tmp_path, confirm_action):
         first_chat = await run_chat(tmp_path, stdin="delete it\n")
         answered = await run_chat(tmp_path, stdin="n\n")
     assert "left open" in first_chat.stderr
@@ -320,13 +316,7 @@ async def test_a_terminal_shows_messages_and_calls(tmp_path: Path) -> None:
 
 
 async def test_a_question_changes_the_prompt(tmp_path: Path) -> None:
-    async def act(run: AgentRun, event: InboxEvent) -> None:
-        if event.type == "tool_result":
-            await run.send_message(f"So {json.dumps(event.data['result'])}.")
-        else:
-            await run.call("confirmAction", action="Delete it")
-
-    async with running_gateway(tmp_path, act), chat_terminal(tmp_path) as terminal:
+    async with running_gateway(tmp_path, confirm_action), chat_terminal(tmp_path) as terminal:
         terminal.type("delete it\n")
         await wait_for(terminal, "[y/n]> ")
         terminal.type("y\n")
