@@ -96,26 +96,26 @@ def test_a_required_server_that_does_not_start_exits_1_and_is_shown(toolspace: T
 
 
 def test_the_servers_of_a_running_toolspace_are_shown_and_restarted_there(
-    toolspace: Toolspace, running: subprocess.Popen[str]
+    toolspace: Toolspace, running_toolspace: subprocess.Popen[str]
 ) -> None:
-    assert running.stdin is not None
-    assert running.stdout is not None
+    assert running_toolspace.stdin is not None
+    assert running_toolspace.stdout is not None
     before = by_name(toolspace("servers", "--json"))["small"]
     restarted = toolspace("servers", "restart", "small", "--json")
     after = by_name(toolspace("servers", "--json"))["small"]
     status = toolspace("servers")
     failed = toolspace("servers", "restart", "broken")
-    running.stdin.write("small__end\n")
-    running.stdin.flush()
-    answer = running.stdout.readline()
+    running_toolspace.stdin.write("small__end\n")
+    running_toolspace.stdin.flush()
+    answer = running_toolspace.stdout.readline()
     died = by_name(toolspace("servers", "--json"))["small"]
 
-    assert (before["toolspace"], before["restarts"]) == (running.pid, 0)
+    assert (before["toolspace"], before["restarts"]) == (running_toolspace.pid, 0)
     assert restarted.returncode == 0
     assert [server["name"] for server in json.loads(restarted.stdout)] == ["small"]
     assert (after["state"], after["restarts"]) == ("ready", 1)
     assert after["pid"] != before["pid"]
-    assert status.stdout.startswith(f"toolspace, process {running.pid}\n")
+    assert status.stdout.startswith(f"toolspace, process {running_toolspace.pid}\n")
     assert failed.returncode == 1
     assert "no-such-program" in failed.stderr
     assert "done" not in answer

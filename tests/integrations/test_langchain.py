@@ -295,5 +295,5 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert capsys.readouterr().out.splitlines() == [
         "success 0.25 None",
-        "error (tool failed: nothing can be divided by zero) execution_error",
+        "error (tool failed: division by zero) execution_error",
     ]
