@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,6 +123,45 @@ async def test_a_process_whose_lease_expired_checks_it_before_a_call(
         [run] = await harness.runs()
         assert (run.status, run.space_id) == ("running", None)  # The process with the lease continues it.
     assert done == []
+
+
+class SlowDatabase(Database):
+    """Wraps a database whose next writes take a while, and happen even if their caller is canceled."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.is_shared = database.is_shared
+        self.is_slow = False
+        self.has_started = asyncio.Event()
+        self.read = database.read  # type: ignore[method-assign]
+        self.commit_deferred = database.commit_deferred  # type: ignore[method-assign]
+
+    async def read(self, *args: object, **kwargs: object) -> object: ...  # type: ignore[override]
+
+    async def commit_deferred(self, *args: object, **kwargs: object) -> bool: ...  # type: ignore[override, empty-body]
+
+    async def run(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        return await asyncio.shield(asyncio.create_task(self._run(*args, **kwargs)))
+
+    async def _run(self, *args: Any, **kwargs: Any) -> Any:
+        if self.is_slow:
+            self.has_started.set()
+            await asyncio.sleep(0.05)
+        return await self._database.run(*args, **kwargs)
+
+    async def aclose(self) -> None: ...
+
+
+@pytest.mark.spec("11.1")
+async def test_a_lease_that_is_acquired_while_the_process_stops_is_released(database: Database, tmp_path: Path) -> None:
+    slow = SlowDatabase(database)
+    async with run_agents(slow, agent("ada", ScriptedModel([])), session_dir=tmp_path) as harness:
+        await harness.wait_until_idle()
+        slow.is_slow = True
+        harness.host.scheduler.wake(harness.agent)
+        await slow.has_started.wait()
+    other = Ledger(database)
+    assert await other.commit(cycle_transactions.acquire, harness.agent, other.node_id) is not None
 
 
 @pytest.mark.spec("11.1")

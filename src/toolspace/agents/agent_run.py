@@ -115,7 +115,7 @@ class AgentRun:
         """The agents that had the request before and handed it off."""
         self.budget = RunBudget(agent.name, agent.limits, parent=parent.budget if parent is not None else None)
         self.turns: list[Turn] = []
-        """The conversation: everything that the model was told and has said."""
+        """The conversation."""
         self.unsaved_turns: list[Turn] = []
         """The turns since the last saved step: the next step saves them, or the end of the run."""
         self.steps = steps

@@ -43,9 +43,9 @@ _MAX_RESULT = 2_000
 """Characters of one result in the transcript that is summarized; the archive has all of it."""
 
 _SUMMARIZE = """\
-You keep the memory of an agent. Below is what it went through, in cycles, and the summary of what was before. Write \
-the summary that replaces both: facts, decisions, promises, open questions, names and ids that it will need again, \
-results that matter. Leave out what is settled and will not come up again. Plain text, at most 800 words."""
+You keep the memory of an agent. Below are its older cycles, and the summary of the cycles before them. Write the \
+summary that replaces both: facts, decisions, promises, open questions, names and ids that it will need again, and \
+important results. Leave out what is settled and will not come up again. Plain text, at most 800 words."""
 
 
 async def compact(

@@ -26,12 +26,12 @@ _MAX_SECTION = 60_000
 """Characters of one section: every request contains all sections."""
 
 CYCLE_INSTRUCTIONS = """\
-You live in cycles. Each begins with your inbox: messages from spaces, results of tools that took long, plans that are \
-due, tasks that ended. You think, use tools, and stop when there is nothing more to do now.
-People and other agents hear you only through send_message, in the space that you have entered with enter_space; what \
-you write otherwise is your own thought. Tools that show something in a space need you to be in it, too.
-A tool that answers {"status": "pending"} will answer later, in your inbox: go on with other things, or stop.
-Where nothing needs to be done, call skip."""
+You run in cycles. Each cycle starts with your inbox: messages from spaces, results of slow tools, plans that are due, \
+and tasks that have ended. Work with your tools, and stop when there is nothing more to do now.
+People and other agents see only what you send with send_message, in the space that you have entered with enter_space. \
+Other text that you write is private. Tools that show something in a space need you to be in it, too.
+If a tool returns {"status": "pending"}, its result comes to your inbox later: continue with other work, or stop.
+If there is nothing to do, call skip."""
 
 
 class PromptContext(msgspec.Struct, frozen=True, kw_only=True):

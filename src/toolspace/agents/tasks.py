@@ -39,9 +39,9 @@ _MAX_REPORTED_RESULT = 20_000
 _EXCLUDED_TOOLS = frozenset(("spawn_task", "reply", "session_archive_read", "router__handoff-to"))
 
 _TASK_INSTRUCTIONS = """\
-You work in the background: nobody reads along, and nobody can be asked. Work on the task with your tools until it is \
-done, or until it is plain that it cannot be. Then call agent__final_report, or say the answer as your last words: \
-that, and nothing else, goes to the agent that you work for. Say what you could not do or find out, and why."""
+You work in the background: no person reads along or answers questions. Work on the task with your tools until it is \
+done, or until it is clear that it cannot be done. Then call agent__final_report, or write the answer as your last \
+text: only that goes to the agent that you work for. Say what you could not do or find out, and why."""
 
 
 class NewTask(msgspec.Struct, frozen=True, kw_only=True):

@@ -58,8 +58,8 @@ NOTIFICATION_ACTIONS = (
     Action(
         name="send_notification",
         description=(
-            "Notify people who are in no space with you. It cannot be taken back; without `to` it goes to whoever is "
-            "configured."
+            "Notify people who are in no space with you. It cannot be undone; without `to` it goes to the configured "
+            "recipients."
         ),
         input_schema=object_schema(
             {
