@@ -1,4 +1,4 @@
-"""`make conformance`: the MCP conformance suite against our server and our client, in both eras.
+"""`make conformance`: runs the MCP conformance suite against our server and our client, in both eras.
 
     python -m tests.conformance                              everything
     python -m tests.conformance --side client --scenario auth/basic-cimd -v
@@ -21,7 +21,7 @@ from tests.conformance.suite import REVISIONS, SIDES, Outcome, Side, run_all, sc
 
 @contextmanager
 def target(side: Side) -> Iterator[list[str]]:
-    """What the suite is pointed at: the URL of a running server, or the command of a client."""
+    """Yields the target of the suite: the URL of a running server, or the command of a client."""
     if side == "client":
         # The suite splits the command at spaces and gives it to a shell.
         yield ["--command", f"{sys.executable} -m tests.conformance.client"]
@@ -39,7 +39,7 @@ def target(side: Side) -> Iterator[list[str]]:
 
 
 class Report:
-    """Holds outcomes against what is expected, and says what is new."""
+    """Compares outcomes with the expected failures, and prints the differences."""
 
     def __init__(self, expected: Expected, *, verbose: bool) -> None:
         self._expected = expected

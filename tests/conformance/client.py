@@ -1,4 +1,4 @@
-"""The client under test: connects to the suite's server as any toolspace does, and does what the scenario asks.
+"""The client under test: connects to the suite's server as any toolspace, and does what the scenario needs.
 
 MCP_CONFORMANCE_SCENARIO=tools_call python -m tests.conformance.client http://localhost:1234/mcp
 """
@@ -28,16 +28,16 @@ from toolspace.providers.mcp.spec import ServerSpec
 
 NAME = "peer"
 CLIENT_PAGE = "https://conformance-test.local/client-metadata.json"
-"""The page that the suite takes as the identity of a client which has one."""
+"""The client metadata URL that the suite knows."""
 
 Play = Callable[[Toolspace], Awaitable[None]]
 
 
-# What the server may ask of us
+# Callbacks
 
 
 async def fill_in_form(question: ElicitationRequest, _: ToolContext | None) -> ElicitationResult:
-    """A person who accepts the form as it is offered, and says yes where there is nothing to accept."""
+    """A user who accepts the defaults of a form, or confirms."""
     fields: Mapping[str, Mapping[str, Any]] = (question.schema or {}).get("properties", {})
     content = {name: field["default"] for name, field in fields.items() if "default" in field}
     content |= {name: True for name, field in fields.items() if name not in content and field["type"] == "boolean"}
@@ -49,12 +49,12 @@ async def sample(_: SamplingRequest, __: ToolContext | None) -> Mapping[str, Any
 
 
 async def log_in(_: str, url: str) -> None:
-    """A browser whose user agrees: the page sends it straight back to where the client listens."""
+    """A browser whose user agrees: the page redirects to the client at once."""
     async with httpx2.AsyncClient(follow_redirects=True) as browser:
         await browser.get(url)
 
 
-# What each scenario wants of a client
+# Scenarios
 
 
 async def only_list(_: Toolspace) -> None:
@@ -96,7 +96,7 @@ PLAYS: dict[str, Play] = {
     "http-invalid-tool-headers": call_with_region,
     "json-schema-2020-12-preservation": echo_schema,
 }
-"""Where a scenario is not named, every tool is called once, without arguments."""
+"""For other scenarios: calls every tool once, without arguments."""
 
 
 def must(result: ToolResult) -> None:
@@ -108,7 +108,7 @@ def scenario_context() -> dict[str, Any]:
 
 
 def auth_of(scenario: str) -> dict[str, Any]:
-    """What the configuration's `auth` of this server would be."""
+    """Returns the `auth` setting for this server."""
     if not scenario.startswith("auth/"):
         return {}
     context = scenario_context()

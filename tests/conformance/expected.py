@@ -1,4 +1,4 @@
-"""The checks of the conformance suite that are known to fail, and why. Runs none."""
+"""The checks of the conformance suite that are expected to fail, and why. Runs none."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import yaml
 
 from tests.conformance.suite import REVISIONS, Outcome, Scenario, Side
 
-ALWAYS_HELD = "wire-schema-valid"
-"""Every message that we send is held against the protocol's schema, whatever the scenario is about."""
+ALWAYS_CHECKED = "wire-schema-valid"
+"""The check of every message against the protocol's schema, in every scenario."""
 FILE = Path(__file__).with_name("expected.yaml")
 Cause = Literal["ours", "not offered", "suite", "library"]
 
 
 @dataclass(frozen=True)
-class Known:
+class ExpectedFailure:
     """Failures with one reason."""
 
     side: Side
     revisions: tuple[str, ...]
     scenarios: tuple[str, ...]
     checks: tuple[str, ...]
-    """Empty: every check of these scenarios may fail but `ALWAYS_HELD`, and at least one does."""
+    """Empty: every check of these scenarios except `ALWAYS_CHECKED` may fail, and at least one does."""
     cause: Cause
     reason: str
 
@@ -37,10 +37,10 @@ class Known:
         return f"| {', '.join(f'`{name}`' for name in what)} | {self.side} | {eras} | {self.cause}: {self.reason} |"
 
     def covers(self, scenario: Scenario, check: str) -> bool:
-        return self._is_of(scenario) and (check in self.checks if self.checks else check != ALWAYS_HELD)
+        return self._is_of(scenario) and (check in self.checks if self.checks else check != ALWAYS_CHECKED)
 
     def passing(self, outcome: Outcome) -> Iterable[str]:
-        """What is said to fail here, and did not."""
+        """Returns the checks that are expected to fail here, but passed."""
         if not self._is_of(outcome.scenario):
             return ()
         if not self.checks:
@@ -53,14 +53,14 @@ class Known:
 
 
 class Expected:
-    def __init__(self, entries: Iterable[Known]) -> None:
+    def __init__(self, entries: Iterable[ExpectedFailure]) -> None:
         self.entries = tuple(entries)
 
     def reason(self, scenario: Scenario, check: str) -> str | None:
         return next((f"{entry.cause}: {entry.reason}" for entry in self.entries if entry.covers(scenario, check)), None)
 
     def is_foreign(self, outcome: Outcome) -> bool:
-        """Whether all that fails in a scenario is of things that are not offered."""
+        """Whether all failures of a scenario are features that are not offered."""
         causes = {
             entry.cause for entry in self.entries for check in outcome.failed if entry.covers(outcome.scenario, check)
         }
@@ -73,9 +73,9 @@ class Expected:
 def load(file: Path = FILE) -> Expected:
     entries: list[dict[str, Any]] = yaml.safe_load(file.read_text()) or []
     return Expected(
-        Known(
+        ExpectedFailure(
             side=entry["side"],
-            revisions=tuple(map(str, entry.get("revisions", REVISIONS))),  # YAML takes them for dates.
+            revisions=tuple(map(str, entry.get("revisions", REVISIONS))),  # YAML parses them as dates.
             scenarios=tuple(entry["scenarios"]),
             checks=tuple(entry.get("checks", ())),
             cause=entry["cause"],

@@ -1,4 +1,4 @@
-"""The tools of the conformance suite that ask whoever calls them. Each asks what its scenario expects."""
+"""The tools of the conformance suite that ask the caller. Each asks what its scenario expects."""
 
 from __future__ import annotations
 
@@ -94,25 +94,25 @@ async def test_input_required_result_sampling(context: ToolContext) -> str:
 
 @tool
 async def test_input_required_result_list_roots(context: ToolContext) -> str:
-    """Asks for folders."""
+    """Asks for roots."""
     return f"Roots: {', '.join(await context.roots(key='client_roots'))}"
 
 
 @tool
 async def test_input_required_result_request_state(context: ToolContext) -> str:
-    """Asks for a yes."""
+    """Asks for a confirmation."""
     return f"state-ok: {said(await context.elicit('Please confirm', OK, key='confirm'))}"
 
 
 @tool
 async def test_input_required_result_tampered_state(context: ToolContext) -> str:
-    """Asks for a yes."""
+    """Asks for a confirmation."""
     return said(await context.elicit("Please confirm", OK, key="confirm"))
 
 
 @tool
 async def test_input_required_result_multiple_inputs(context: ToolContext) -> str:
-    """Asks for a name, a greeting and folders, at once."""
+    """Asks for a name, a greeting and roots concurrently."""
     answer, greeting, folders = await asyncio.gather(
         context.elicit("What is your name?", NAME, key="user_name"),
         context.sample(prompt_of("Generate a greeting", 50), key="greeting"),
@@ -131,7 +131,7 @@ async def test_input_required_result_multi_round(context: ToolContext) -> str:
 
 @tool
 async def test_input_required_result_capabilities(context: ToolContext) -> str:
-    """Asks the user where that is possible, else the model."""
+    """Asks the user if possible, else the model."""
     try:
         return said(await context.elicit("What is your name?", NAME, key="user_name"))
     except ToolError:
@@ -140,13 +140,13 @@ async def test_input_required_result_capabilities(context: ToolContext) -> str:
 
 @tool
 async def test_missing_capability(context: ToolContext) -> str:
-    """Needs a model."""
+    """Uses sampling."""
     return str(await context.sample(prompt_of("Are you there?")))
 
 
 @tool
 async def test_streaming_elicitation(context: ToolContext) -> str:
-    """Says how far it is, then asks."""
+    """Reports progress, then asks."""
     context.report_progress(1, 2, "about to ask")
     return said(await context.elicit("Go on?", OK))
 

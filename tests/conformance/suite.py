@@ -1,4 +1,4 @@
-"""Runs scenarios of the MCP conformance suite and reads what they found. Judges nothing."""
+"""Runs scenarios of the MCP conformance suite and parses their results."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the suite says of one scenario: how many checks passed, and each one that did not."""
+    """The result of one scenario: the number of passed checks, and the failed ones."""
 
     scenario: Scenario
     passed: int
     failed: dict[str, str]
-    """Check → what it found. Warnings, for a SHOULD that is not followed, are here too, as the suite counts them."""
+    """Reason by check. Includes warnings for a SHOULD that is not followed, as the suite counts them."""
 
 
 def scenarios(side: Side, revision: str) -> list[Scenario]:
-    """What the suite runs for a revision: all that it requires, and what it merely reports."""
+    """Returns the scenarios of a revision, required or not."""
     text = (npm_package(PACKAGE) / "requirements" / f"{revision}.yaml").read_text()
     document: dict[str, Any] = yaml.safe_load(text)
     required = [Scenario(side, revision, name) for name in document[side]]
-    # `leg` is the side that an entry is for.
+    # `leg` is the side of an entry.
     reported = [
         Scenario(side, revision, entry["scenario"], entry["reason"])
         for entry in document["not_scored"]
@@ -84,13 +84,13 @@ def run(scenario: Scenario, target: Sequence[str]) -> Outcome:
             timeout=SCENARIO_TIMEOUT_S * 2,
         )
         checks = [check for file in Path(folder).rglob("checks.json") for check in json.loads(file.read_text())]
-        words = [file.read_text() for file in Path(folder).rglob("stderr.txt")]  # Of the client under test.
+        words = [file.read_text() for file in Path(folder).rglob("stderr.txt")]  # The output of the client under test.
     failed: dict[str, str] = {}
     for check in checks:
         if check["status"] in {"FAILURE", "WARNING"}:
             failed.setdefault(check["id"], check.get("errorMessage") or check["description"])
     if done.returncode and not failed:
-        # The scenario itself broke, or the client under test ended with an error.
+        # The scenario failed as a whole, or the client under test exited with an error.
         failed["exit"] = ("".join(words) or done.stderr or done.stdout).strip()[-1500:]
     passed = sum(check["status"] == "SUCCESS" for check in checks)
     return Outcome(scenario, passed, failed)

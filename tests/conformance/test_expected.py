@@ -1,4 +1,4 @@
-"""What is known to fail in the conformance suite is told, with its reason, and nothing else is forgiven."""
+"""Expected failures of the conformance suite are documented with a reason, and all others are reported."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from tests.conformance.expected import ALWAYS_HELD, FILE, Cause, Expected, Known, load
+from tests.conformance.expected import ALWAYS_CHECKED, FILE, Cause, Expected, ExpectedFailure, load
 from tests.conformance.suite import REVISIONS, Outcome, Scenario
 from tests.peers.install import ROOT
 
 PROMPTS = Scenario("server", REVISIONS[0], "prompts-list")
 
 
-def known(**changes: Any) -> Expected:
+def expected_with(**changes: Any) -> Expected:
     entry: dict[str, Any] = {
         "side": "server",
         "revisions": REVISIONS,
@@ -23,11 +23,11 @@ def known(**changes: Any) -> Expected:
         "cause": "not offered",
         "reason": "no prompts",
     }
-    return Expected([Known(**entry | changes)])
+    return Expected([ExpectedFailure(**entry | changes)])
 
 
 @pytest.mark.parametrize("entry", load().entries, ids=lambda entry: entry.scenarios[0])
-def test_every_expected_failure_is_in_the_docs_page(entry: Known) -> None:
+def test_every_expected_failure_is_in_the_docs_page(entry: ExpectedFailure) -> None:
     assert entry.row in (ROOT / "docs" / "conformance.md").read_text()
     assert entry.cause in get_args(Cause)
 
@@ -47,14 +47,14 @@ def test_no_expected_failure_is_listed_twice() -> None:
 
 
 def test_unexpected_failure_is_reported() -> None:
-    assert known().reason(PROMPTS, "prompts-list") == "not offered: no prompts"
-    assert known().reason(Scenario("client", REVISIONS[0], "prompts-list"), "prompts-list") is None
-    assert known(revisions=REVISIONS[1:]).reason(PROMPTS, "prompts-list") is None
-    assert known(checks=("other",)).reason(PROMPTS, "prompts-list") is None
-    assert known().reason(PROMPTS, ALWAYS_HELD) is None
+    assert expected_with().reason(PROMPTS, "prompts-list") == "not offered: no prompts"
+    assert expected_with().reason(Scenario("client", REVISIONS[0], "prompts-list"), "prompts-list") is None
+    assert expected_with(revisions=REVISIONS[1:]).reason(PROMPTS, "prompts-list") is None
+    assert expected_with(checks=("other",)).reason(PROMPTS, "prompts-list") is None
+    assert expected_with().reason(PROMPTS, ALWAYS_CHECKED) is None
 
 
 def test_expected_failure_that_passes_is_stale() -> None:
-    assert known().stale(Outcome(PROMPTS, 2, {})) == {"all of it"}
-    assert known().stale(Outcome(PROMPTS, 1, {"prompts-list": "no such method"})) == set()
-    assert known(checks=("a", "b")).stale(Outcome(PROMPTS, 1, {"a": "…"})) == {"b"}
+    assert expected_with().stale(Outcome(PROMPTS, 2, {})) == {"all of it"}
+    assert expected_with().stale(Outcome(PROMPTS, 1, {"prompts-list": "no such method"})) == set()
+    assert expected_with(checks=("a", "b")).stale(Outcome(PROMPTS, 1, {"a": "…"})) == {"b"}

@@ -40,25 +40,25 @@ RICH_SCHEMA: dict[str, Any] = {
 
 @tool
 def test_simple_text() -> str:
-    """Answers with text."""
+    """Returns text."""
     return "This is a simple text response for testing."
 
 
 @tool
 def test_image_content() -> ImagePart:
-    """Answers with an image."""
+    """Returns an image."""
     return ImagePart(data=RED_PIXEL)
 
 
 @tool
 def test_audio_content() -> AudioPart:
-    """Answers with sound."""
+    """Returns audio."""
     return AudioPart(data=SILENCE)
 
 
 @tool
 def test_embedded_resource() -> ResourcePart:
-    """Answers with a resource."""
+    """Returns a resource."""
     return ResourcePart(
         uri="test://embedded-resource", mime_type="text/plain", text="This is an embedded resource content."
     )
@@ -66,7 +66,7 @@ def test_embedded_resource() -> ResourcePart:
 
 @tool
 def test_multiple_content_types() -> list[Content]:
-    """Answers with text, an image and a resource."""
+    """Returns text, an image and a resource."""
     return [
         TextPart(text="Multiple content types test:"),
         ImagePart(data=RED_PIXEL),
@@ -87,7 +87,7 @@ async def test_tool_with_progress(context: ToolContext) -> str:
     """Reports its progress three times."""
     for step in (0, 50, 100):
         context.report_progress(step, 100, f"Completed step {step} of 100")
-        await asyncio.sleep(0.05)  # The suite wants to see the steps one by one.
+        await asyncio.sleep(0.05)  # The suite expects separate steps.
     return "done"
 
 
@@ -108,7 +108,7 @@ async def test_tool_with_logging(context: ToolContext) -> str:
 
 @tool(input_schema=RICH_SCHEMA)
 def json_schema_2020_12_tool(**_: Any) -> str:
-    """Has a schema with most of what JSON Schema 2020-12 can say."""
+    """Has a schema with most features of JSON Schema 2020-12."""
     return "ok"
 
 
@@ -120,7 +120,7 @@ def json_schema_2020_12_tool(**_: Any) -> str:
     }
 )
 def repeat_in_header(region: str, query: str = "") -> str:
-    """Wants one argument repeated in a header."""
+    """Has an argument that is repeated in a header."""
     return f"{region} {query}"
 
 
@@ -129,12 +129,12 @@ def trigger_of(toolspace: Toolspace) -> Tool:
 
     @tool
     def test_passing_by() -> str:
-        """Comes and goes."""
+        """Exists temporarily."""
         return "here"
 
     @tool
     async def test_trigger_tool_change() -> str:
-        """Adds a tool, or takes it away again."""
+        """Adds a tool, or removes it."""
         if toolspace.find_tool(test_passing_by.name) is None:
             toolspace.add_tool(test_passing_by)
             return "added"

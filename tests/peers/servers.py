@@ -1,4 +1,4 @@
-"""The servers that nobody here wrote, as an editor's configuration names them. Starts none.
+"""Third-party MCP servers, as an editor's configuration names them. Starts none.
 
 path = editor_file(tmp_path, everything=everything(), time=clock())
 async with Toolspace.open(path) as ts: …
@@ -17,7 +17,7 @@ Entry = dict[str, Any]
 
 
 def editor_file(folder: Path, /, **servers: Entry) -> Path:
-    """A `.mcp.json`, as Claude Code and others keep it beside a project."""
+    """Writes a `.mcp.json`, as Claude Code and others use it."""
     file = folder / ".mcp.json"
     file.write_text(json.dumps({"mcpServers": servers}, indent=2))
     return file
@@ -52,7 +52,7 @@ def sqlite(file: Path) -> Entry:
 
 
 def tapped(entry: Entry, door: Path) -> Entry:
-    """The same server, with a tap on the wire towards it: see tests/peers/tap.py."""
+    """Returns the same server with a `Tap` on its input: see tests/peers/tap.py."""
     tap = Path(__file__).with_name("tap.py")
     return {**entry, "command": sys.executable, "args": [str(tap), str(door), entry["command"], *entry["args"]]}
 

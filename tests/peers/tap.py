@@ -1,7 +1,7 @@
-"""Shows a test what really goes to a stdio server, message by message. Changes nothing on the way.
+"""Records the messages that a stdio server receives. Changes none of them.
 
-As a program (`python tap.py DOOR COMMAND ARGS…`) it runs the server and copies each line that it is given to the Unix
-socket DOOR. `Tap` is the other end, in the test.
+As a program (`python tap.py SOCKET COMMAND ARGS…`) it runs the server and copies each line of its input to the Unix
+socket SOCKET. `Tap` is the other end, in the test.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PATIENCE_S = 60
 
 
 class Tap:
-    """What was sent to the server so far, over all its starts."""
+    """The messages that were sent to the server so far, over all its starts."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -30,7 +30,7 @@ class Tap:
         return [message for message in self.messages if message.get("method") == method]
 
     async def saw(self, method: str, times: int = 1) -> dict[str, Any]:
-        """Waits until a method was sent that often; the last of these messages."""
+        """Waits until a method was sent that often. Returns the last of these messages."""
         async with asyncio.timeout(PATIENCE_S), self._more:
             await self._more.wait_for(lambda: len(self.of(method)) >= times)
         return self.of(method)[times - 1]
@@ -44,16 +44,16 @@ class Tap:
 
 
 @asynccontextmanager
-async def tap(door: Path) -> AsyncIterator[Tap]:
+async def tap(socket_path: Path) -> AsyncIterator[Tap]:
     tap = Tap()
-    server = await asyncio.start_unix_server(tap._take, door, limit=2**24)
+    server = await asyncio.start_unix_server(tap._take, socket_path, limit=2**24)
     async with server:
         yield tap
 
 
-def main(door: str, command: list[str]) -> int:
+def main(socket_path: str, command: list[str]) -> int:
     wire = socket.socket(socket.AF_UNIX)
-    wire.connect(door)
+    wire.connect(socket_path)
     server = subprocess.Popen(command, stdin=subprocess.PIPE)
     assert server.stdin is not None
     for line in sys.stdin.buffer:

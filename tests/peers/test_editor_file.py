@@ -1,4 +1,4 @@
-"""An editor's file, unchanged, with servers that nobody here wrote."""
+"""An unchanged editor's configuration with third-party servers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def file(tmp_path: Path, repository: Path) -> Path:
 @pytest.mark.spec("3.12")
 async def test_seven_servers_of_both_eras_start_and_answer(file: Path, repository: Path) -> None:
     async with Toolspace.open(file) as ts:
-        # Of seven, the start waits for six; the last may come a little later.
+        # The start waits for six of the seven servers; the last may be ready later.
         await until(lambda: all(server.state == "ready" for server in ts.list_servers()))
         status = {server.name: server for server in ts.list_servers()}
         assert set(status) == SERVERS

@@ -1,4 +1,4 @@
-"""The reference server that has something of everything: content, progress, changes, questions."""
+"""The reference server `everything`: content, progress, list changes, elicitation, sampling."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_instructions_reach_the_system_prompt(ts: Toolspace) -> None:
 @pytest.mark.spec("3.17")
 async def test_tool_that_needs_tasks_is_left_out_of_the_list(ts: Toolspace) -> None:
     recorder = EventRecorder(ts)
-    # It comes with the change that the server makes after its start.
+    # It is part of the change that the server makes after its start.
     left_out = [server.left_out for server in ts.list_servers()]
     if left_out == [()]:
         await recorder.wait_for(lambda event: isinstance(event, ToolsChanged))
@@ -109,7 +109,7 @@ async def test_tool_that_needs_tasks_is_left_out_of_the_list(ts: Toolspace) -> N
 
 @pytest.mark.spec("3.14")
 async def test_tools_added_later_reach_models_without_a_restart(tmp_path: Path) -> None:
-    # It adds some once it knows what its client can do, which is after the client had its first list.
+    # It adds tools when it knows the capabilities of its client, which is after the first list.
     file = editor_file(tmp_path, everything=everything())
     async with Toolspace.open(file, callbacks=McpCallbacks(roots=lambda: (tmp_path,))) as ts:
         await _offered(ts, "everything__get_roots_list")
@@ -147,7 +147,7 @@ async def test_abandoned_call_is_cancelled_on_the_server(tmp_path: Path, how: st
             cancellation = await wire.saw("notifications/cancelled")
             assert result.error_kind == ("canceled" if how == "cancel" else "timeout")
             assert cancellation["params"]["requestId"] == sent["id"]
-            # One connection is shared by all: the others' calls go on.
+            # All calls share one connection: the others continue.
             assert (await ts.call("everything__echo", {"message": "still here"})).ok
             assert ts.list_servers()[0].pid == pid
             assert ts.list_servers()[0].restarts == 0
@@ -157,7 +157,7 @@ async def test_abandoned_call_is_cancelled_on_the_server(tmp_path: Path, how: st
 
 
 class Person:
-    """Answers what servers ask, and remembers it."""
+    """Answers the questions of servers, and records them."""
 
     def __init__(self, answer: ElicitationResult) -> None:
         self.answer = answer
@@ -174,7 +174,7 @@ class Person:
 
 
 async def _offered(ts: Toolspace, name: str) -> None:
-    """Waits for a tool that the server adds only after its start, when it knows what its client can do."""
+    """Waits for a tool that the server adds when it knows the capabilities of its client."""
     recorder = EventRecorder(ts)
     if ts.find_tool(name) is None:
         await recorder.wait_for(lambda _: ts.find_tool(name) is not None)

@@ -1,4 +1,4 @@
-"""The MCP Inspector, a client that nobody here wrote, on `toolspace mcp`."""
+"""The MCP Inspector, a third-party client, with `toolspace mcp`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Inspector:
         command = [*npm_program("@modelcontextprotocol/inspector"), "--cli", *server, "--method", method, *options]
         done = subprocess.run(command, env=self._env, capture_output=True, text=True, check=False, timeout=60)
         assert done.returncode == code, done.stderr
-        assert "internal error" not in done.stderr  # The server's own words are passed on there.
+        assert "internal error" not in done.stderr  # It forwards the server's standard error.
         return json.loads(done.stdout)
 
 
@@ -65,7 +65,7 @@ def over_stdio(tmp_path: Path, config: Path) -> Inspector:
 
 @pytest.fixture(scope="module")
 def url(config: Path) -> Iterator[str]:
-    """One server for all tests: it keeps nothing between them."""
+    """One server for all tests: it has no state."""
     command = [TOOLSPACE, "mcp", "--http", "0", "--config", str(config)]
     env = {**os.environ, "XDG_STATE_HOME": str(config.parent / "state")}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as server:
@@ -105,5 +105,5 @@ def test_inspector_shows_failures_and_images(over_http: Inspector) -> None:
 
 @pytest.mark.spec("12.3")
 def test_clients_accept_the_schemas_of_all_built_in_tools(over_http: Inspector) -> None:
-    # Ends with 6 where one has an error of this kind.
+    # It exits with 6 if a tool has an error of this kind.
     assert over_http.run("tools/list", "--strict")["tools"]

@@ -1,4 +1,4 @@
-"""The installer of the peers itself."""
+"""The installer of third-party packages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_unpinned_package_is_an_error_that_says_where_to_add_it() -> None:
 
 
 def _ensure(peers: PeerSet) -> int:
-    """Which installation a process ends up with."""
+    """Returns the installation that a process gets."""
     return (ensure(peers) / "pyvenv.cfg").stat().st_ino
 
 

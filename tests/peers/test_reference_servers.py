@@ -1,4 +1,4 @@
-"""Servers of others that hold data: files, a graph of memories, a clock, a repository, a database."""
+"""Third-party servers with data: files, memory, time, git, SQLite."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_roots_replace_the_folders_of_the_command_line(tmp_path: Path) -> 
     (second / "here.txt").write_text("matches")
     file = editor_file(tmp_path, files=filesystem(first))
     async with Toolspace.open(file, callbacks=McpCallbacks(roots=lambda: (second,))) as ts:
-        # The server asks for them by itself after its start, at a time of its own.
+        # The server asks for them some time after its start.
         async with asyncio.timeout(60):
             while str(second) not in (await ts.call("files__list_allowed_directories")).text:
                 pass
@@ -55,7 +55,7 @@ async def test_roots_replace_the_folders_of_the_command_line(tmp_path: Path) -> 
 
 @pytest.mark.spec("3.11")
 async def test_memory_server_keeps_its_data(tmp_path: Path) -> None:
-    # Where they are kept is said by `env` of the editor's entry.
+    # `env` of the editor's entry names the file.
     file = editor_file(tmp_path, memory=memory(tmp_path / "memory.jsonl"))
     ada = {"name": "Ada", "entityType": "person", "observations": ["wrote the first program"]}
     async with Toolspace.open(file) as ts:

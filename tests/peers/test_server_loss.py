@@ -1,4 +1,4 @@
-"""Servers of others that die, freeze and come back: between calls, and during them."""
+"""Third-party servers that die, freeze and come back, between calls and during them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from toolspace.core.events import CallProgress
 from toolspace.providers.mcp import connection
 from toolspace.testing import EventRecorder
 
-# Begins with SELECT: the server refuses everything else at once.
+# Starts with SELECT, because the server refuses everything else.
 ENDLESS = "SELECT max(i) FROM (WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n)"
 
 
 def kill(ts: Toolspace, name: str) -> int:
-    """Kills a server, and whatever it started, as the system would that is short of memory."""
+    """Kills a server and all processes that it started."""
     pid = _pid(ts, name)
     os.killpg(pid, signal.SIGKILL)
     return pid
@@ -56,7 +56,7 @@ async def test_server_killed_repeatedly_comes_back(tmp_path: Path) -> None:
     async with Toolspace.open(editor_file(tmp_path, clock=clock())) as ts:
         for _ in range(3):
             kill(ts, "clock")
-            # The first attempt at once, and a call does not wait for the next one's time to come.
+            # The first attempt is immediate, and a call does not wait for the next one.
             result = await ts.call("clock__get_current_time", {"timezone": "UTC"})
             assert (result.ok, result.error) == (True, None)
         assert ts.list_servers()[0].restarts == 3
@@ -67,7 +67,7 @@ async def test_call_is_not_sent_again_if_its_server_dies(tmp_path: Path) -> None
     async with tap(tmp_path / "door") as wire:
         file = editor_file(tmp_path, sqlite=tapped(sqlite(tmp_path / "data.db"), tmp_path / "door"), clock=clock())
         async with Toolspace.open(file) as ts:
-            # Nothing says that this tool only reads, though its name does.
+            # This tool is not annotated as read-only.
             call = asyncio.create_task(ts.call("sqlite__read_query", {"query": ENDLESS}))
             await wire.saw("tools/call")
             kill(ts, "sqlite")
@@ -117,7 +117,7 @@ async def test_frozen_server_is_probed_and_restarted(tmp_path: Path, monkeypatch
         assert (await ts.call("everything__echo", {"message": "hi"})).error_kind == "timeout"
         async with asyncio.timeout(60):
             while (result := await ts.call("everything__echo", {"message": "hi"})).error_kind == "timeout":
-                pass  # Each waits for its own time; the probe decides meanwhile.
+                pass  # Each call waits for its time-out; meanwhile the probe decides.
         assert result.ok
         assert _pid(ts, "everything") != frozen
         assert not _exists(frozen)
@@ -127,7 +127,7 @@ async def test_frozen_server_is_probed_and_restarted(tmp_path: Path, monkeypatch
 async def test_seven_servers_leave_no_process(tmp_path: Path) -> None:
     servers = {f"clock{number}": clock() for number in range(3)} | {f"all{number}": everything() for number in range(4)}
     async with Toolspace.open(editor_file(tmp_path, **servers)) as ts:
-        # Of seven, the start waits for six; the last may come a little later.
+        # The start waits for six of the seven servers; the last may be ready later.
         await until(lambda: all(server.state == "ready" for server in ts.list_servers()))
         pids = [server.pid for server in ts.list_servers()]
         assert all(pid is not None and _exists(pid) for pid in pids)

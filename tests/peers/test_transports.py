@@ -1,4 +1,4 @@
-"""The same server of others over each transport that it speaks."""
+"""The same third-party server over each of its transports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from toolspace.testing import EventRecorder
 
 @asynccontextmanager
 async def _listening(entry: Entry) -> AsyncIterator[str]:
-    """The server in its own process, on a free port; ended with the block."""
+    """Runs the server in its own process, on a free port, for the duration of the block."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -43,7 +43,7 @@ async def _listening(entry: Entry) -> AsyncIterator[str]:
 @pytest.mark.parametrize("transport", ["streamableHttp", "sse"])
 async def test_same_server_works_over_http_and_sse(tmp_path: Path, transport: str) -> None:
     async with _listening(everything(transport)) as base:
-        # Both as `http`: that one of them only speaks the older transport is found out.
+        # Both are configured as `http`: the fallback to SSE is automatic.
         path = "/mcp" if transport == "streamableHttp" else "/sse"
         file = editor_file(tmp_path, everything={"type": "http", "url": base + path})
         async with Toolspace.open(file) as ts:

@@ -1,4 +1,4 @@
-"""Servers for the tests of the MCP client, each a real process, and what they saw."""
+"""Fixtures: MCP servers as processes, and the log of what they received."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SERVERS = Path(__file__).parent / "servers"
 
 
 class ServerLog:
-    """What the scripted server wrote of itself."""
+    """The log file of the scripted server."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -43,7 +43,7 @@ class ServerLog:
 
 
 async def until(condition: Callable[[], Any], *, seconds: float = 20) -> Any:
-    """Waits for something that another process does, and that nobody announces."""
+    """Polls until a condition holds that another process causes."""
     async with asyncio.timeout(seconds):
         while not (result := condition()):  # noqa: ASYNC110 - of another process, which has no events here
             await asyncio.sleep(0.01)
@@ -57,7 +57,7 @@ def server_log(tmp_path: Path) -> ServerLog:
 
 @pytest.fixture
 def scripted(server_log: ServerLog) -> Callable[..., McpProvider]:
-    """Makes a provider of the scripted server; the words say how it misbehaves."""
+    """Creates providers of the scripted server. The words say how it misbehaves."""
 
     def make(*words: str, options: ConnectionOptions | None = None, name: str = "s", **fields: Any) -> McpProvider:
         args = (str(SERVERS / "scripted.py"), str(server_log.path), *words)

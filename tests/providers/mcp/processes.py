@@ -1,4 +1,4 @@
-"""What tests of server processes share: specs of the small server, and waiting for processes to be gone."""
+"""Helpers for tests of server processes: specs of the small server, and waiting for processes to end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def wait_until_gone(pids: Iterable[int]) -> None:
 
 
 def open_files() -> set[str]:
-    """What this process has open: pipes, sockets and files, without the numbers that the loop itself uses."""
+    """Returns the open pipes, sockets and files of this process."""
     names: set[str] = set()
     for number in os.listdir("/proc/self/fd"):
         try:

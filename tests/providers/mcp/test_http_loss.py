@@ -1,4 +1,4 @@
-"""The MCP client against HTTP servers that break, restart, forget sessions, or change while calls are under way."""
+"""HTTP servers that break, restart, lose sessions, or change during calls."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def service() -> AsyncIterator[Service]:
 
 
 class Sessions:
-    """A server of the handshake era with sessions, by hand. `forget` is what a restart does to it."""
+    """A hand-written server of the handshake era with sessions. `forget` simulates a restart."""
 
     def __init__(self, refusal: web.Response) -> None:
         self.refusal = refusal
@@ -302,7 +302,7 @@ async def test_connect_timeout_counts_as_not_sent(monkeypatch: pytest.MonkeyPatc
     peer = SessionOptions(name="w", callbacks=McpCallbacks(), version="0", on_tools_changed=lambda: None)
     with ExitStack() as stack:
         full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        for _ in range(8):  # More than it keeps for later.
+        for _ in range(8):  # More than its backlog.
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())

@@ -1,4 +1,4 @@
-"""How a server is met: the question for its era, and what is said of those that are no MCP servers."""
+"""Negotiation with servers, and the errors for URLs and commands that are no MCP servers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_discovery_is_repeated_if_the_server_answers_it_too_late(
 
 @pytest.fixture
 async def elsewhere() -> AsyncIterator[str]:
-    """A service that is no MCP server; the path says what it answers with."""
+    """A web service that is no MCP server. The path selects its answer."""
 
     async def answer(request: web.Request) -> web.Response:
         if request.path == "/page":

@@ -1,4 +1,4 @@
-"""The MCP client against a real process that misbehaves on demand: results, failures, losses, changes."""
+"""`McpProvider` with a server process that misbehaves on demand: results, failures, losses, changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A toolspace with tools of every temper, served over real HTTP on loopback."""
+"""Fixtures: a toolspace with many kinds of tools, served over HTTP on loopback."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Weather(TypedDict):
 
 @dataclass
 class Signals:
-    """What the waiting tool did, as events of the test's own loop."""
+    """Events that the tool `waits` sets, in the event loop of the test."""
 
     started: asyncio.Event = field(default_factory=asyncio.Event)
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
@@ -48,12 +48,12 @@ def make_tools(signals: Signals) -> list[Tool]:
 
     @tool
     async def weather(city: str) -> Weather:
-        """Tells the weather."""
+        """Returns the weather."""
         return {"city": city, "degrees": 21.5}
 
     @tool
     async def echo(data: Any = None) -> Any:
-        """Gives its argument back."""
+        """Returns its argument."""
         return data
 
     @tool
@@ -63,18 +63,18 @@ def make_tools(signals: Signals) -> list[Tool]:
 
     @tool
     async def waits() -> str:
-        """Waits until it is let go, or stopped."""
+        """Waits until `go_on` is set, or the call is cancelled."""
         signals.started.set()
         try:
             await signals.go_on.wait()
         finally:
-            await asyncio.sleep(0)  # Cleaning up takes a turn of the loop.
+            await asyncio.sleep(0)  # A cleanup that takes a turn of the event loop.
             signals.stopped.set()
-        return "let go"
+        return "continued"
 
     @tool
     async def steps(context: ToolContext, count: int = 3) -> dict[str, int]:
-        """Says how far it is."""
+        """Reports progress."""
         for number in range(count):
             context.report_progress(number + 1, count, f"step {number + 1}")
             await asyncio.sleep(0)
@@ -82,7 +82,7 @@ def make_tools(signals: Signals) -> list[Tool]:
 
     @tool
     async def stuck(context: ToolContext) -> str:
-        """Says the same again and again."""
+        """Reports the same progress repeatedly."""
         for _ in range(3):
             context.report_progress(1, 2, "hm")
             await asyncio.sleep(0)
@@ -90,24 +90,24 @@ def make_tools(signals: Signals) -> list[Tool]:
 
     @tool
     async def words() -> AsyncIterator[str]:
-        """Gives word after word."""
+        """Streams words."""
         for word in ("one ", "two ", "three"):
             yield word
             await asyncio.sleep(0)
 
     @tool
     async def big(lines: int = 50_000) -> str:
-        """Gives more than a model wants."""
+        """Returns a result that is too large."""
         return "\n".join(f"line {number} ü" for number in range(lines)) + "\n"
 
     @tool
     async def big_weather(city: str) -> Weather:
-        """Tells more of the weather than a model wants."""
+        """Returns structured content that is too large."""
         return {"city": city * 200_000, "degrees": 1.0}
 
     @tool
     async def picture() -> list[Any]:
-        """Gives parts of several kinds."""
+        """Returns several kinds of content parts."""
         return [
             TextPart(text="look"),
             ImagePart(data="aGVsbG8="),
@@ -127,15 +127,15 @@ class Served:
     http: aiohttp.ClientSession
     signals: Signals
 
-    async def post(self, body: Any, *, headers: dict[str, str] | None = None, raw: bytes | None = None) -> Answer:
+    async def post(self, body: Any, *, headers: dict[str, str] | None = None, raw: bytes | None = None) -> HttpResponse:
         sent = {"accept": "application/json, text/event-stream", "content-type": "application/json", **(headers or {})}
         data = raw if raw is not None else json.dumps(body).encode()
         headers = {name: value for name, value in sent.items() if value}
         async with self.http.post(self.url, data=io.BytesIO(data), headers=headers) as response:
-            return Answer(response.status, response.headers, await response.read())
+            return HttpResponse(response.status, response.headers, await response.read())
 
-    async def ask(self, method: str, params: dict[str, Any] | None = None, **headers: str) -> Answer:
-        """A request of the stateless era, with the headers it has to have."""
+    async def request(self, method: str, params: dict[str, Any] | None = None, **headers: str) -> HttpResponse:
+        """Sends a request of the stateless era with its required headers."""
         params = params or {}
         sent = {"mcp-protocol-version": VERSION, "mcp-method": method}
         if name := params.get("name") or params.get("uri"):
@@ -144,7 +144,7 @@ class Served:
         return await self.post(body, headers={**sent, **{k.replace("_", "-"): v for k, v in headers.items()}})
 
     async def open_session(self, **headers: str) -> dict[str, str]:
-        """Opens a session of the handshake era; the headers of its requests."""
+        """Opens a session of the handshake era. Returns the headers of its requests."""
         params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
         answer = await self.post(
             {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}, headers=dict(headers)
@@ -156,14 +156,14 @@ class Served:
 
 
 @dataclass
-class Answer:
+class HttpResponse:
     status: int
     headers: Mapping[str, str]
     body: bytes
 
     @property
     def json(self) -> Any:
-        """The one message of the answer, whether it came as JSON or as an event."""
+        """The last message of the response, from JSON or server-sent events."""
         if self.headers.get("content-type", "").startswith("text/event-stream"):
             events = [line[6:] for line in self.body.decode().splitlines() if line.startswith("data: ")]
             return json.loads(events[-1])
@@ -187,7 +187,7 @@ async def serve_tools(toolspace: Toolspace, signals: Signals, **options: Any) ->
 
 @pytest.fixture
 async def serve() -> AsyncGenerator[Serve]:
-    """Serves a toolspace until the test ends: `await serve()`, or with a toolspace and options of its own."""
+    """Serves a toolspace until the test ends: `await serve()`, or with another toolspace and options."""
     async with AsyncExitStack() as stack:
 
         async def start(toolspace: Toolspace | None = None, **options: Any) -> Served:

@@ -1,4 +1,4 @@
-"""Tools, and servers behind them, that ask whoever called over MCP; in both eras, with the library's client."""
+"""Tools and servers behind Toolspace ask the MCP client, in both eras, with the SDK's client."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def asking_tools() -> list[Tool]:
 
     @tool
     async def approve(context: ToolContext) -> str:
-        """Asks for a yes."""
+        """Asks for a confirmation."""
         return (await context.elicit("Go on?")).action
 
     @tool
     async def sign_in(context: ToolContext) -> str:
-        """Shows a page."""
+        """Asks to open a URL."""
         return (await context.elicit("Sign in", url="https://example.org/in")).action
 
     @tool
@@ -50,12 +50,12 @@ def asking_tools() -> list[Tool]:
 
     @tool
     async def folders(context: ToolContext) -> list[str]:
-        """Asks for the folders of the client."""
+        """Asks for the roots of the client."""
         return list(await context.roots())
 
     @tool
     async def careful(context: ToolContext) -> str:
-        """Asks, and goes on where nobody answers."""
+        """Asks, and continues if the caller cannot be asked."""
         try:
             await context.elicit("Which?", COLOUR)
         except ToolError as error:
@@ -76,7 +76,7 @@ async def asking(serve: Serve) -> Served:
 
 
 class Person:
-    """Who sits at the client, with a model and a folder."""
+    """The user of the client, with a model and a folder."""
 
     def __init__(self, answer: Mapping[str, Any] | None = None, action: Any = "accept") -> None:
         self.questions: list[types.ElicitRequestParams] = []

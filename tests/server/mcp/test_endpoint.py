@@ -1,4 +1,4 @@
-"""The endpoint as HTTP sees it: names, headers, sizes, sessions, and requests that mean no good."""
+"""The endpoint over HTTP: hosts, headers, sizes, sessions, callers, and hostile requests."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ pytestmark = pytest.mark.spec("12.3")
 CALL = {"name": "add", "arguments": {"a": 1, "b": 2}}
 
 
-# Names
+# Host and Origin
 
 
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "[::2]:80", "localhost@x"]
 )
 async def test_foreign_host_is_refused(served: Served, host: str) -> None:
-    for answer in (await served.ask("tools/call", CALL, host=host), await served.ask("ping", host=host)):
+    for answer in (await served.request("tools/call", CALL, host=host), await served.request("ping", host=host)):
         assert answer.status == 421
         assert "Host" in answer.json["error"]["message"]
 
@@ -40,11 +40,11 @@ async def test_foreign_host_is_refused(served: Served, host: str) -> None:
     "origin", ["http://evil.example", "null", "http://127.0.0.1.evil.example", "file://", "http://["]
 )
 async def test_foreign_origin_is_refused(served: Served, origin: str) -> None:
-    assert (await served.ask("tools/call", CALL, origin=origin)).status == 403
+    assert (await served.request("tools/call", CALL, origin=origin)).status == 403
 
 
 async def test_local_origin_is_allowed_and_gets_cors_headers(served: Served) -> None:
-    answer = await served.ask("tools/call", CALL, origin="http://localhost:6274")
+    answer = await served.request("tools/call", CALL, origin="http://localhost:6274")
     assert answer.status == 200
     assert answer.headers["access-control-allow-origin"] == "http://localhost:6274"
     async with served.http.options(served.url, headers={"origin": "http://localhost:6274"}) as preflight:
@@ -53,9 +53,9 @@ async def test_local_origin_is_allowed_and_gets_cors_headers(served: Served) -> 
 
 async def test_configured_hosts_and_origins_are_allowed(serve: Serve) -> None:
     served = await serve(allowed_hosts=["Tools.example"], allowed_origins=["https://app.example"])
-    assert (await served.ask("tools/call", CALL, host="tools.example:8443")).status == 200
-    assert (await served.ask("tools/call", CALL, origin="https://app.example")).status == 200
-    assert (await served.ask("tools/call", CALL, origin="https://other.example")).status == 403
+    assert (await served.request("tools/call", CALL, host="tools.example:8443")).status == 200
+    assert (await served.request("tools/call", CALL, origin="https://app.example")).status == 200
+    assert (await served.request("tools/call", CALL, origin="https://other.example")).status == 403
 
 
 @given(st.binary(max_size=40), st.binary(max_size=40))
@@ -66,11 +66,11 @@ def test_only_loopback_hosts_are_allowed(host: bytes, origin: bytes) -> None:
         assert bare in (b"localhost", b"127.0.0.1", b"[::1]")
 
 
-# Headers, sizes and shapes
+# Headers, sizes and formats
 
 
 async def test_too_large_body_is_refused(served: Served) -> None:
-    answer = await served.ask("tools/call", {"name": "echo", "arguments": {"data": "x" * (4 * 1024 * 1024)}})
+    answer = await served.request("tools/call", {"name": "echo", "arguments": {"data": "x" * (4 * 1024 * 1024)}})
     assert answer.status == 413
 
     async def chunks() -> Any:
@@ -99,21 +99,23 @@ async def test_too_large_body_is_refused(served: Served) -> None:
 async def test_headers_must_match_the_body(
     served: Served, headers: dict[str, str], status: int, code: int | None
 ) -> None:
-    answer = await served.ask("tools/call", CALL, **{name.replace("-", "_"): value for name, value in headers.items()})
+    answer = await served.request(
+        "tools/call", CALL, **{name.replace("-", "_"): value for name, value in headers.items()}
+    )
     assert answer.status == status
     if code is not None:
         assert answer.json["error"]["code"] == code
 
 
 async def test_name_header_may_be_base64(served: Served) -> None:
-    assert (await served.ask("tools/call", CALL, mcp_name="=?base64?YWRk?=")).json["result"]["content"][0][
+    assert (await served.request("tools/call", CALL, mcp_name="=?base64?YWRk?=")).json["result"]["content"][0][
         "text"
     ] == "3"
 
 
 async def test_unsupported_version_error_lists_supported_versions(served: Served) -> None:
     meta = {**META, "io.modelcontextprotocol/protocolVersion": "2031-01-01"}
-    answer = await served.ask("tools/call", {**CALL, "_meta": meta}, mcp_protocol_version="2031-01-01")
+    answer = await served.request("tools/call", {**CALL, "_meta": meta}, mcp_protocol_version="2031-01-01")
     assert answer.status == 400
     assert answer.json["error"]["data"] == {"supported": [VERSION], "requested": "2031-01-01"}
 
@@ -156,7 +158,7 @@ async def test_other_paths_are_not_found(served: Served) -> None:
 
 
 async def test_unknown_method_is_not_found(served: Served) -> None:
-    answer = await served.ask("tools/destroy")
+    answer = await served.request("tools/destroy")
     assert (answer.status, answer.json["error"]["code"]) == (404, -32601)
 
 
@@ -164,9 +166,9 @@ async def test_header_arguments_must_match_the_body(serve: Serve) -> None:
     schema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
     served = await serve(Toolspace([Tool("deploy", input_schema=schema, handler=lambda parameters, context: "done")]))
     call = {"name": "deploy", "arguments": {"region": "eu"}}
-    assert (await served.ask("tools/call", call, mcp_param_region="eu")).status == 200
+    assert (await served.request("tools/call", call, mcp_param_region="eu")).status == 200
     for wrong in ("us", ""):
-        answer = await served.ask("tools/call", call, mcp_param_region=wrong)
+        answer = await served.request("tools/call", call, mcp_param_region=wrong)
         assert (answer.status, answer.json["error"]["code"]) == (400, -32020)
 
 
@@ -222,7 +224,7 @@ async def test_session_call_is_cancelled_by_another_request(served: Served) -> N
     await served.signals.started.wait()
     word = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 7}}
     other = await served.open_session()
-    assert (await served.post(word, headers=other)).status == 202  # Nobody else's word counts.
+    assert (await served.post(word, headers=other)).status == 202  # Another session cannot cancel it.
     assert not served.signals.stopped.is_set()
     assert (await served.post(word, headers=session)).status == 202
     await served.signals.stopped.wait()
@@ -236,7 +238,7 @@ async def test_closed_connection_stops_the_call(served: Served, era: str) -> Non
         body = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "waits"}}
         call = asyncio.create_task(served.post(body, headers=await served.open_session()))
     else:
-        call = asyncio.create_task(served.ask("tools/call", {"name": "waits"}))
+        call = asyncio.create_task(served.request("tools/call", {"name": "waits"}))
     await served.signals.started.wait()
     call.cancel()
     await served.signals.stopped.wait()
@@ -258,8 +260,8 @@ async def test_unauthorized_caller_is_refused_and_others_reach_the_tool_context(
         return context.user_id
 
     served = await serve(Toolspace([Tool("who", handler=who)]), authorize=_by_key)
-    assert (await served.ask("tools/call", {"name": "who"})).status == 401
-    answer = await served.ask("tools/call", {"name": "who"}, x_key="ann")
+    assert (await served.request("tools/call", {"name": "who"})).status == 401
+    answer = await served.request("tools/call", {"name": "who"}, x_key="ann")
     assert answer.json["result"]["content"][0]["text"] == "ann"
     session = await served.open_session(**{"x-key": "ann"})
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "who"}}
@@ -271,17 +273,17 @@ async def test_unauthorized_caller_is_refused_and_others_reach_the_tool_context(
 @pytest.mark.spec("4.6")
 async def test_stored_output_belongs_to_its_owner(serve: Serve) -> None:
     served = await serve(authorize=_by_key)
-    answer = await served.ask("tools/call", {"name": "big"}, x_key="ann")
+    answer = await served.request("tools/call", {"name": "big"}, x_key="ann")
     uri = answer.json["result"]["content"][-1]["uri"]
-    assert (await served.ask("resources/read", {"uri": uri}, x_key="ann")).status == 200
-    other = await served.ask("resources/read", {"uri": uri}, x_key="bob")
-    missing = await served.ask("resources/read", {"uri": uri[:-4] + "0000"}, x_key="bob")
+    assert (await served.request("resources/read", {"uri": uri}, x_key="ann")).status == 200
+    other = await served.request("resources/read", {"uri": uri}, x_key="bob")
+    missing = await served.request("resources/read", {"uri": uri[:-4] + "0000"}, x_key="bob")
     assert other.status == missing.status == 400
     assert other.json["error"]["message"].replace(uri, "") == missing.json["error"]["message"].replace(
         uri[:-4] + "0000", ""
     )
-    assert (await served.ask("resources/list", x_key="bob")).json["result"]["resources"] == []
-    assert len((await served.ask("resources/list", x_key="ann")).json["result"]["resources"]) == 1
+    assert (await served.request("resources/list", x_key="bob")).json["result"]["resources"] == []
+    assert len((await served.request("resources/list", x_key="ann")).json["result"]["resources"]) == 1
 
 
 async def test_each_caller_sees_the_tools_it_may_use(serve: Serve) -> None:
@@ -296,22 +298,22 @@ async def test_each_caller_sees_the_tools_it_may_use(serve: Serve) -> None:
     for new_tool in make_tools(served.signals):
         signals_tools.add_tool(new_tool)
     for key, may in (("ann", True), ("bob", False)):
-        listed = (await served.ask("tools/list", x_key=key)).json["result"]["tools"]
+        listed = (await served.request("tools/list", x_key=key)).json["result"]["tools"]
         assert ("add" in [entry["name"] for entry in listed]) is may
-        call = await served.ask("tools/call", CALL, x_key=key)
+        call = await served.request("tools/call", CALL, x_key=key)
         assert call.json["result"]["isError"] is not may
-        typo = await served.ask("tools/call", {"name": "ad"}, x_key=key)
+        typo = await served.request("tools/call", {"name": "ad"}, x_key=key)
         assert ('"add"' in typo.json["error"]["message"]) is may
 
 
 async def test_bearer_token_is_required(serve: Serve) -> None:
     served = await serve(authorize=require_bearer_token("s3cret"))
     for wrong in ("", "Bearer", "Bearer s3cre", "Basic s3cret", "Bearer s3cret2"):
-        answer = await served.ask("tools/call", CALL, authorization=wrong)
+        answer = await served.request("tools/call", CALL, authorization=wrong)
         assert answer.status == 401
         assert answer.headers["www-authenticate"] == "Bearer"
         assert b"s3cret" not in answer.body
-    assert (await served.ask("tools/call", CALL, authorization="Bearer s3cret")).status == 200
+    assert (await served.request("tools/call", CALL, authorization="Bearer s3cret")).status == 200
 
 
 def test_empty_token_is_refused() -> None:
@@ -328,7 +330,7 @@ async def test_internal_error_is_not_shown(serve: Serve, caplog: pytest.LogCaptu
 
     served = await serve()
     served.toolspace.orchestrator.add_stage(broken)
-    answer = await served.ask("tools/call", CALL)
+    answer = await served.request("tools/call", CALL)
     assert answer.json["result"]["content"][0]["text"] == "(tool failed: internal error)"
     assert b"hunter2" not in answer.body
 
@@ -371,7 +373,7 @@ async def test_two_session_headers_are_refused(served: Served) -> None:
 
 
 async def test_incomplete_body_runs_nothing(served: Served) -> None:
-    """Also where the part is a whole request: nobody knows what else was to come, and nobody waits for it."""
+    """Even if the received part is a complete request."""
     body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "waits", "_meta": META}})
     host = served.url.split("/")[2]
     _, writer = await asyncio.open_connection(*host.split(":"))
@@ -384,8 +386,8 @@ async def test_incomplete_body_runs_nothing(served: Served) -> None:
     await writer.drain()
     writer.close()
     await writer.wait_closed()
-    for _ in range(3):  # The same way: what was closed before is read before these are answered.
-        assert (await served.ask("tools/call", CALL)).status == 200
+    for _ in range(3):  # The closed connection is handled before these requests are answered.
+        assert (await served.request("tools/call", CALL)).status == 200
     assert not served.signals.started.is_set()
 
 
@@ -395,7 +397,7 @@ async def test_slow_body_times_out(served: Served, monkeypatch: pytest.MonkeyPat
     reader, writer = await asyncio.open_connection(*host.split(":"))
     writer.write(f"POST /mcp HTTP/1.1\r\nhost: {host}\r\ncontent-length: 9\r\n\r\n{{".encode())
     assert (await reader.readline()).startswith(b"HTTP/1.1 408")
-    await reader.read()  # And the connection is closed.
+    await reader.read()  # The connection is closed, too.
     writer.close()
     await writer.wait_closed()
 
@@ -427,7 +429,7 @@ async def test_endless_head_is_refused(served: Served, start: str) -> None:
             await sending
     finally:
         writer.close()
-    assert (await served.ask("tools/call", CALL)).status == 200
+    assert (await served.request("tools/call", CALL)).status == 200
 
 
 @pytest.mark.parametrize("era", ["stateless", "session"])
@@ -442,11 +444,11 @@ async def test_internal_error_in_a_resource_is_not_shown(serve: Serve, era: str)
         body = {"jsonrpc": "2.0", "id": 1, "method": "resources/read", "params": params}
         answer = await served.post(body, headers=await served.open_session())
     else:
-        answer = await served.ask("resources/read", params)
+        answer = await served.request("resources/read", params)
     assert answer.json["error"] == {"code": -32603, "message": "Internal server error"}
 
 
 async def test_tool_added_from_another_thread_is_listed(served: Served) -> None:
     await asyncio.to_thread(served.toolspace.add_tool, Tool("late", handler=lambda parameters, context: "here"))
-    listed = (await served.ask("tools/list")).json["result"]["tools"]
+    listed = (await served.request("tools/list")).json["result"]["tools"]
     assert "late" in [entry["name"] for entry in listed]

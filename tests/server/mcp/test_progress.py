@@ -1,4 +1,4 @@
-"""Progress as it is led to clients."""
+"""The queue of progress reports for clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients of both eras that reach other people's MCP servers through a served toolspace."""
+"""Clients of both eras reach MCP servers through a served toolspace."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_tool_change_of_a_server_behind_reaches_a_session(proxy: Served) -
         notifications.put_nowait(getattr(message, "method", ""))
 
     async with Client(proxy.url, mode="legacy", message_handler=hear) as client:
-        await wait_for_notification(proxy, notifications)  # Its stream is open from now on.
+        await wait_for_notification(proxy, notifications)  # The stream for notifications is open now.
         assert (await client.call_tool("up__grow", {})).content[0].text == "grown"
         while await notifications.get() != "notifications/tools/list_changed":
             pass
@@ -86,6 +86,9 @@ async def test_cancellation_reaches_the_server_behind(
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
         await server_log.until("cancelled")
+        # The SDK's client fails if it closes while the response of the cancelled call arrives.
+        await proxy.toolspace.orchestrator.wait_until_idle()
+        await client.list_tools()
 
 
 @both_eras

@@ -1,4 +1,4 @@
-"""The MCP library's client, in both eras, against a served toolspace."""
+"""The MCP SDK's client, in both eras, against a served toolspace."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ both_eras = pytest.mark.parametrize("mode", MODES)
 
 
 class ProgressRecorder:
-    """Progress as the client hears it, which may be after it has the result."""
+    """Records the progress that the client receives, which may be after the result."""
 
     def __init__(self, expected: int) -> None:
         self.reports: list[tuple[float, float | None, str | None]] = []
@@ -49,7 +49,7 @@ async def test_tools_are_listed_with_annotations_and_schemas(served: Served, mod
 @both_eras
 async def test_result_has_text_and_structured_content(served: Served, mode: str) -> None:
     async with Client(served.url, mode=mode) as client:
-        await client.list_tools()  # From now on the client holds results against their schemas.
+        await client.list_tools()  # From now on the client validates results against the schemas.
         number = await client.call_tool("add", {"a": 1, "b": "2"})
         weather = await client.call_tool("weather", {"city": "Ulm"})
     assert number.content[0].text == "3"
@@ -153,7 +153,7 @@ async def test_tool_change_reaches_a_session(served: Served) -> None:
 
 
 async def wait_for_notification(served: Served, notifications: asyncio.Queue[str]) -> None:
-    # The stream that tells a session of changes is opened by the client in its own time; what it missed it missed.
+    # The client opens the stream for notifications at an unknown time, so the change is repeated.
     for number in range(50):
         served.toolspace.add_tool(Tool(f"extra_{number}", handler=lambda parameters, context: None))
         try:

@@ -1,4 +1,4 @@
-"""`toolspace mcp` as a real process on real pipes, as editors start it."""
+"""`toolspace mcp` as a process with pipes, as editors start it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def project(tmp_path: Path) -> Path:
 
 
 class Process:
-    """The server, spoken to line by line."""
+    """A client that reads and writes single lines."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -225,7 +225,7 @@ print("ended by itself", flush=True)
 
 
 def _wait_for_end(pid: int) -> None:
-    """Waits for a process that is not our child."""
+    """Waits for a process that is not a child of this one."""
     descriptor = os.pidfd_open(pid)
     try:
         ready, _, _ = select.select([descriptor], [], [], 30)

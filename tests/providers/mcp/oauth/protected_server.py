@@ -1,4 +1,4 @@
-"""A real MCP server behind a real authorization server, each at a port of its own, for the tests of OAuth."""
+"""An MCP server that needs OAuth, and its authorization server, each on its own port."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from toolspace.providers.mcp.spec import ServerSpec
 
 
 class AuthorizationServer:
-    """The authorization server: says yes to everyone unless told otherwise, and remembers what it was asked."""
+    """An authorization server that approves every login by default and records the requests."""
 
     def __init__(self) -> None:
         self.clients: dict[str, OAuthClientInformationFull] = {}
@@ -50,7 +50,7 @@ class AuthorizationServer:
         self.denies = False
         self.down = False
         self.hold = asyncio.Event()
-        """While it is not set, nothing is renewed."""
+        """While it is not set, renewals wait."""
         self.hold.set()
         self.renewing = asyncio.Event()
         self.renewals = 0
@@ -58,10 +58,10 @@ class AuthorizationServer:
         self.request_headers: list[dict[str, str]] = []
         """The headers of every request."""
         self.grants: list[dict[str, str]] = []
-        """What was granted to programs."""
+        """The requests of client credentials grants."""
 
     def expire(self) -> None:
-        """No access token is good any more."""
+        """Invalidates all access tokens."""
         self.access.clear()
 
     def issue(self, client_id: str, scopes: list[str], resource: str | None, *, renewable: bool = True) -> OAuthToken:
@@ -110,7 +110,7 @@ class AuthorizationServer:
         return self.refresh.get(refresh_token)
 
     async def exchange_refresh_token(self, client: Any, refresh_token: RefreshToken, scopes: list[str]) -> OAuthToken:
-        del self.refresh[refresh_token.token]  # Each is good once.
+        del self.refresh[refresh_token.token]  # A refresh token is valid once.
         self.renewals += 1
         self.renewing.set()
         await self.hold.wait()
@@ -159,7 +159,7 @@ class AuthorizationServer:
         return listening_socket  # type: ignore[return-value]
 
     def _grant_client_credentials(self, request: Request, form: dict[str, str]) -> Response:
-        """The library's server has no such grant."""
+        """The SDK's authorization server lacks this grant."""
         kind, _, value = request.headers.get("authorization", "").partition(" ")
         if kind != "Basic":
             return JSONResponse({"error": "invalid_client"}, 401)
@@ -182,7 +182,7 @@ class ProtectedServer:
     def __init__(self, url: str, issuer: str, authorization_server: AuthorizationServer) -> None:
         self.url, self.issuer, self.authorization_server = url, issuer, authorization_server
         self.entered, self.leave = asyncio.Event(), asyncio.Event()
-        """Of the tool that takes its time."""
+        """Events of the slow tool."""
 
     def spec(self, **changes: Any) -> ServerSpec:
         return ServerSpec(url=self.url, **{"auth": {"type": "authorization_code"}, **changes})
@@ -190,7 +190,7 @@ class ProtectedServer:
 
 class _Server(uvicorn.Server):
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
-        return contextlib.nullcontext()  # They are the test run's.
+        return contextlib.nullcontext()  # Signals belong to the test run.
 
 
 @contextlib.asynccontextmanager
@@ -205,7 +205,7 @@ async def serving(app: Any, listening_socket: socket.socket) -> AsyncGenerator[N
 
 
 def open_socket() -> tuple[socket.socket, str]:
-    """A socket that listens already: who connects before the server runs, waits."""
+    """Opens a listening socket. Connections wait until the server runs."""
     listening_socket = socket.create_server(("127.0.0.1", 0), backlog=100)
     return listening_socket, f"http://127.0.0.1:{listening_socket.getsockname()[1]}"
 
@@ -250,11 +250,11 @@ class _Verifier:
 
 
 TRUST = httpx2.create_ssl_context()
-"""Made once: it takes longer than most of the requests here."""
+"""Loaded once, because that takes longer than most requests."""
 
 
 class Browser:
-    """A person who says yes: goes where the page sends them."""
+    """A user who approves: follows the redirects of the page."""
 
     def __init__(self) -> None:
         self.urls: list[str] = []
@@ -268,7 +268,7 @@ class Browser:
 
 @contextlib.asynccontextmanager
 async def connected(url: str, auth: httpx2.Auth | None, **options: Any) -> AsyncGenerator[Client]:
-    """The MCP library's own client, with our authorization."""
+    """Connects the MCP SDK's client with our authorization."""
     async with (
         httpx2.AsyncClient(auth=auth, timeout=30, verify=TRUST, **options) as http,
         Client(streamable_http_client(url, http_client=http)) as client,

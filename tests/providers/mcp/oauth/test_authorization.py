@@ -1,4 +1,4 @@
-"""Authorization at real servers: an MCP server, its authorization server, a browser, and other processes."""
+"""OAuth with an MCP server, its authorization server, a browser, and other processes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def create_auth(server: ProtectedServer, store: TokenStore, open_login_page: Any
 
 
 async def error_message(work: Any, kind: type[Exception] = MCPError) -> str:
-    """The reason why it failed, whatever task groups are around it."""
+    """Returns the message of the error, out of the exception groups around it."""
     try:
         await work
     except (kind, BaseExceptionGroup) as group:
@@ -181,7 +181,7 @@ async def test_invalid_requests_to_the_listener_do_not_end_the_login(
         with contextlib.suppress(ConnectionError):
             await reader.read()
         writer.close()
-        _, silent = await asyncio.open_connection("127.0.0.1", port)  # As browsers do ahead of time.
+        _, silent = await asyncio.open_connection("127.0.0.1", port)  # Browsers open connections ahead of time.
         await Browser()(server, url)
         silent.close()
 
@@ -500,7 +500,7 @@ def test_impossible_auth_settings_are_config_errors(store: TokenStore) -> None:
             make(**values)
 
 
-# Logging out, and what is never shown
+# Logout, and secrets
 
 
 async def test_logout_deletes_and_revokes_the_login(logged_in_server: ProtectedServer, store: TokenStore) -> None:
@@ -546,7 +546,7 @@ async def test_server_headers_are_not_sent_to_the_authorization_server(
     assert all("x-api-key" not in headers for headers in server.authorization_server.request_headers)
 
 
-# Servers that mean no good
+# Hostile servers
 
 
 @contextlib.asynccontextmanager
@@ -609,7 +609,7 @@ async def test_client_metadata_url_replaces_the_registration(store: TokenStore) 
 async def endless() -> AsyncGenerator[bytes]:
     while True:
         yield b" " * 65536
-        await asyncio.sleep(0)  # Else it would not see that open_no_page listens any more.
+        await asyncio.sleep(0)  # Otherwise it would not notice a disconnect.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What `auth:` may say, and where tokens may go."""
+"""The `auth` setting, and the URLs that may receive tokens."""
 
 from __future__ import annotations
 

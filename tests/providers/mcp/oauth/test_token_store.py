@@ -1,4 +1,4 @@
-"""The logins on disk: for their owner only, whole or not at all, one writer at a time."""
+"""Stored logins: readable by the owner only, written atomically, one writer at a time."""
 
 from __future__ import annotations
 

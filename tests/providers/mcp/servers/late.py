@@ -1,4 +1,4 @@
-"""An MCP server by hand of the stateless era, over standard input and output, that is slow to answer at first.
+"""A hand-written stdio server of the stateless era that answers discovery late.
 
 It answers the question for its era only when the next request is there already, and then refuses the handshake: as a
 server does that was still being downloaded when it was asked.

@@ -1,4 +1,4 @@
-"""A small, quick MCP server over stdio, by hand. An argument makes it behave badly."""
+"""A small hand-written stdio server. An argument makes it misbehave."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def misbehave(mode: str) -> None:
         case "garbage":
             raw(b'Starting up...\n\n\xff\xfe\x00 not text\n[]\n{}\n{"jsonrpc": 1}\n' + b"noise\n" * 5_000)
         case "stderr":
-            sys.stderr.write("chatter " * 200_000)  # Without a line end, and more than a pipe holds.
+            sys.stderr.write("chatter " * 200_000)  # Without a line break, and larger than a pipe.
             sys.stderr.write("\n" * 1000 + "the last line\n")
             sys.stderr.flush()
         case "floods":
@@ -77,7 +77,7 @@ def misbehave(mode: str) -> None:
         case "endless":
             while True:
                 raw(b"x" * 65536)
-        case "deaf":  # Neither the end of its input nor a polite signal ends it.
+        case "deaf":  # Neither the end of its input nor SIGTERM ends it.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         case "children" | "daemons":
             nap = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(1000)"]
@@ -87,7 +87,7 @@ def misbehave(mode: str) -> None:
             if mode == "daemons":
                 start = "Popen(sys.argv[1:], start_new_session=True, stdout=DEVNULL, stderr=DEVNULL).pid"
                 code = f"import sys; from subprocess import DEVNULL, Popen; print({start})"
-                # Its parent ends at once, so it belongs to nobody.
+                # Its parent ends at once, so it becomes an orphan.
                 orphan = subprocess.run([sys.executable, "-c", code, *nap], capture_output=True, check=True, timeout=30)
                 pids.append(int(orphan.stdout))
             raw(json.dumps({"jsonrpc": "2.0", "method": "notifications/pids", "params": {"pids": pids}}).encode())

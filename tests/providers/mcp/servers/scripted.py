@@ -1,4 +1,4 @@
-"""An MCP server by hand, over standard input and output, that misbehaves on demand. Speaks the handshake era.
+"""A hand-written stdio server of the handshake era that misbehaves on demand.
 
 `python scripted.py LOG [WORD …]`: LOG is a file that it writes one line to for every start and every call, so that a
 test can see what really arrived. Words: `hang` never answers, `hang-once` not at its first start, `refuse-discover`
@@ -125,7 +125,7 @@ def call(request: dict) -> dict | None:
         note("deaf")
         while True:
             time.sleep(60)
-    if name == "ask":  # The user, and answers with what they said.
+    if name == "ask":  # Asks the user, and returns the answer.
         event = questions.setdefault(key := f"q{request['id']}", threading.Event())
         params = {"message": arguments.get("text", "?"), "requestedSchema": {"type": "object", "properties": {}}}
         send({"jsonrpc": "2.0", "id": key, "method": "elicitation/create", "params": params})

@@ -25,7 +25,7 @@ deaf = [sys.executable, "-S", "-c", "import signal, time; signal.signal(15, 1); 
 
 
 def run(program: str, *args: str) -> list[str]:
-    """Runs a program that ends by its own doing, and gives what it printed."""
+    """Runs a program to its end and returns its output."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", PRELUDE + textwrap.dedent(program), *args],
         capture_output=True,
@@ -152,7 +152,7 @@ def test_cleanup_process_runs_only_while_entries_exist(tmp_path: Path) -> None:
     assert own.pid == pid
     own.remove_file(tmp_path / "two")
     assert own.pid is None
-    assert not Path(f"/proc/{pid}").exists()  # Ended, and waited for.
+    assert not Path(f"/proc/{pid}").exists()  # Ended and reaped.
     own.remove_file(tmp_path / "two")
     own.close()
 
@@ -166,7 +166,7 @@ def test_cleanup_process_has_its_own_session_and_inherits_no_files(tmp_path: Pat
         assert os.getsid(own.pid) == own.pid
         open_files: set[str] = set()
         for file in Path(f"/proc/{own.pid}/fd").iterdir():
-            with suppress(FileNotFoundError):  # The shell is still starting, and closes what it opened for that.
+            with suppress(FileNotFoundError):  # The shell is still starting; it closes these files itself.
                 open_files.add(str(file.readlink()))
         assert str(tmp_path / "ours") not in open_files
     own.remove_file(tmp_path / "x")
@@ -177,7 +177,7 @@ def test_stopped_cleanup_process_blocks_nothing(tmp_path: Path) -> None:
     own.add_file(tmp_path / "x")
     assert own.pid is not None
     os.kill(own.pid, signal.SIGSTOP)
-    for number in range(300):  # More than its pipe holds.
+    for number in range(300):  # More than its pipe can hold.
         own.add_file(tmp_path / f"{number:0230}")
     for number in range(300):
         own.remove_file(tmp_path / f"{number:0230}")

@@ -27,7 +27,7 @@ CALL = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
 
 
 class Running:
-    """A started server and the lines that it has said."""
+    """A started server and its output."""
 
     def __init__(self) -> None:
         self.output = b""
@@ -67,7 +67,7 @@ async def test_server_has_its_own_session_and_ends_with_its_input() -> None:
     await process.stop()
     assert process.exit_code == 0
     assert not lives(process.pid)
-    assert not running.ended.is_set()  # That it was stopped is no news to who stopped it.
+    assert not running.ended.is_set()  # `on_end` is not called for a stop.
 
 
 @pytest.mark.spec("3.12")
@@ -131,7 +131,7 @@ async def test_cancelled_stop_still_ends_the_server(how: str) -> None:
 @pytest.mark.spec("3.12")
 async def test_cancelled_start_leaves_no_process() -> None:
     before = open_files()
-    for turns in range(6):  # Wherever in its course it is.
+    for turns in range(6):  # At any point of the start.
         starting = asyncio.create_task(start(plain("deaf")))
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -148,7 +148,7 @@ async def test_cancelled_start_leaves_no_process() -> None:
 
 @pytest.mark.spec("3.12")
 async def test_300_starts_and_stops_leave_no_process() -> None:
-    await (await start(plain())).process.stop()  # The loop's own things are there now.
+    await (await start(plain())).process.stop()  # The event loop's own files are open now.
     before, threads = open_files(), threading.active_count()
     pids: list[int] = []
 

@@ -1,4 +1,4 @@
-"""The stateless era over HTTP: against the MCP library's own server, and against one that answers anything."""
+"""Stateless HTTP, with the MCP SDK's server and with a hand-written one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DISCOVERED = {
 
 
 class Service:
-    """A stateless MCP server by hand. `on_call` answers calls; everything that arrives is kept."""
+    """A hand-written stateless server. `on_call` answers calls; requests are recorded."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[dict[str, str], dict[str, Any]]] = []
@@ -39,7 +39,7 @@ class Service:
         self.on_call: Answer = self._text
         self.handle_instead: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
         self.moves = False
-        """Whether it sends whoever comes to another path from now on."""
+        """Whether it redirects to another path."""
         self.url = ""
 
     @property
@@ -240,7 +240,7 @@ async def test_only_redirects_within_the_origin_are_followed(service: Service) -
 
 @pytest.mark.spec("3.13")
 async def test_restarted_server_answers_again(service: Service) -> None:
-    """Nothing listens at first; the next call after it does is answered, without a restart of ours."""
+    """Nothing listens at first. After the server starts, the next call is answered."""
     provider = McpProvider("w", ServerSpec(url="http://127.0.0.1:9/mcp"))
     async with open_toolspace(provider) as ts:
         assert "cannot connect" in ts.orchestrator.unavailable_providers()["w"]

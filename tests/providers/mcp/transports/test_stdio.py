@@ -137,7 +137,7 @@ async def test_flood_of_output_blocks_only_the_server() -> None:
         read = flooding.streams[0]
         await read.receive()
         tracemalloc.start()
-        try:  # Nobody reads the flood meanwhile.
+        try:  # Meanwhile nothing reads the flood.
             for _ in range(20):
                 await session.call_tool("echo", {"text": "x"})
             assert tracemalloc.get_traced_memory()[1] < 20_000_000
@@ -151,7 +151,7 @@ async def test_flood_of_output_blocks_only_the_server() -> None:
                 received_count += 1
 
         listening = asyncio.create_task(listen())
-        for _ in range(20):  # And now somebody does, all the time.
+        for _ in range(20):  # Now it is read continuously.
             await session.call_tool("echo", {"text": "x"})
         assert received_count > 100
         listening.cancel()

@@ -1,4 +1,4 @@
-"""HTTP and SSE: against the MCP library's own servers, and against one that answers anything."""
+"""Streamable HTTP and SSE, with the MCP SDK's servers and with hand-written ones."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def answering(answer: Answer) -> AsyncIterator[str]:
 
 
 class Service:
-    """A server of the handshake era by hand. `on_call` answers what is not the greeting."""
+    """A hand-written server of the handshake era. `on_call` answers the first call."""
 
     def __init__(self, on_call: Answer | None = None) -> None:
         self.on_call = on_call
@@ -103,7 +103,7 @@ class Service:
         elif "id" not in message:
             return web.Response(status=202)
         elif message["method"] == "tools/call" and self.on_call is not None:
-            self.on_call, on_call = None, self.on_call  # Only the first call meets with it.
+            self.on_call, on_call = None, self.on_call  # Only for the first call.
             return await on_call(request)
         else:
             result = {"content": [{"type": "text", "text": "fine"}]}
@@ -147,7 +147,7 @@ async def test_streamable_http_server_works(json_response: bool) -> None:
         assert transport.transport == "http"
         assert transport.pid is None
         assert (await session.call_tool("double", {"x": 21})).structured_content == {"result": 42}
-        big = await session.call_tool("big", {"size": 3_000_000})  # More than the library allows by itself.
+        big = await session.call_tool("big", {"size": 3_000_000})  # More than the SDK's default limit.
         assert len(big.content[0].text) == 3_000_000  # type: ignore[union-attr]
         assert not transport.lost_event.is_set()
     assert sockets() == before

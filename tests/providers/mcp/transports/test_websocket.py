@@ -35,7 +35,7 @@ async def _echo(socket: ServerConnection, message: dict[str, Any]) -> None:
 
 @asynccontextmanager
 async def serving(on_call: Handle = _echo, **options: Any) -> AsyncIterator[str]:
-    """A server that greets, and leaves calls to `on_call`."""
+    """A server that answers `initialize`, and leaves calls to `on_call`."""
 
     async def handle(socket: ServerConnection) -> None:
         async for data in socket:
