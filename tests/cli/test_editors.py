@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from toolspace.cli.editors import CLIENTS, ClientEnvironment, config_file, is_toolspace
 from toolspace.cli.json_edit import remove_value, set_value
 from toolspace.cli.toml_edit import remove_table, set_table
-from toolspace.config.document import TextSyntaxError
-from toolspace.config.parsing import parse_json
+from toolspace.config.document import TextSyntaxError, parse_json
 
 pytestmark = pytest.mark.spec("17.1")
 

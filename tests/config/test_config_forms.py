@@ -11,7 +11,7 @@ import pytest
 from toolspace.config.agent_settings import AgentLoopSettings
 from toolspace.config.load import Config, load_config
 from toolspace.config.provider_settings import McpServerSettings
-from toolspace.config.tool_definitions import ToolDefinition
+from toolspace.config.tool_settings import ToolDefinition
 from toolspace.core.tool import ToolCategory
 from toolspace.errors import ConfigError
 

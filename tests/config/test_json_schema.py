@@ -9,9 +9,9 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
+from toolspace.config.document import parse_document, read_document
 from toolspace.config.documentation import render_starter_file
 from toolspace.config.json_schema import build_json_schema
-from toolspace.config.parsing import parse_document, read_document
 from toolspace.config.reader import SectionType
 from toolspace.config.top_level import SECTIONS
 

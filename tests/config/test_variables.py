@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolspace.config.document import ConfigDocument
-from toolspace.config.parsing import parse_document
+from toolspace.config.document import ConfigDocument, parse_document
 from toolspace.config.variables import ExpandedDocument, expand, expand_text
 
 ENVIRON = {"NAME": "value", "EMPTY": "", "DOLLAR": "${NAME}"}

@@ -17,8 +17,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from toolspace.cli import json_edit
 from toolspace.cli.editors import is_toolspace
-from toolspace.config.document import ConfigDocument, format_key_path, format_value
-from toolspace.config.parsing import display_name, parse_document
+from toolspace.config.document import ConfigDocument, display_name, format_key_path, format_value, parse_document
 from toolspace.errors import ConfigError
 
 Outcome = Literal["added", "updated", "unchanged", "removed", "missing"]

@@ -1,7 +1,6 @@
 """Builds the parts of a toolspace from its configuration. Used by `toolspace.toolspace` and the CLI. Starts nothing.
 
 - `parts`: `build_parts`, the entry point: tools, rules, queues and the context
-- `defined_tools`: the tools that the configuration defines
 - `providers`: MCP servers, REST tools, OpenAPI services and providers of other packages
 - `settings`: the settings of a toolspace without a configuration; `background`: its background tasks
 

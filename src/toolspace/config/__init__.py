@@ -3,9 +3,9 @@
 Used by `composition`, `toolspace`, the agents, the server and the CLI.
 
 - `load`: `load_config`, the entry point; `configuration`: `Config`, its result
-- `tool_settings`, `tool_definitions`, `provider_settings`, `server_settings`, `agent_settings`, `shared_settings`:
+- `tool_settings`, `provider_settings`, `server_settings`, `agent_settings`, `shared_settings`:
   the sections, with one declaration for each setting; `top_level`: the sections together
 - `reader`, `value_types`: read declared settings; `agent_files`: finds the agents in all files
-- `parsing`, `document`, `variables`, `environment`, `files`: files, `${VAR}` and `TOOLSPACE_*` variables
+- `document`, `variables`, `environment`, `files`: files, `${VAR}` and `TOOLSPACE_*` variables
 - `documentation`, `json_schema`: render the declared settings
 """

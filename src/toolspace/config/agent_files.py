@@ -16,8 +16,7 @@ import msgspec
 from toolspace.config import tool_settings
 from toolspace.config.agent_settings import AgentEntry, AgentIdentity
 from toolspace.config.configuration import AgentSpec, Config
-from toolspace.config.document import ConfigDocument, KeyPath, config_error, format_value
-from toolspace.config.parsing import display_name, read_document
+from toolspace.config.document import ConfigDocument, KeyPath, config_error, display_name, format_value, read_document
 from toolspace.config.reader import ReadingContext
 from toolspace.config.server_settings import NotificationSettings
 from toolspace.config.tool_settings import ToolSettings

@@ -14,10 +14,9 @@ import msgspec
 
 from toolspace.config.agent_files import AgentResolver
 from toolspace.config.configuration import FUNCTION_FILE, Config
-from toolspace.config.document import EMPTY, KeyPath
+from toolspace.config.document import EMPTY, KeyPath, read_document
 from toolspace.config.environment import read_overrides
 from toolspace.config.files import default_state_dir
-from toolspace.config.parsing import read_document
 from toolspace.config.reader import ReadingContext
 from toolspace.config.top_level import AGENT_KEYS, ANY_FILE_KEYS, PROCESS_KEYS, TOOL_KEYS, ConfigPart, create_context
 from toolspace.core.secret_masking import is_secret_name

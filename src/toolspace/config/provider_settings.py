@@ -33,10 +33,10 @@ from toolspace.config.shared_settings import (
     Required,
     Tags,
     Timeout,
+    ToolAnnotations,
     ToolsAllowed,
     ToolsDenied,
 )
-from toolspace.config.tool_definitions import ToolAnnotations
 from toolspace.core.tool import NO_ANNOTATIONS
 
 Transport = Literal["stdio", "http", "sse", "websocket"]

@@ -7,7 +7,8 @@ reads the annotations of the fields.
 from typing import Annotated
 
 from toolspace.config import value_types as types
-from toolspace.config.reader import Setting
+from toolspace.config.reader import SectionType, Setting
+from toolspace.core.tool import Annotations
 
 QueueName = Annotated[str | None, Setting(types.string, "The queue that its calls go through.")]
 Cache = Annotated[
@@ -39,4 +40,24 @@ ToolsAllowed = Annotated[
 ToolsDenied = Annotated[
     tuple[str, ...],
     Setting(types.globs, "Do not offer these of its tools, even if allowed.", aliases=("deniedTools", "excludeTools")),
+]
+
+ANNOTATIONS = SectionType(
+    Annotations,
+    settings=(
+        Setting(types.boolean, "It changes nothing.", aliases=("readOnlyHint",)).bind("read_only", None),
+        Setting(types.boolean, "It may destroy data.", aliases=("destructiveHint",)).bind("destructive", None),
+        Setting(types.boolean, "A repeated call has no further effect.", aliases=("idempotentHint",)).bind(
+            "idempotent", None
+        ),
+        Setting(types.boolean, "It reaches outside this system.", aliases=("openWorldHint",)).bind("open_world", None),
+    ),
+    is_ignored=lambda key: key == "title",
+)
+ToolAnnotations = Annotated[
+    Annotations,
+    Setting(
+        ANNOTATIONS,
+        "What kind of effect it has: `readOnly`, `destructive`, `idempotent`, `openWorld`, each true or false.",
+    ),
 ]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast
 
 import msgspec
 
-from toolspace.config import agent_settings, provider_settings, server_settings, tool_definitions, tool_settings
+from toolspace.config import agent_settings, provider_settings, server_settings, tool_settings
 from toolspace.config import value_types as types
 from toolspace.config.agent_settings import AgentSettings
 from toolspace.config.document import ConfigDocument, KeyPath, format_key_path, format_value
@@ -125,7 +125,7 @@ SECTIONS: Mapping[str, SectionType[Any]] = {
     "tools": tool_settings.TOOLS,
     "tools.webSearch": tool_settings.WEB_SEARCH,
     "tools.overrides.<name>": tool_settings.OVERRIDE,
-    "tools.definitions.<name>": tool_definitions.DEFINITION,
+    "tools.definitions.<name>": tool_settings.DEFINITION,
     "mcpServers.<name>": provider_settings.MCP_SERVER,
     "restTools.<name>": provider_settings.REST_TOOL,
     "openapi.<name>": provider_settings.OPENAPI,

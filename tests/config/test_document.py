@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolspace.config.document import ConfigDocument
-from toolspace.config.parsing import MAX_BYTES, parse_document, read_document
+from toolspace.config.document import MAX_BYTES, ConfigDocument, parse_document, read_document
 from toolspace.errors import ConfigError
 
 
