@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from toolspace.cli.runner import tune_process
+from toolspace.cli.event_loop import tune_process
 from toolspace.core.records import NewEvent, space_stream
 from toolspace.server import gateway as composition
 from toolspace.server.authorization import Access

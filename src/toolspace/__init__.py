@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from toolspace.agents.agent import Agent as Agent
     from toolspace.agents.agent import LoopSettings as LoopSettings
     from toolspace.agents.agent import RunLimits as RunLimits
-    from toolspace.agents.agent_request import AgentResult as AgentResult
+    from toolspace.agents.request_runner import AgentResult as AgentResult
     from toolspace.client.client import ToolspaceClient as ToolspaceClient
     from toolspace.client.worker import ToolWorker as ToolWorker
     from toolspace.composition.settings import Settings as Settings
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from toolspace.orchestrator.queues import RateLimit as RateLimit
     from toolspace.orchestrator.run import Run as Run
     from toolspace.orchestrator.settings import ToolRules as ToolRules
+    from toolspace.providers.local_tools import ToolRegistry as ToolRegistry
     from toolspace.providers.mcp.callbacks import FORWARD_TO_CALLER as FORWARD_TO_CALLER
     from toolspace.providers.mcp.callbacks import ElicitationRequest as ElicitationRequest
     from toolspace.providers.mcp.callbacks import McpCallbacks as McpCallbacks
@@ -64,14 +65,13 @@ if TYPE_CHECKING:
     from toolspace.providers.mcp.status import ServerStatus as ServerStatus
     from toolspace.providers.openapi.provider import OpenApiProvider as OpenApiProvider
     from toolspace.providers.openapi.provider import OpenApiSpec as OpenApiSpec
-    from toolspace.providers.registry import ToolRegistry as ToolRegistry
     from toolspace.providers.rest.provider import RestProvider as RestProvider
     from toolspace.providers.rest.provider import RestSpec as RestSpec
     from toolspace.toolspace import Toolspace as Toolspace
 
 _MODULES = {
     "Agent": "toolspace.agents.agent",
-    "AgentResult": "toolspace.agents.agent_request",
+    "AgentResult": "toolspace.agents.request_runner",
     "Allow": "toolspace.core.interfaces",
     "Annotations": "toolspace.core.tool",
     "AudioPart": "toolspace.core.result",
@@ -120,7 +120,7 @@ _MODULES = {
     "ToolOrchestrator": "toolspace.orchestrator.orchestrator",
     "ToolPermissionError": "toolspace.errors",
     "ToolProvider": "toolspace.core.interfaces",
-    "ToolRegistry": "toolspace.providers.registry",
+    "ToolRegistry": "toolspace.providers.local_tools",
     "ToolResult": "toolspace.core.result",
     "ToolRules": "toolspace.orchestrator.settings",
     "Toolspace": "toolspace.toolspace",

@@ -17,37 +17,37 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from toolspace.composition.background import BackgroundTasks, close_when_idle, sweep_outputs
+from toolspace.composition.housekeeping import BackgroundTasks, close_when_idle, sweep_outputs
 from toolspace.composition.settings import Settings
 from toolspace.config.files import default_state_dir, watch_files
 from toolspace.core.context import ToolContext
-from toolspace.core.export import ToolFormat, export_tools
 from toolspace.core.function_tool import as_tool
 from toolspace.core.interfaces import OutputStore, ResultCache, ToolProvider
 from toolspace.core.names import did_you_mean
 from toolspace.core.result import ToolResult
 from toolspace.core.statistics import ToolStats
 from toolspace.core.tool import Tool
+from toolspace.core.tool_formats import ToolFormat, export_tools
 from toolspace.errors import ToolspaceError
 from toolspace.orchestrator.call import Arguments
 from toolspace.orchestrator.catalog import CatalogEntry
 from toolspace.orchestrator.event_bus import EventBus
-from toolspace.orchestrator.layered import LayeredOrchestrator
+from toolspace.orchestrator.layered_orchestrator import LayeredOrchestrator
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
 from toolspace.orchestrator.provider_startup import StartupWait
 from toolspace.orchestrator.run import Run
 from toolspace.orchestrator.settings import ProviderRules
 from toolspace.providers.internal_tools import InternalProvider
+from toolspace.providers.local_tools import ToolRegistry
 from toolspace.providers.mcp.callbacks import NO_CALLBACKS, McpCallbacks
 from toolspace.providers.mcp.status import ServerStatus
-from toolspace.providers.registry import ToolRegistry
 from toolspace.storage.caches.memory import MemoryCache
 from toolspace.storage.outputs.disk import DiskOutputs
 
 if TYPE_CHECKING:
     from toolspace.agents.agent import Agent
-    from toolspace.agents.agent_request import AgentResult
     from toolspace.agents.registry import AgentRegistry
+    from toolspace.agents.request_runner import AgentResult
     from toolspace.composition.parts import ConfiguredParts
     from toolspace.config.configuration import Config
     from toolspace.core.model import ModelListener
@@ -267,7 +267,7 @@ class Toolspace:
 
         `listen` receives the parts of the model's response. After a handoff, `result.agent` is the agent that answered.
         """
-        from toolspace.agents.agent_request import run_agent
+        from toolspace.agents.request_runner import run_agent
 
         return await run_agent(self.agents, name, prompt, context=context, listen=listen, max_steps=max_steps)
 

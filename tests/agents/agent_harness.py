@@ -10,10 +10,10 @@ from typing import Any
 
 from toolspace import Tool, Toolspace
 from toolspace.agents.agent import Agent, entity_id_for
-from toolspace.agents.host import AgentHost
+from toolspace.agents.agent_host import AgentHost
 from toolspace.agents.prebuilt.provider import PrebuiltProvider
-from toolspace.agents.subagent_runs import StoredRunRecorders
-from toolspace.agents.task_tools import TaskToolProvider
+from toolspace.agents.subagent_run_recorder import StoredRunRecorders
+from toolspace.agents.task_service import TaskToolProvider
 from toolspace.config.configuration import AgentSpec
 from toolspace.core.context import ToolContext
 from toolspace.core.ids import new_id
@@ -27,7 +27,7 @@ from toolspace.spaces.pending_calls import PendingCalls
 from toolspace.spaces.sweeper import Sweeper
 from toolspace.storage.database import Database, WakeUps
 from toolspace.storage.queries import calls as call_rows
-from toolspace.storage.queries import entities, events, inbox, messages, runs, sessions
+from toolspace.storage.queries import entities_and_spaces, events, inbox, messages, runs, sessions
 from toolspace.storage.queries.sessions import HistoryTurn
 
 
@@ -43,10 +43,10 @@ class AgentHarness:
         self.person, self.space = "ent_person", "spc_room"
 
     async def create_space(self) -> None:
-        await self.ledger.write(entities.create_entity, self.person, "human", "Husam", {})
-        await self.ledger.write(entities.create_space, self.space, "Room", {})
+        await self.ledger.write(entities_and_spaces.create_entity, self.person, "human", "Husam", {})
+        await self.ledger.write(entities_and_spaces.create_space, self.space, "Room", {})
         for entity in (self.person, *self.agents):
-            await self.ledger.write(entities.add_member, self.space, entity)
+            await self.ledger.write(entities_and_spaces.add_member, self.space, entity)
 
     # Triggers
 

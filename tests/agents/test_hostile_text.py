@@ -16,7 +16,7 @@ from toolspace.core.model import ModelTurn, UserTurn
 from toolspace.errors import ModelError
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.storage.database import Database
-from toolspace.storage.queries import entities, sessions
+from toolspace.storage.queries import entities_and_spaces, sessions
 
 VILE = "a\0b\ud800c\u2028d\x1b[2J"
 """What no column of a database, no line and no terminal takes as it is."""
@@ -116,9 +116,9 @@ async def test_a_handoff_adds_nobody_to_a_space_of_which_the_agent_is_not_a_memb
     )
     bob = agent("bob", ScriptedModel(["Well."]))
     async with run_agents(sqlite, router, bob, session_dir=tmp_path) as harness:
-        await harness.ledger.write(entities.create_space, "spc_vault", "Vault", {})
+        await harness.ledger.write(entities_and_spaces.create_space, "spc_vault", "Vault", {})
         await harness.push_event({"spaceId": "spc_vault", "order": 1})
         await harness.wait_for_run(agent=entity_id_for("bob"))
-        assert await harness.ledger.read(entities.list_members, "spc_vault") == []
+        assert await harness.ledger.read(entities_and_spaces.list_members, "spc_vault") == []
         (handed,) = await harness.inbox(entity_id_for("bob"))
         assert handed.data["spaceId"] is None

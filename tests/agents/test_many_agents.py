@@ -19,7 +19,7 @@ from toolspace.core.model import ModelCall, ModelRequest, Turn, UserTurn
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.spaces import messaging
 from toolspace.storage.database import Database, Program
-from toolspace.storage.queries import entities
+from toolspace.storage.queries import entities_and_spaces
 
 T = TypeVar("T")
 
@@ -132,8 +132,8 @@ async def test_a_message_of_a_person_comes_before_older_messages_of_agents(datab
     model = ScriptedModel([takes_its_time, "First.", "Second.", "Third."])
     ada = agent("ada", model, limits=AgentLimits(inbox_batch=1))
     async with run_agents(database, ada, session_dir=tmp_path) as harness:
-        await harness.ledger.write(entities.create_entity, "ent_bot", "agent", "Bot", {})
-        await harness.ledger.write(entities.add_member, harness.space, "ent_bot")
+        await harness.ledger.write(entities_and_spaces.create_entity, "ent_bot", "agent", "Bot", {})
+        await harness.ledger.write(entities_and_spaces.add_member, harness.space, "ent_bot")
         await harness.send_message("Begin.")
         await has_started.wait()
         await harness.send_message("beep", sender="ent_bot")
@@ -160,14 +160,14 @@ async def test_an_agent_with_a_message_of_a_person_runs_before_other_agents(data
 
     agents = [agent("busy", ScriptedModel(busy)), *(agent(name, thinks(name)) for name in ("x", "y", "asked", "z"))]
     async with run_agents(database, *agents, session_dir=tmp_path, max_active=1) as harness:
-        await harness.ledger.write(entities.create_entity, "ent_bot", "agent", "Bot", {})
+        await harness.ledger.write(entities_and_spaces.create_entity, "ent_bot", "agent", "Bot", {})
         await harness.push_event({"do": "something"}, agent=entity_id_for("busy"))
         await has_started.wait()
         for name, sender in (("x", "ent_bot"), ("y", "ent_bot"), ("asked", harness.person), ("z", "ent_bot")):
             space = f"spc_{name}"
-            await harness.ledger.write(entities.create_space, space, name, {})
+            await harness.ledger.write(entities_and_spaces.create_space, space, name, {})
             for member in (sender, entity_id_for(name)):
-                await harness.ledger.write(entities.add_member, space, member)
+                await harness.ledger.write(entities_and_spaces.add_member, space, member)
             await harness.ledger.commit(messaging.send_message, space, sender, "Think!")
         go_on.set()
         for name in ("x", "y", "asked", "z"):

@@ -31,7 +31,7 @@ from toolspace.errors import ModelError
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.spaces import deletion, runs
 from toolspace.storage.database import Database
-from toolspace.storage.queries import entities, inbox, messages
+from toolspace.storage.queries import entities_and_spaces, inbox, messages
 
 ENTER = call("enter_space", {"spaceId": "spc_room"})
 
@@ -488,4 +488,4 @@ async def test_deleting_a_space_before_streaming_does_not_break_the_run(
         await harness.send_message("Say hello.")
         run = await harness.wait_for_run()
         assert (run.status, run.steps) == ("completed", 3)
-        assert await harness.ledger.read(entities.find_space, harness.space) is None
+        assert await harness.ledger.read(entities_and_spaces.find_space, harness.space) is None

@@ -15,7 +15,7 @@ from tests.agents.chaos import checks
 from tests.agents.chaos.job_agent import KINDS, JobModel, job_tools
 from tests.agents.crashing_database import CrashingDatabase
 from toolspace import tool
-from toolspace.agents import live_output, subagent_runs
+from toolspace.agents import live_output, subagent_run_recorder
 from toolspace.agents.agent import Agent, entity_id_for
 from toolspace.config.agent_settings import RouterSettings
 from toolspace.core.context import ToolContext
@@ -415,7 +415,7 @@ async def test_a_run_that_is_canceled_after_the_crash_leaves_nothing_open(databa
 async def test_a_subagent_run_does_not_stay_open_after_the_crash(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subagent_runs, "MAX_CLOSE_ATTEMPTS", 1)  # A crashed process does not try again.
+    monkeypatch.setattr(subagent_run_recorder, "MAX_CLOSE_ATTEMPTS", 1)  # A crashed process does not try again.
     process = InterruptedProcess(database, tmp_path)
 
     async def crash_during_request(request: ModelRequest) -> str:

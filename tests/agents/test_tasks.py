@@ -698,9 +698,9 @@ async def test_reply_sends_a_message_to_a_space_of_the_agent(database: Database,
 
     scripts = ScriptedSessions(main=[answer])
     async with run_agents(database, agent("ada", scripts.model), session_dir=tmp_path) as harness:
-        from toolspace.storage.queries import entities
+        from toolspace.storage.queries import entities_and_spaces
 
-        await harness.ledger.write(entities.create_space, "spc_other", "Other", {})
+        await harness.ledger.write(entities_and_spaces.create_space, "spc_other", "Other", {})
         message_ids.append((await harness.send_message("Hello?")).id)
         await wait_until_done(harness)
         reply, *refused = last_results(scripts.requests_of("main")[1])
@@ -713,7 +713,7 @@ async def test_reply_sends_a_message_to_a_space_of_the_agent(database: Database,
 
 @pytest.mark.spec("10.6")
 async def test_a_repeated_reply_is_sent_once(database: Database, tmp_path: Path) -> None:
-    from toolspace.agents.task_tools import TaskService
+    from toolspace.agents.task_service import TaskService
 
     async with run_agents(database, agent("ada", ScriptedModel("Done.")), session_dir=tmp_path) as harness:
         service = TaskService(harness.ledger, harness.agent)

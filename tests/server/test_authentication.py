@@ -17,7 +17,7 @@ from toolspace.server.authentication import Authenticator
 from toolspace.server.authorization import CONFIGURED_KEY_ID, Caller, EntityCaller, SecretKeyCaller, ToolKeyCaller
 from toolspace.server.problems import Problem
 from toolspace.spaces.ledger import Ledger
-from toolspace.storage.queries import entities
+from toolspace.storage.queries import entities_and_spaces
 from toolspace.storage.queries import keys as rows
 from toolspace.storage.queries.keys import KeyScope
 from toolspace.storage.sqlite.database import SqliteDatabase
@@ -73,7 +73,7 @@ async def test_the_first_start_creates_keys_and_returns_them_once(ledger: Ledger
     assert await keys.create_missing_keys(ledger, ServerSettings()) is None
     who = await Authenticator.open(ledger, ServerSettings())
     assert isinstance(await authenticate(who, x_secret_key=first.secret), SecretKeyCaller)
-    await ledger.write(entities.create_entity, "ent_1", "human", "Ann", {})
+    await ledger.write(entities_and_spaces.create_entity, "ent_1", "human", "Ann", {})
     signed = token("ent_1", first.jwt_secret)
     caller = await authenticate(who, x_public_key=first.public, authorization=f"Bearer {signed}")
     assert isinstance(caller, EntityCaller)
@@ -113,7 +113,7 @@ async def test_configured_keys_work_and_are_never_stored(sqlite: Ledger, tmp_pat
     assert await authenticate(who, authorization="Bearer sk_configured_secret") == SecretKeyCaller(
         key_id=CONFIGURED_KEY_ID
     )
-    await sqlite.write(entities.create_entity, "ent_1", "human", "Ann", {})
+    await sqlite.write(entities_and_spaces.create_entity, "ent_1", "human", "Ann", {})
     caller = await authenticate(who, x_public_key="pk_configured_public", authorization=f"Bearer {token('ent_1')}")
     assert isinstance(caller, EntityCaller)
     written = b"".join(path.read_bytes() for path in tmp_path.glob("toolspace.db*"))
@@ -192,7 +192,7 @@ async def test_the_use_of_a_key_is_counted(ledger: Ledger) -> None:
 @pytest.fixture
 async def authenticator(sqlite: Ledger) -> Authenticator:
     server = ServerSettings(secret_key="sk_0123456789abcdef", public_key="pk_0123456789abcdef", jwt_secret=JWT_SECRET)
-    await sqlite.write(entities.create_entity, "ent_1", "human", "Ann", {})
+    await sqlite.write(entities_and_spaces.create_entity, "ent_1", "human", "Ann", {})
     return await Authenticator.open(sqlite, server)
 
 
@@ -276,7 +276,7 @@ async def test_a_cached_caller_costs_no_lookup(sqlite: Ledger) -> None:
 
 
 async def test_a_cached_token_expires_in_time(sqlite: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    await sqlite.write(entities.create_entity, "ent_1", "human", "Ann", {})
+    await sqlite.write(entities_and_spaces.create_entity, "ent_1", "human", "Ann", {})
     who = await Authenticator.open(sqlite, ServerSettings(public_key=PUBLIC, jwt_secret=JWT_SECRET))
     signed = token("ent_1", exp=int(time.time()) - 29)  # One second of the leeway remains.
     caller = await authenticate(who, x_public_key=PUBLIC, authorization=f"Bearer {signed}")
@@ -297,7 +297,7 @@ async def test_a_cached_token_expires_in_time(sqlite: Ledger, monkeypatch: pytes
 async def test_a_deleted_entity_is_not_authenticated(sqlite: Ledger, authenticator: Authenticator) -> None:
     headers = {"x_public_key": PUBLIC, "authorization": f"Bearer {token('ent_1')}"}
     await authenticate(authenticator, **headers)
-    await sqlite.write(entities.delete_entity, "ent_1")
+    await sqlite.write(entities_and_spaces.delete_entity, "ent_1")
     authenticator.invalidate()
     assert (await refusal(authenticator, **headers)).status == 401
 
@@ -334,7 +334,7 @@ async def test_a_padded_key_is_not_cached(sqlite: Ledger) -> None:
 async def test_failed_logins_affect_neither_tokens_nor_the_local_key(
     sqlite: Ledger, authenticator: Authenticator
 ) -> None:
-    await sqlite.write(entities.create_entity, "ann", "human", "Ann", {})
+    await sqlite.write(entities_and_spaces.create_entity, "ann", "human", "Ann", {})
     local = authenticator.create_local_key()
     for number in range(100):
         await refusal(authenticator, x_secret_key=f"sk_guess_{number}")

@@ -20,7 +20,7 @@ from toolspace.server.gateway import Gateway
 from toolspace.server.web_server import bind_socket, serve_gateway
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.database import Database
-from toolspace.storage.queries import entities
+from toolspace.storage.queries import entities_and_spaces
 
 pytestmark = pytest.mark.spec("11.7")
 
@@ -139,7 +139,7 @@ async def test_a_second_start_changes_no_demo_file(tmp_path: Path) -> None:
 async def test_the_lobby_is_created_once_on_every_database(database: Database) -> None:
     ledger = Ledger(database)
     await asyncio.gather(*(set_up_demo(ledger) for _ in range(3)))
-    members = await ledger.read(entities.list_members, LOBBY_SPACE_ID)
+    members = await ledger.read(entities_and_spaces.list_members, LOBBY_SPACE_ID)
     assert sorted((member.type, member.name) for member in members) == [("agent", "Demo"), ("human", "You")]
 
 

@@ -29,7 +29,7 @@ from toolspace.server.mcp.gateway_mount import McpMount
 from toolspace.server.rate_limit import RequestLimiter
 from toolspace.server.web_server import serve_mcp
 from toolspace.spaces.ledger import Ledger
-from toolspace.storage.queries import entities
+from toolspace.storage.queries import entities_and_spaces
 from toolspace.storage.queries import keys as key_rows
 from toolspace.storage.queries.keys import KeyScope
 from toolspace.storage.sqlite.database import SqliteDatabase
@@ -262,7 +262,7 @@ async def test_a_session_is_for_the_key_that_opened_it(mcp: McpFixture) -> None:
 
 @pytest.mark.spec("8.1")
 async def test_other_credentials_are_refused(mcp: McpFixture) -> None:
-    await mcp.ledger.write(entities.create_entity, "ent_1", "human", "Ann", {})
+    await mcp.ledger.write(entities_and_spaces.create_entity, "ent_1", "human", "Ann", {})
     token = jwt.encode({"sub": "ent_1", "exp": int(time.time()) + 60}, JWT_SECRET, algorithm="HS256")
     assert (await mcp.ask(None, "tools/list"))[0] == 401
     assert (await mcp.ask("sk_wrong", "tools/list"))[0] == 401

@@ -11,7 +11,7 @@ import pytest
 
 from toolspace.server.routes.health_and_metrics import DATABASE_DOWN, DATABASE_READ_ONLY, STARTING, STOPPING, Readiness
 from toolspace.storage.database import Program
-from toolspace.storage.queries import presence, statistics
+from toolspace.storage.queries import open_work_counts, presence
 from toolspace.storage.sqlite.database import SqliteDatabase
 
 pytestmark = pytest.mark.spec("12.4")
@@ -23,7 +23,7 @@ def _succeed() -> Program[None]:
 
 async def test_it_is_ready_from_start_to_stop(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
-    readiness = Readiness(lambda: database.read(statistics.count_open_work), lambda: database.run(_succeed))
+    readiness = Readiness(lambda: database.read(open_work_counts.count_open_work), lambda: database.run(_succeed))
 
     assert await readiness.list_reasons() == [STARTING]
     readiness.started = True
@@ -38,7 +38,7 @@ async def test_it_is_ready_from_start_to_stop(tmp_path: Path) -> None:
 @pytest.mark.spec("15.3")
 async def test_it_is_not_ready_without_the_database(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
-    readiness = Readiness(lambda: database.read(statistics.count_open_work), lambda: database.run(_succeed))
+    readiness = Readiness(lambda: database.read(open_work_counts.count_open_work), lambda: database.run(_succeed))
     readiness.started = True
     await database.aclose()
 
@@ -49,7 +49,7 @@ async def test_it_is_not_ready_without_the_database(tmp_path: Path) -> None:
 async def test_it_is_not_ready_if_the_database_cannot_be_written(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
     readiness = Readiness(
-        lambda: database.read(statistics.count_open_work), lambda: database.run(_succeed), timeout=0.2
+        lambda: database.read(open_work_counts.count_open_work), lambda: database.run(_succeed), timeout=0.2
     )
     readiness.started = True
     with closing(sqlite3.connect(tmp_path / "toolspace.db")) as other:

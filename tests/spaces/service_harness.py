@@ -21,7 +21,7 @@ from toolspace.spaces.pending_calls import PendingCalls
 from toolspace.spaces.runs import OpenRuns
 from toolspace.spaces.sweeper import Sweeper
 from toolspace.storage.database import Database, WakeUps
-from toolspace.storage.queries import calls, entities, events, inbox, messages, presence
+from toolspace.storage.queries import calls, entities_and_spaces, events, inbox, messages, presence
 
 
 def pending_tool(name: str, execution_type: Any = "external", **options: Any) -> Tool:
@@ -48,11 +48,11 @@ class ServiceHarness:
         self.agent, self.person, self.space = new_id("ent"), new_id("ent"), new_id("spc")
 
     async def create_entities(self) -> None:
-        await self.ledger.write(entities.create_entity, self.agent, "agent", "Ada", {})
-        await self.ledger.write(entities.create_entity, self.person, "human", "Husam", {})
-        await self.ledger.write(entities.create_space, self.space, "Room", {})
-        await self.ledger.write(entities.add_member, self.space, self.agent)
-        await self.ledger.write(entities.add_member, self.space, self.person)
+        await self.ledger.write(entities_and_spaces.create_entity, self.agent, "agent", "Ada", {})
+        await self.ledger.write(entities_and_spaces.create_entity, self.person, "human", "Husam", {})
+        await self.ledger.write(entities_and_spaces.create_space, self.space, "Room", {})
+        await self.ledger.write(entities_and_spaces.add_member, self.space, self.agent)
+        await self.ledger.write(entities_and_spaces.add_member, self.space, self.person)
 
     async def open_run(self, *, in_space: bool = False) -> str:
         run = await self.ledger.commit(runs.open_run, self.agent, space_id=self.space if in_space else None)

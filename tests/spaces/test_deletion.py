@@ -12,7 +12,7 @@ from toolspace.core.records import RunRecord
 from toolspace.errors import RefusedError
 from toolspace.spaces import call_transactions, deletion, messaging, runs
 from toolspace.storage.database import Database
-from toolspace.storage.queries import entities, inbox
+from toolspace.storage.queries import entities_and_spaces, inbox
 from toolspace.storage.queries import runs as run_rows
 from toolspace.storage.queries.calls import NewCall
 
@@ -44,8 +44,8 @@ async def test_space_with_a_reused_id_shows_nothing_of_the_deleted_one(database:
         await harness.ledger.commit(messaging.send_message, harness.space, harness.person, "a secret")
         last = (await harness.events(f"space:{harness.space}"))[-1].id
         await harness.ledger.commit(deletion.delete_space, harness.space)
-        await harness.ledger.write(entities.create_space, harness.space, "Another", {})
-        await harness.ledger.write(entities.add_member, harness.space, harness.person)
+        await harness.ledger.write(entities_and_spaces.create_space, harness.space, "Another", {})
+        await harness.ledger.write(entities_and_spaces.add_member, harness.space, harness.person)
         assert await harness.events(f"space:{harness.space}") == []
         await harness.ledger.commit(messaging.send_message, harness.space, harness.person, "hello")
         assert (await harness.events(f"space:{harness.space}"))[0].id == last + 1
@@ -91,7 +91,7 @@ async def test_call_started_while_its_agent_is_deleted_ends_or_is_refused(databa
     async with service_harness(database) as harness:
         for number in range(20):
             agent = f"ent_{number}"
-            await harness.ledger.write(entities.create_entity, agent, "agent", "Bo", {})
+            await harness.ledger.write(entities_and_spaces.create_entity, agent, "agent", "Bo", {})
             opening = [harness.ledger.commit(runs.open_run, agent) for _ in range(3)]
             *opened, removed = await asyncio.gather(
                 *opening, harness.ledger.commit(deletion.delete_entity, agent), return_exceptions=True

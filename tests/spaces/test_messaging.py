@@ -12,7 +12,7 @@ from toolspace.core.records import InboxEvent, Message, StoredEvent, space_strea
 from toolspace.errors import RefusedError
 from toolspace.spaces import deletion, messaging
 from toolspace.storage.database import Database
-from toolspace.storage.queries import entities, inbox, messages
+from toolspace.storage.queries import entities_and_spaces, inbox, messages
 
 pytestmark = [pytest.mark.spec("9.1")]
 
@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.spec("9.1")]
 @pytest.fixture
 async def harness(database: Database) -> AsyncIterator[ServiceHarness]:
     async with service_harness(database) as services:
-        await services.ledger.write(entities.create_entity, "bob", "agent", "Bob", {})
-        await services.ledger.write(entities.add_member, services.space, "bob")
+        await services.ledger.write(entities_and_spaces.create_entity, "bob", "agent", "Bob", {})
+        await services.ledger.write(entities_and_spaces.add_member, services.space, "bob")
         yield services
 
 
@@ -162,7 +162,7 @@ async def test_sender_that_left_the_space_appends_nothing(harness: ServiceHarnes
 
 
 async def test_only_members_start_a_message(harness: ServiceHarness) -> None:
-    await harness.ledger.write(entities.create_space, "den", "Den", {})
+    await harness.ledger.write(entities_and_spaces.create_space, "den", "Den", {})
     for space_id, sender, error in (
         ("den", harness.agent, "not a member"),
         ("none", harness.agent, "no space"),
@@ -173,8 +173,8 @@ async def test_only_members_start_a_message(harness: ServiceHarness) -> None:
 
 
 async def test_message_started_in_another_space_is_sent_in_the_current_one(harness: ServiceHarness) -> None:
-    await harness.ledger.write(entities.create_space, "den", "Den", {})
-    await harness.ledger.write(entities.add_member, "den", harness.agent)
+    await harness.ledger.write(entities_and_spaces.create_space, "den", "Den", {})
+    await harness.ledger.write(entities_and_spaces.add_member, "den", harness.agent)
     await start(harness)
     sent = await harness.ledger.commit(
         messaging.send_message, "den", harness.agent, "Here.", message_id="msg_1", run_id="run_1"

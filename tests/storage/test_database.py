@@ -10,7 +10,7 @@ import pytest
 from toolspace.core.records import NewEvent
 from toolspace.errors import StorageError, StorageUnavailable
 from toolspace.storage.database import Database, Program
-from toolspace.storage.queries import entities, events, inbox
+from toolspace.storage.queries import entities_and_spaces, events, inbox
 
 
 def _store_name(name: str, value: str = "", *, then: Exception | None = None) -> Program[str]:
@@ -219,10 +219,13 @@ async def test_program_gets_the_number_of_changed_rows(database: Database) -> No
 
 async def test_exactly_one_of_many_inserts_the_first_row(database: Database) -> None:
     added = await asyncio.gather(
-        *(database.run(lambda who=who: entities.create_entity("ent_1", "human", str(who), {})) for who in range(30))
+        *(
+            database.run(lambda who=who: entities_and_spaces.create_entity("ent_1", "human", str(who), {}))
+            for who in range(30)
+        )
     )
     (winner,) = [entity for entity in added if entity is not None]
-    there = await database.read(lambda: entities.find_entity("ent_1"))
+    there = await database.read(lambda: entities_and_spaces.find_entity("ent_1"))
     assert there is not None
     assert there.name == winner.name
 

@@ -11,7 +11,7 @@ import pytest
 from toolspace.storage import schema
 from toolspace.storage.database import Database
 from toolspace.storage.postgres.database import PostgresDatabase
-from toolspace.storage.queries import entities, inbox, sessions
+from toolspace.storage.queries import entities_and_spaces, inbox, sessions
 from toolspace.storage.sqlite.database import SqliteDatabase
 
 RELEASED = (
@@ -33,12 +33,12 @@ async def test_database_of_an_earlier_version_is_migrated(tmp_path: Path, monkey
     migrations = schema.MIGRATIONS
     monkeypatch.setattr(schema, "MIGRATIONS", migrations[:1])
     old = await SqliteDatabase.open(tmp_path / "toolspace.db")
-    await old.run(lambda: entities.create_entity("ent_ada", "agent", "Ada", {}))
+    await old.run(lambda: entities_and_spaces.create_entity("ent_ada", "agent", "Ada", {}))
     await old.aclose()
     monkeypatch.setattr(schema, "MIGRATIONS", migrations)
     new = await SqliteDatabase.open(tmp_path / "toolspace.db")
     assert await new.run(lambda: sessions.create("ent_ada", "ent_ada", "agent"))
-    assert (await new.read(lambda: entities.find_entity("ent_ada"))) is not None
+    assert (await new.read(lambda: entities_and_spaces.find_entity("ent_ada"))) is not None
     await new.aclose()
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from toolspace.agents import compaction, cycle_transactions, handoff, reflection, tasks
+from toolspace.agents import compaction, cycle_transactions, handoff, task_reflection, tasks
 from toolspace.agents.agent import Agent, entity_id_for
 from toolspace.agents.agent_run import PreparedAgent
 from toolspace.agents.cycle import Cycle
@@ -30,7 +30,7 @@ from toolspace.agents.cycle_transactions import (
 )
 from toolspace.agents.loop import RunOutcome
 from toolspace.agents.registry import AgentRegistry
-from toolspace.agents.task_tools import TaskService
+from toolspace.agents.task_service import TaskService
 from toolspace.config.agent_settings import ConsciousnessSettings
 from toolspace.core import json_text
 from toolspace.core.line_escaping import single_line
@@ -213,7 +213,7 @@ class CycleRunner:
             if session.kind == "task":
                 prepared = await tasks.prepare(self._ledger, prepared, session)
             elif session.kind == "reflection":
-                prepared = await reflection.prepare(prepared, session)
+                prepared = await task_reflection.prepare(prepared, session)
             yield prepared
 
     def _archive_dir(self, agent: Agent) -> Path:
@@ -228,10 +228,10 @@ class CycleRunner:
     ) -> WriteProgram | None:
         """The writes that are committed together with the end of a run. No outcome: the run failed or was canceled."""
         if session.kind == "reflection":
-            return reflection.completion(session.id, outcome)
+            return task_reflection.completion(session.id, outcome)
         if session.kind == "task":
-            reflects = cycle is not None and reflection.is_possible(cycle.prepared.tools)
-            return tasks.completion(session.id, outcome, reflection.start if reflects else None)
+            reflects = cycle is not None and task_reflection.is_possible(cycle.prepared.tools)
+            return tasks.completion(session.id, outcome, task_reflection.start if reflects else None)
         if outcome is None or outcome.handoff is None or cycle is None:
             return None
         return handoff.build_handoff(

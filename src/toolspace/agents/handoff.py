@@ -13,7 +13,7 @@ from toolspace.core.inbox_text import HANDOFF_PREFIX
 from toolspace.core.records import InboxEvent, RunRecord
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program
-from toolspace.storage.queries import entities, inbox, messages
+from toolspace.storage.queries import entities_and_spaces, inbox, messages
 from toolspace.storage.queries import runs as run_rows
 
 _MAX_HANDOFFS = 16
@@ -46,10 +46,12 @@ def build_handoff(
             else:
                 shared_ids.append(event_id)
             space_id = _space_id_of(event.data) or space_id
-        if space_id is not None and not (yield from entities.is_member(space_id, agent_id)):
+        if space_id is not None and not (yield from entities_and_spaces.is_member(space_id, agent_id)):
             space_id = None  # An agent cannot add another agent to a space that it is not a member of itself.
         if space_id is not None:
-            yield from entities.add_member(space_id, destination_id)  # The destination answers in that space.
+            yield from entities_and_spaces.add_member(
+                space_id, destination_id
+            )  # The destination answers in that space.
         data = {
             "handoff": {"from": agent_run.name, "message": handoff.message},
             "spaceId": space_id,

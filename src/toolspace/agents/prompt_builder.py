@@ -16,7 +16,7 @@ from toolspace.core.line_escaping import quote_name, single_line
 from toolspace.core.records import Space
 from toolspace.spaces.plans import describe as describe_plan
 from toolspace.storage.database import Program
-from toolspace.storage.queries import entities, goals_and_memories, plans
+from toolspace.storage.queries import entities_and_spaces, goals_and_memories, plans
 from toolspace.storage.queries.goals_and_memories import Goal, Memory
 from toolspace.storage.queries.plans import Plan
 
@@ -48,7 +48,7 @@ def load_prompt_context(agent_entity_id: str) -> Program[PromptContext]:
         memories=(yield from goals_and_memories.list_memories(agent_entity_id)),
         goals=(yield from goals_and_memories.list_goals(agent_entity_id)),
         plans=(yield from plans.list_plans(agent_entity_id, status="active")),
-        spaces=(yield from entities.list_spaces(member=agent_entity_id, limit=_MAX_SPACES)),
+        spaces=(yield from entities_and_spaces.list_spaces(member=agent_entity_id, limit=_MAX_SPACES)),
     )
 
 

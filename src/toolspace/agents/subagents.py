@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from toolspace.agents.agent import Agent
-from toolspace.agents.agent_request import AgentRequest, AgentResult, run_request
 from toolspace.agents.agent_run import AgentRun, Handoff, find_agent_run
 from toolspace.agents.registry import AgentRegistry
+from toolspace.agents.request_runner import AgentRequest, AgentResult, run_request
 from toolspace.core import json_text
 from toolspace.core.context import ToolContext
 from toolspace.core.interfaces import ToolProvider

@@ -27,7 +27,7 @@ from toolspace.errors import RefusedError
 from toolspace.spaces import runs
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.storage.database import Program
-from toolspace.storage.queries import entities, inbox, sessions
+from toolspace.storage.queries import entities_and_spaces, inbox, sessions
 from toolspace.storage.queries import runs as run_rows
 from toolspace.storage.queries import tasks as rows
 from toolspace.storage.queries.sessions import SessionKind, SessionRecord
@@ -74,7 +74,7 @@ def spawn(effects: Effects, new: NewTask) -> Program[str]:
     if not (yield from rows.create(task_id, agent_id, new.description, new.input)):
         return task_id  # The same call has created it at the same moment.
     space_id = new.space_id
-    if space_id is not None and not (yield from entities.is_member(space_id, agent_id)):
+    if space_id is not None and not (yield from entities_and_spaces.is_member(space_id, agent_id)):
         space_id = None
     trigger = {"type": "task", "taskId": task_id, "description": new.description, "runId": new.run_id}
     prompt = UserTurn(f"TASK: {new.description}\n\n{new.input}")

@@ -12,11 +12,11 @@ import click
 import msgspec
 
 from toolspace.cli.completion import complete_tool_name
+from toolspace.cli.event_loop import Interrupts, run
 from toolspace.cli.local_toolspace import find_tool, started_toolspace
 from toolspace.cli.logs import mute_provider_warnings
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import CommandOutput, StatusLine, WriteError, show_status
-from toolspace.cli.runner import Interrupts, run
 from toolspace.cli.tool_arguments import combine_arguments, read_args
 from toolspace.core import json_text
 from toolspace.core.events import CallPartial, CallProgress

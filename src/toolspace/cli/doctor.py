@@ -28,11 +28,11 @@ from toolspace.cli.doctor_checks import (
     check_servers,
     check_services,
 )
+from toolspace.cli.event_loop import run
 from toolspace.cli.local_toolspace import config_environment, config_path, inspected_toolspace
 from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import CommandOutput, escape_control_characters, show_status
-from toolspace.cli.runner import run
 from toolspace.config.load import Config, load_config
 from toolspace.errors import ConfigError, ToolspaceError
 from toolspace.providers.function_loader import load_functions

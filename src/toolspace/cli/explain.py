@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from toolspace.cli.completion import complete_tool_name
+from toolspace.cli.event_loop import run
 from toolspace.cli.local_toolspace import find_tool, not_found_message, read_config, started_toolspace
 from toolspace.cli.logs import mute_provider_warnings
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import CommandOutput, align_columns, escape_control_characters, join_columns
-from toolspace.cli.runner import run
 from toolspace.config.load import Config
 from toolspace.core.times import format_duration
 from toolspace.orchestrator.catalog import CatalogEntry

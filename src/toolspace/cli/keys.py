@@ -10,11 +10,11 @@ from typing import Any, Literal, cast
 import click
 import msgspec
 
+from toolspace.cli.event_loop import run
 from toolspace.cli.gateway_connection import connect, gateway_options
 from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import CommandOutput, align_columns, first_line, join_columns
-from toolspace.cli.runner import run
 from toolspace.client.responses import ApiKey
 from toolspace.core.names import did_you_mean
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import click
 
+from toolspace.cli.event_loop import run
 from toolspace.cli.local_toolspace import started_toolspace
 from toolspace.cli.logs import mute_provider_warnings
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import COLUMN_GAP, CommandOutput, align_columns, first_line, join_columns, shorten
-from toolspace.cli.runner import run
 from toolspace.core.names import did_you_mean
 from toolspace.core.tool import Tool, ToolCategory
 from toolspace.toolspace import Toolspace

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import click
 from click.core import ParameterSource
 
+from toolspace.cli.event_loop import Interrupts, fast_loop_factory, is_loopback, run, tune_process, wait_for_signal
 from toolspace.cli.local_toolspace import started_toolspace
 from toolspace.cli.options import Command, Options
-from toolspace.cli.runner import Interrupts, fast_loop_factory, is_loopback, run, tune_process, wait_for_signal
 from toolspace.orchestrator.provider_startup import StartupWait
 from toolspace.providers.mcp.callbacks import FORWARD_TO_CALLER
 from toolspace.server.control_socket import serve_control_socket

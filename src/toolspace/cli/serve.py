@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from toolspace import __version__
+from toolspace.cli.event_loop import Interrupts, fast_loop_factory, is_loopback, run, tune_process, wait_for_signal
 from toolspace.cli.gateway_connection import KEY_VARIABLE
 from toolspace.cli.local_toolspace import config_environment, config_path
 from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import CommandOutput, show_status
-from toolspace.cli.runner import Interrupts, fast_loop_factory, is_loopback, run, tune_process, wait_for_signal
 from toolspace.config.load import Config, load_config
 from toolspace.config.server_settings import ServerSettings
 from toolspace.core.json_text import encode

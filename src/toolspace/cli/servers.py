@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 import click
 import msgspec
 
+from toolspace.cli.event_loop import run
 from toolspace.cli.local_toolspace import inspected_toolspace, read_config
 from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
@@ -29,7 +30,6 @@ from toolspace.cli.output import (
     join_columns,
     show_status,
 )
-from toolspace.cli.runner import run
 from toolspace.config.load import Config
 from toolspace.config.provider_settings import McpServerSettings
 from toolspace.core.names import did_you_mean

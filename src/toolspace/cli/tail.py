@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import click
 
+from toolspace.cli.event_loop import Interrupts, run, wait_for_signal
 from toolspace.cli.gateway_connection import GatewayAddress, create_client, find_gateway, gateway_options
 from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import CommandOutput, first_line
-from toolspace.cli.runner import Interrupts, run, wait_for_signal
 from toolspace.client.client import ToolspaceClient
 from toolspace.client.errors import GatewayUnreachable, Unauthorized
 from toolspace.client.events import EventSubscription, StreamEvent

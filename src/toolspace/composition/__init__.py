@@ -2,7 +2,7 @@
 
 - `parts`: `build_parts`, the entry point: tools, rules, queues and the context
 - `providers`: MCP servers, REST tools, OpenAPI services and providers of other packages
-- `settings`: the settings of a toolspace without a configuration; `background`: its background tasks
+- `settings`: the settings of a toolspace without a configuration; `housekeeping`: its background tasks
 
 Imports `agents`, `config`, `core`, `models`, `orchestrator`, `providers`, `builtin` and `storage`.
 """

@@ -8,7 +8,7 @@ from inspect import CO_OPTIMIZED
 from types import MethodType
 from typing import Any, Self, TypedDict, Unpack, overload
 
-from toolspace.core import function_arguments
+from toolspace.core import function_schema
 from toolspace.core.signature import (
     FunctionSignature,
     check_parameters,
@@ -84,13 +84,13 @@ class FunctionTool(Tool):
     @property
     def input_schema(self) -> Mapping[str, Any]:
         if self._input_schema is None:
-            self._input_schema = function_arguments.input_schema(self.signature, self.name)
+            self._input_schema = function_schema.input_schema(self.signature, self.name)
         return self._input_schema
 
     @property
     def output_schema(self) -> Mapping[str, Any] | None:
         if self._output_schema is None:
-            self._output_schema = function_arguments.output_schema(self.signature, self.name)
+            self._output_schema = function_schema.output_schema(self.signature, self.name)
         return self._output_schema
 
     @property
@@ -99,7 +99,7 @@ class FunctionTool(Tool):
             if self._own_schema:
                 self._validator = SchemaValidator(self.input_schema, tool=self.name)
             else:
-                self._validator = function_arguments.FunctionValidator(
+                self._validator = function_schema.FunctionValidator(
                     self.signature, lambda: self.input_schema, self.name
                 )
         return self._validator

@@ -11,11 +11,11 @@ from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Seque
 from typing import Any
 
 from toolspace.core.context import ToolContext
-from toolspace.core.export import definition_text
 from toolspace.core.interfaces import Deny, Policy, TokenCounter, ToolProvider
 from toolspace.core.result import ToolResult
 from toolspace.core.tokens import estimate_tokens
 from toolspace.core.tool import Tool
+from toolspace.core.tool_formats import definition_text
 from toolspace.orchestrator.catalog import CatalogEntry
 
 _log = logging.getLogger("toolspace.orchestrator")

@@ -19,8 +19,8 @@ from toolspace.core.result import PENDING_CALL_KEY, ToolResult
 from toolspace.core.tool import Annotations, Tool, ToolCategory
 from toolspace.core.validation import compile_schema, find_issues
 from toolspace.errors import ToolNotFoundError, ToolValidationError
+from toolspace.providers.local_tools import run_tool
 from toolspace.providers.read_output import build_read_output_tool
-from toolspace.providers.registry import run_tool
 
 ReportStatus = Literal["success", "failure", "partial"]
 ReportFormat = Literal["markdown", "markdown+mermaid", "json", "tty", "pipe", "slack-block-kit", "sub-agent"]

@@ -3,7 +3,7 @@
 - The HTTP edge, shared with the MCP endpoint: `asgi` (body reader), `host_and_cors`, `web_server` (uvicorn).
 - One request: `app`, `routing`, `requests`, `responses`, `problems`, `idempotency`, `openapi`, and `routes/`.
 - Access: `authentication`, `authorization`, `keys`, `tokens`, `rate_limit`, `redaction`.
-- Streams: `sse`, `broadcast`, `call_stream`, `dialects/`.
+- Streams: `sse`, `event_encoding`, `call_stream`, `dialects/`.
 - The process: `gateway` (puts the parts together), `metrics`, `demo`, `control_socket`.
 - `mcp/`: the MCP server, over stdio and HTTP.
 

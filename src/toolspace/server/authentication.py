@@ -19,7 +19,7 @@ from toolspace.server.problems import Problem, unavailable
 from toolspace.server.rate_limit import FailedLoginLimiter
 from toolspace.server.tokens import EntityTokens, InvalidToken, IssuerKeys, IssuerUnavailable
 from toolspace.spaces.ledger import Ledger
-from toolspace.storage.queries import entities
+from toolspace.storage.queries import entities_and_spaces
 from toolspace.storage.queries import keys as key_rows
 from toolspace.storage.queries.keys import KeyKind, KeyRecord
 
@@ -233,7 +233,7 @@ class Authenticator:
             raise _unauthorized(str(error)) from None
         except IssuerUnavailable as error:
             raise unavailable(f"{error}; try again") from None
-        if await self._ledger.read(entities.find_entity, claims.entity_id) is None:
+        if await self._ledger.read(entities_and_spaces.find_entity, claims.entity_id) is None:
             raise _unauthorized(f'The entity "{claims.entity_id}" of the token does not exist')
         caller = EntityCaller(entity_id=claims.entity_id, key_id=key_id, expires_at=claims.expires_at)
         return caller, claims.expires_at / 1000 - time.time()

@@ -18,7 +18,7 @@ from toolspace.core.records import CallRecord, Entity, RunRecord, Space
 from toolspace.server.problems import Problem, not_found
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.database import Program
-from toolspace.storage.queries import calls, entities, runs
+from toolspace.storage.queries import calls, entities_and_spaces, runs
 
 CONFIGURED_KEY_ID: Final = "key_configured"
 """The id of a key from the configuration, which has no database row."""
@@ -202,7 +202,7 @@ class MembershipCache:
 
     async def _load(self, space_id: str) -> tuple[frozenset[str], float]:
         changes = self._changes
-        members = await self._ledger.read(entities.list_members, space_id)
+        members = await self._ledger.read(entities_and_spaces.list_members, space_id)
         entry = frozenset(member.entity_id for member in members), time.monotonic() + _CACHE_SECONDS
         if changes == self._changes:  # Else the members may have been read before the change.
             if len(self._cache) >= _MAX_CACHED_SPACES:
@@ -221,24 +221,24 @@ def _entity_id(caller: Caller) -> str | None:
 
 
 def _find_space(space_id: str, entity_id: str | None) -> Program[tuple[Space | None, bool]]:
-    space = yield from entities.find_space(space_id)
+    space = yield from entities_and_spaces.find_space(space_id)
     if space is None or entity_id is None:
         return space, True
-    return space, (yield from entities.is_member(space_id, entity_id))
+    return space, (yield from entities_and_spaces.is_member(space_id, entity_id))
 
 
 def _find_entity(id: str, entity_id: str | None) -> Program[tuple[Entity | None, bool]]:
-    entity = yield from entities.find_entity(id)
+    entity = yield from entities_and_spaces.find_entity(id)
     if entity is None or entity_id is None or id == entity_id:
         return entity, True
-    return entity, (yield from entities.share_space(id, entity_id))
+    return entity, (yield from entities_and_spaces.share_space(id, entity_id))
 
 
 def _find_run(run_id: str, entity_id: str | None) -> Program[tuple[RunRecord | None, bool]]:
     run = yield from runs.find(run_id)
     if run is None or entity_id is None:
         return run, True
-    if run.space_id is None or not (yield from entities.is_member(run.space_id, entity_id)):
+    if run.space_id is None or not (yield from entities_and_spaces.is_member(run.space_id, entity_id)):
         return run, False
     # A run can move between spaces. The members of its present space may not see what it did in another one.
     foreign_calls = yield (
@@ -255,4 +255,4 @@ def _find_call(call_id: str, entity_id: str | None) -> Program[tuple[CallRecord 
         return call, True
     if call.space_id is None or not call.visible:
         return call, False
-    return call, (yield from entities.is_member(call.space_id, entity_id))
+    return call, (yield from entities_and_spaces.is_member(call.space_id, entity_id))

@@ -17,7 +17,7 @@ from toolspace.core.ids import derived_id
 from toolspace.models.registry import DEMO, find_default_model
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.database import Program
-from toolspace.storage.queries import entities
+from toolspace.storage.queries import entities_and_spaces
 
 DEMO_NAME: Final = "demo"
 DEMO_AGENT_ID: Final = derived_id("ent", "agent", DEMO_NAME)
@@ -66,11 +66,11 @@ def uses_model(spec: AgentSpec) -> bool:
 
 
 def _create_lobby() -> Program[None]:
-    yield from entities.create_entity(DEMO_AGENT_ID, "agent", "Demo", {})
-    yield from entities.create_entity(YOU_ENTITY_ID, "human", "You", {})
-    yield from entities.create_space(LOBBY_SPACE_ID, "Lobby", {})
+    yield from entities_and_spaces.create_entity(DEMO_AGENT_ID, "agent", "Demo", {})
+    yield from entities_and_spaces.create_entity(YOU_ENTITY_ID, "human", "You", {})
+    yield from entities_and_spaces.create_space(LOBBY_SPACE_ID, "Lobby", {})
     for entity_id in (DEMO_AGENT_ID, YOU_ENTITY_ID):
-        yield from entities.add_member(LOBBY_SPACE_ID, entity_id)
+        yield from entities_and_spaces.add_member(LOBBY_SPACE_ID, entity_id)
 
 
 def _sample_folder(state_dir: Path) -> Path:

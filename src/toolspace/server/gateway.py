@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Self
 
 from toolspace.agents.agent import Agent, entity_id_for
-from toolspace.agents.host import AgentHost
+from toolspace.agents.agent_host import AgentHost
 from toolspace.agents.prebuilt.notifications import ConfiguredNotifier
 from toolspace.agents.prebuilt.provider import PrebuiltProvider
 from toolspace.agents.registry import AgentRegistry
-from toolspace.agents.subagent_runs import StoredRunRecorders
-from toolspace.agents.task_tools import TaskToolProvider
+from toolspace.agents.subagent_run_recorder import StoredRunRecorders
+from toolspace.agents.task_service import TaskToolProvider
 from toolspace.config.configuration import AgentSpec
 from toolspace.config.load import Config, load_config
 from toolspace.core.model import Embedder
@@ -38,14 +38,14 @@ from toolspace.server.requests import Request
 from toolspace.server.routes import ROUTES
 from toolspace.server.routes.health_and_metrics import Readiness
 from toolspace.server.sse import StreamRegistry
+from toolspace.spaces.agent_services import AgentServices, Notifier
 from toolspace.spaces.call_recorder import CallRecorder
 from toolspace.spaces.document_library import DocumentLibrary
 from toolspace.spaces.elicitation import ASK_SPACE_MEMBERS
 from toolspace.spaces.ledger import Ledger
 from toolspace.spaces.pending_calls import PendingCalls
 from toolspace.spaces.runs import OpenRuns
-from toolspace.spaces.services import AgentServices, Notifier
-from toolspace.spaces.subscribers import StreamSubscribers
+from toolspace.spaces.subscriber_presence import StreamSubscribers
 from toolspace.spaces.sweeper import Sweeper
 from toolspace.spaces.workers import Workers
 from toolspace.storage.database import Database, WakeUps, find_database_file

@@ -26,7 +26,7 @@ from toolspace.providers.mcp.status import ServerState
 from toolspace.server.asgi import Application, Message, Receive, Scope, Send
 from toolspace.server.routing import Route
 from toolspace.storage.database import Database, OperationKind
-from toolspace.storage.queries.statistics import OpenWorkCounts
+from toolspace.storage.queries.open_work_counts import OpenWorkCounts
 from toolspace.toolspace import Toolspace
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

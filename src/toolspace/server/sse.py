@@ -1,7 +1,8 @@
 """Server-sent events: responses that continue until the client or the server ends them.
 
 A subscriber costs a connection and a cursor. One that does not read is disconnected. One timer for all streams sends
-heartbeats, finds stuck writes and checks permissions again. `broadcast` encodes the events; this module sends bytes.
+heartbeats, finds stuck writes and checks permissions again. `event_encoding` encodes the events; this
+module sends bytes.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from toolspace.core.names import did_you_mean
 from toolspace.core.records import EVENT_TYPES
 from toolspace.errors import StorageUnavailable
 from toolspace.server.asgi import Receive, Scope, Send, find_transport, wait_for_disconnect
-from toolspace.server.broadcast import FirehoseEventSource, SharedFeed, StreamEventSource
 from toolspace.server.dialects import DIALECTS, NATIVE, Dialect
+from toolspace.server.event_encoding import FirehoseEventSource, SharedFeed, StreamEventSource
 from toolspace.server.problems import Problem, unavailable
 from toolspace.server.redaction import Viewer
 from toolspace.storage.streams.hub import Hub

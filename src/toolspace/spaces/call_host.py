@@ -16,10 +16,10 @@ from toolspace.errors import (
     ToolExecutionError,
     ToolPermissionError,
 )
+from toolspace.spaces.agent_services import AgentServices
 from toolspace.spaces.call_transactions import StartedCall
 from toolspace.spaces.ledger import Ledger
 from toolspace.spaces.pending_calls import PendingCalls
-from toolspace.spaces.services import AgentServices
 
 
 class GatewayCallHost:

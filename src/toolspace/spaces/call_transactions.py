@@ -28,7 +28,7 @@ from toolspace.errors import RefusedError
 from toolspace.spaces import messaging
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program
-from toolspace.storage.queries import calls, entities, inbox, messages, presence, runs, sessions, tasks
+from toolspace.storage.queries import calls, entities_and_spaces, inbox, messages, presence, runs, sessions, tasks
 from toolspace.storage.queries.calls import CallTransition, NewCall
 
 _MAX_REMEMBERED_BYTES = 512
@@ -342,7 +342,9 @@ def stream_events(
 def _check_submission(submission: Submission, call: CallRecord) -> Program[None]:
     name = f'the call "{call.call_id}"'
     if submission.entity_id is not None:
-        is_member = call.space_id is not None and (yield from entities.is_member(call.space_id, submission.entity_id))
+        is_member = call.space_id is not None and (
+            yield from entities_and_spaces.is_member(call.space_id, submission.entity_id)
+        )
         if not is_member or not call.visible:
             raise RefusedError("forbidden", f"{name} is not yours to answer")
     if submission.run_id is not None and call.run_id != submission.run_id:
@@ -350,7 +352,7 @@ def _check_submission(submission: Submission, call: CallRecord) -> Program[None]
             raise RefusedError("not_found", f'there is no run "{submission.run_id}"')
         raise RefusedError("forbidden", f'{name} does not belong to the run "{submission.run_id}"')
     if submission.space_id is not None and call.space_id != submission.space_id:
-        if (yield from entities.find_space(submission.space_id)) is None:
+        if (yield from entities_and_spaces.find_space(submission.space_id)) is None:
             raise RefusedError("not_found", f'there is no space "{submission.space_id}"')
         raise RefusedError("forbidden", f'{name} does not belong to the space "{submission.space_id}"')
     if call.execution_target == "server":

@@ -17,7 +17,7 @@ from toolspace.core.records import Entity, EntityType, InboxEvent, Message, NewE
 from toolspace.errors import RefusedError
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program
-from toolspace.storage.queries import entities, inbox, messages
+from toolspace.storage.queries import entities_and_spaces, inbox, messages
 
 MAX_TEXT_LENGTH = 100_000
 """Characters of one message of an agent."""
@@ -127,7 +127,7 @@ def add_space_names(events: Sequence[InboxEvent]) -> Program[Sequence[InboxEvent
     space_ids = {space_id for event in events if (space_id := _find_space_id(event)) is not None}
     if not space_ids:
         return events
-    names = yield from entities.list_space_names(sorted(space_ids))
+    names = yield from entities_and_spaces.list_space_names(sorted(space_ids))
     return [_with_space_name(event, names) for event in events]
 
 
@@ -144,12 +144,12 @@ def _with_space_name(event: InboxEvent, names: dict[str, str]) -> InboxEvent:
 
 def _get_sender(space_id: str, sender_id: str) -> Program[Entity]:
     """Raises `RefusedError` if the sender is not a member of the space."""
-    sender = yield from entities.find_entity(sender_id)
+    sender = yield from entities_and_spaces.find_entity(sender_id)
     if sender is None:
         raise RefusedError("not_found", f'there is no entity "{sender_id}"')
-    if (yield from entities.find_space(space_id)) is None:
+    if (yield from entities_and_spaces.find_space(space_id)) is None:
         raise RefusedError("not_found", f'there is no space "{space_id}"')
-    if not (yield from entities.is_member(space_id, sender_id)):
+    if not (yield from entities_and_spaces.is_member(space_id, sender_id)):
         raise RefusedError("forbidden", f'"{sender_id}" is not a member of the space "{space_id}"')
     return sender
 
@@ -188,7 +188,7 @@ def _deliver(effects: Effects, message: Message, sender: Entity) -> Program[None
         "metadata": message.metadata,
         "seq": message.seq,
     }
-    for agent_id in (yield from entities.list_agents(message.space_id, except_entity=message.sender_id)):
+    for agent_id in (yield from entities_and_spaces.list_agents(message.space_id, except_entity=message.sender_id)):
         yield from inbox.add(
             agent_id,
             f"space_message:{message.id}",

@@ -30,9 +30,9 @@ from toolspace.errors import (
 )
 from toolspace.orchestrator.call import call_chain
 from toolspace.spaces import call_transactions
+from toolspace.spaces.agent_services import AgentServices
 from toolspace.spaces.call_transactions import StartedCall, Submission
 from toolspace.spaces.ledger import Ledger
-from toolspace.spaces.services import AgentServices
 from toolspace.storage.queries import calls
 from toolspace.storage.queries.calls import NewCall
 from toolspace.storage.streams.waiters import DeadlineTimer

@@ -15,7 +15,7 @@ from toolspace.orchestrator.run import Run
 from toolspace.spaces import call_transactions
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.storage.database import Program
-from toolspace.storage.queries import calls, entities, sessions, tasks
+from toolspace.storage.queries import calls, entities_and_spaces, sessions, tasks
 from toolspace.storage.queries import runs as run_queries
 
 _OPEN: tuple[RunStatus, ...] = ("queued", "running", "waiting_tool")
@@ -30,7 +30,7 @@ def open_run(
     trigger: Any = None,
 ) -> Program[RunRecord]:
     """Opens a run of an agent, in a space if one is given. If the agent has a run of this id, returns that."""
-    agent = yield from entities.find_entity(agent_entity_id)
+    agent = yield from entities_and_spaces.find_entity(agent_entity_id)
     if agent is None:
         raise RefusedError("not_found", f'there is no entity "{agent_entity_id}"')
     if agent.type != "agent":
@@ -163,9 +163,9 @@ def get_run(run_id: str) -> Program[RunRecord]:
 
 
 def _check_member(space_id: str, entity_id: str) -> Program[None]:
-    if (yield from entities.find_space(space_id)) is None:
+    if (yield from entities_and_spaces.find_space(space_id)) is None:
         raise RefusedError("not_found", f'there is no space "{space_id}"')
-    if not (yield from entities.is_member(space_id, entity_id)):
+    if not (yield from entities_and_spaces.is_member(space_id, entity_id)):
         raise RefusedError("forbidden", f'the agent "{entity_id}" is not a member of the space "{space_id}"')
 
 

@@ -26,7 +26,7 @@ from toolspace.errors import RefusedError
 from toolspace.spaces import messaging
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Database, Program, WakeUps
-from toolspace.storage.queries import entities, messages
+from toolspace.storage.queries import entities_and_spaces, messages
 
 
 class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,9 +109,9 @@ async def _run(settings: ProcessSettings) -> None:
 async def _create_spaces(harness: AgentHarness, settings: ProcessSettings) -> None:
     for name in settings.agent_names:
         space = space_of(name)
-        await harness.ledger.write(entities.create_space, space, name.title(), {})
+        await harness.ledger.write(entities_and_spaces.create_space, space, name.title(), {})
         for entity in (harness.person, entity_id_for(name)):
-            await harness.ledger.write(entities.add_member, space, entity)
+            await harness.ledger.write(entities_and_spaces.add_member, space, entity)
 
 
 async def _submit_results(harness: AgentHarness) -> None:

@@ -13,7 +13,7 @@ from toolspace.agents.prebuilt.provider import ALL_ACTIONS, PrebuiltProvider
 from toolspace.core.records import run_stream, space_stream
 from toolspace.spaces import messaging
 from toolspace.storage.database import Database
-from toolspace.storage.queries import entities, inbox
+from toolspace.storage.queries import entities_and_spaces, inbox
 
 
 @pytest.fixture
@@ -52,8 +52,8 @@ async def send(harness: ServiceHarness, text: str, sender: str | None = None) ->
 
 async def create_other_space(harness: ServiceHarness) -> str:
     """Creates a space of which the agent is not a member."""
-    await harness.ledger.write(entities.create_space, "spc_other", "Secret room", {"plan": "hidden"})
-    await harness.ledger.write(entities.add_member, "spc_other", harness.person)
+    await harness.ledger.write(entities_and_spaces.create_space, "spc_other", "Secret room", {"plan": "hidden"})
+    await harness.ledger.write(entities_and_spaces.add_member, "spc_other", harness.person)
     return "spc_other"
 
 
@@ -119,8 +119,8 @@ async def test_only_members_can_enter_and_read_a_space(harness: ServiceHarness, 
 @pytest.mark.spec("9.1")
 @pytest.mark.spec("7.2")
 async def test_send_message_stores_streams_and_delivers_the_message(harness: ServiceHarness, act: RunningAgent) -> None:
-    await harness.ledger.write(entities.create_entity, "bob", "agent", "Bob", {})
-    await harness.ledger.write(entities.add_member, harness.space, "bob")
+    await harness.ledger.write(entities_and_spaces.create_entity, "bob", "agent", "Bob", {})
+    await harness.ledger.write(entities_and_spaces.add_member, harness.space, "bob")
     await act("enter_space", spaceId=harness.space)
     sent = await act("send_message", text="On it.")
     assert sent == {"success": True, "messageId": sent["messageId"], "status": "delivered"}
@@ -150,7 +150,7 @@ async def test_send_message_needs_an_active_space_and_a_text(harness: ServiceHar
     for text in ("", "a\0b", "x" * 100_001):
         kind, _ = await act.failure("send_message", text=text)
         assert kind == "invalid_parameters"
-    await harness.ledger.write(entities.remove_member, harness.space, harness.agent)
+    await harness.ledger.write(entities_and_spaces.remove_member, harness.space, harness.agent)
     kind, error = await act.failure("send_message", text="hi")
     assert kind == "not_permitted"
     assert "is not a member" in error

@@ -15,7 +15,7 @@ from toolspace.core.ids import now_ms
 from toolspace.core.records import space_stream
 from toolspace.spaces import messaging, plans
 from toolspace.storage.database import Database
-from toolspace.storage.queries import entities, goals_and_memories, idempotency, inbox
+from toolspace.storage.queries import entities_and_spaces, goals_and_memories, idempotency, inbox
 from toolspace.storage.queries import plans as plan_rows
 
 pytestmark = [pytest.mark.spec("11.6")]
@@ -58,8 +58,8 @@ async def act(harness: ServiceHarness) -> RepeatedCalls:
 
 @pytest.mark.spec("9.1")
 async def test_a_repeated_send_message_sends_once(harness: ServiceHarness, act: RepeatedCalls) -> None:
-    await harness.ledger.write(entities.create_entity, "bob", "agent", "Bob", {})
-    await harness.ledger.write(entities.add_member, harness.space, "bob")
+    await harness.ledger.write(entities_and_spaces.create_entity, "bob", "agent", "Bob", {})
+    await harness.ledger.write(entities_and_spaces.add_member, harness.space, "bob")
     result = await act.call_in_parallel("call_1", "send_message", text="On it.")
     assert result == {"success": True, "messageId": messaging.message_id_for_call("call_1"), "status": "delivered"}
     assert await act("call_1", "send_message", text="On it.") == result
@@ -83,7 +83,7 @@ async def test_a_repeated_send_message_returns_its_result_after_leaving_the_spac
     leave_result = await act("call_2", "leave_space")
     assert leave_result == {"success": True, "spaceId": harness.space}
     assert await act("call_1", "send_message", text="Bye.") == message_result
-    await harness.ledger.write(entities.remove_member, harness.space, harness.agent)
+    await harness.ledger.write(entities_and_spaces.remove_member, harness.space, harness.agent)
     assert await act("call_1", "send_message", text="Bye.") == message_result
     assert await act("call_2", "leave_space") == leave_result
     assert len(await harness.messages()) == 1
@@ -100,8 +100,8 @@ async def test_a_message_id_of_another_sender_is_rejected(harness: ServiceHarnes
 
 @pytest.mark.spec("9.1")
 async def test_a_repeated_enter_space_does_not_move_the_run_back(harness: ServiceHarness, act: RepeatedCalls) -> None:
-    await harness.ledger.write(entities.create_space, "den", "Den", {})
-    await harness.ledger.write(entities.add_member, "den", harness.agent)
+    await harness.ledger.write(entities_and_spaces.create_space, "den", "Den", {})
+    await harness.ledger.write(entities_and_spaces.add_member, "den", harness.agent)
     await act.call_in_parallel("call_1", "enter_space", spaceId="den")
     assert await act("call_2", "leave_space") == {"success": True, "spaceId": "den"}
     entered = await act("call_1", "enter_space", spaceId="den")
@@ -207,7 +207,7 @@ async def test_a_failed_call_can_be_repeated(harness: ServiceHarness, act: Repea
 
 async def test_call_ids_of_different_agents_are_independent(harness: ServiceHarness, act: RepeatedCalls) -> None:
     await act("call_1", "set_memories", memories=[{"key": "a", "value": 1}])
-    await harness.ledger.write(entities.create_entity, "bob", "agent", "Bob", {})
+    await harness.ledger.write(entities_and_spaces.create_entity, "bob", "agent", "Bob", {})
     program = idempotency.run_once("bob", "call_1", goals_and_memories.set_memories("bob", [("a", 2)]))
     assert await harness.ledger.write(lambda: program) == 1
     assert [memory.value for memory in await harness.ledger.read(goals_and_memories.list_memories, "bob")] == [2]
@@ -220,7 +220,7 @@ async def test_stored_call_results_are_deleted_with_age_and_with_their_agent(
     assert await harness.ledger.write(idempotency.delete_old_receipts, now_ms() - 60_000, 100) == 0
     assert await harness.ledger.write(idempotency.delete_old_receipts, now_ms() + 1, 100) == 1
     await act("call_1", "set_memories", memories=[{"key": "a", "value": 3}])
-    await harness.ledger.write(entities.delete_entity, harness.agent)
+    await harness.ledger.write(entities_and_spaces.delete_entity, harness.agent)
     assert await harness.ledger.write(idempotency.delete_old_receipts, now_ms() + 1, 100) == 0
 
 

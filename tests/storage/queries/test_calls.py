@@ -10,7 +10,7 @@ import pytest
 
 from toolspace.core.ids import now_ms
 from toolspace.storage.database import Database, Program
-from toolspace.storage.queries import calls, entities, runs
+from toolspace.storage.queries import calls, entities_and_spaces, runs
 from toolspace.storage.queries.calls import CallTransition, NewCall
 
 
@@ -313,7 +313,7 @@ async def test_released_calls_are_claimed_again_oldest_first(database: Database)
 
 @pytest.mark.spec("6.8")
 async def test_last_of_concurrent_results_lets_the_run_continue(database: Database) -> None:
-    await database.run(lambda: entities.create_entity("ada", "agent", "Ada", {}))
+    await database.run(lambda: entities_and_spaces.create_entity("ada", "agent", "Ada", {}))
 
     def answer(run_id: str, call_id: str) -> Program[bool]:
         yield from calls.lock_paused_run(call_id)
@@ -335,10 +335,10 @@ async def test_last_of_concurrent_results_lets_the_run_continue(database: Databa
 
 async def test_calls_are_listed_newest_first_with_filters(database: Database) -> None:
     for name in ("ada", "bob"):
-        await database.run(lambda name=name: entities.create_entity(name, "human", name, {}))
+        await database.run(lambda name=name: entities_and_spaces.create_entity(name, "human", name, {}))
     for space in ("one", "two"):
-        await database.run(lambda space=space: entities.create_space(space, space, {}))
-    await database.run(lambda: entities.add_member("one", "bob"))
+        await database.run(lambda space=space: entities_and_spaces.create_space(space, space, {}))
+    await database.run(lambda: entities_and_spaces.add_member("one", "bob"))
     for number in range(6):
         is_visible = number in {1, 2, 3}
         await _create(

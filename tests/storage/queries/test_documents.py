@@ -9,7 +9,7 @@ import pytest
 
 from toolspace.errors import RefusedError
 from toolspace.storage.database import Database, Program
-from toolspace.storage.queries import documents, entities
+from toolspace.storage.queries import documents, entities_and_spaces
 from toolspace.storage.queries.documents import SearchMatches, prepare
 
 pytestmark = [pytest.mark.spec("9.5")]
@@ -28,7 +28,7 @@ CORPUS = {
 
 async def setup(database: Database, *names: str) -> None:
     for name in names or ("robot",):
-        program = entities.create_entity(name, "agent", name, {})
+        program = entities_and_spaces.create_entity(name, "agent", name, {})
         await database.run(lambda program=program: program)
 
 
@@ -140,7 +140,7 @@ async def test_deleted_document_leaves_no_rows(database: Database) -> None:
     assert await matching_ids(database, "krill") == []
     assert await count_rows(database, "whales") == []
     assert await database.read(lambda: documents.find("robot", "whales")) is None
-    await database.run(lambda: entities.delete_entity("robot"))
+    await database.run(lambda: entities_and_spaces.delete_entity("robot"))
     assert await count_rows(database, "sky") == []
 
 

@@ -8,44 +8,44 @@ import pytest
 
 from toolspace.errors import StorageError
 from toolspace.storage.database import Database
-from toolspace.storage.queries import entities, messages, runs
+from toolspace.storage.queries import entities_and_spaces, messages, runs
 
 
 async def _create_entities(database: Database) -> None:
     for name, type in (("ada", "agent"), ("bob", "human"), ("cleo", "agent"), ("dan", "service")):
-        await database.run(lambda name=name, type=type: entities.create_entity(name, type, name.title(), {}))  # type: ignore[arg-type]
+        await database.run(lambda name=name, type=type: entities_and_spaces.create_entity(name, type, name.title(), {}))  # type: ignore[arg-type]
     for space in ("one", "two"):
-        await database.run(lambda space=space: entities.create_space(space, space.title(), {"of": space}))
+        await database.run(lambda space=space: entities_and_spaces.create_space(space, space.title(), {"of": space}))
     for space, name in (("one", "ada"), ("one", "bob"), ("two", "bob"), ("two", "cleo")):
-        await database.run(lambda space=space, name=name: entities.add_member(space, name))
+        await database.run(lambda space=space, name=name: entities_and_spaces.add_member(space, name))
 
 
 @pytest.mark.spec("7.1")
 async def test_entity_is_created_once_updated_and_deleted(database: Database) -> None:
     metadata = {"nested": {"list": [1, 2.5, None, True, "é\0"]}, "big": 2**62}
-    added = await database.run(lambda: entities.create_entity("ent_1", "human", "Ann", metadata))
+    added = await database.run(lambda: entities_and_spaces.create_entity("ent_1", "human", "Ann", metadata))
     assert added is not None
     assert added.metadata == metadata
-    assert await database.run(lambda: entities.create_entity("ent_1", "agent", "Other", {})) is None
+    assert await database.run(lambda: entities_and_spaces.create_entity("ent_1", "agent", "Other", {})) is None
 
-    changed = await database.run(lambda: entities.update_entity("ent_1", name="Anna"))
+    changed = await database.run(lambda: entities_and_spaces.update_entity("ent_1", name="Anna"))
     assert changed is not None
     assert (changed.name, changed.type, changed.metadata) == ("Anna", "human", metadata)
-    changed = await database.run(lambda: entities.update_entity("ent_1", metadata={}))
+    changed = await database.run(lambda: entities_and_spaces.update_entity("ent_1", metadata={}))
     assert changed is not None
     assert (changed.name, changed.metadata, changed.created_at) == ("Anna", {}, added.created_at)
-    assert await database.run(lambda: entities.update_entity("ent_2", name="Nobody")) is None
+    assert await database.run(lambda: entities_and_spaces.update_entity("ent_2", name="Nobody")) is None
 
-    assert await database.run(lambda: entities.delete_entity("ent_1")) is True
-    assert await database.run(lambda: entities.delete_entity("ent_1")) is False
-    assert await database.read(lambda: entities.find_entity("ent_1")) is None
+    assert await database.run(lambda: entities_and_spaces.delete_entity("ent_1")) is True
+    assert await database.run(lambda: entities_and_spaces.delete_entity("ent_1")) is False
+    assert await database.read(lambda: entities_and_spaces.find_entity("ent_1")) is None
 
 
 async def test_entities_are_listed_by_page_type_and_shared_space(database: Database) -> None:
     await _create_entities(database)
 
     async def names(**filters: object) -> list[str]:
-        return [entity.id for entity in await database.read(lambda: entities.list_entities(**filters))]  # type: ignore[arg-type]
+        return [entity.id for entity in await database.read(lambda: entities_and_spaces.list_entities(**filters))]  # type: ignore[arg-type]
 
     assert await names() == ["ada", "bob", "cleo", "dan"]
     assert await names(limit=2) == ["ada", "bob"]
@@ -54,63 +54,68 @@ async def test_entities_are_listed_by_page_type_and_shared_space(database: Datab
     assert await names(sharing_with="ada") == ["ada", "bob"]
     assert await names(sharing_with="bob", type="agent") == ["ada", "cleo"]
     assert await names(sharing_with="dan") == ["dan"]
-    assert await database.read(lambda: entities.share_space("ada", "bob")) is True
-    assert await database.read(lambda: entities.share_space("ada", "cleo")) is False
+    assert await database.read(lambda: entities_and_spaces.share_space("ada", "bob")) is True
+    assert await database.read(lambda: entities_and_spaces.share_space("ada", "cleo")) is False
 
 
 @pytest.mark.spec("7.1")
 async def test_space_has_members(database: Database) -> None:
     await _create_entities(database)
-    assert await database.run(lambda: entities.add_member("one", "ada")) is False
-    members = await database.read(lambda: entities.list_members("one"))
+    assert await database.run(lambda: entities_and_spaces.add_member("one", "ada")) is False
+    members = await database.read(lambda: entities_and_spaces.list_members("one"))
     assert [(member.entity_id, member.type, member.name) for member in members] == [
         ("ada", "agent", "Ada"),
         ("bob", "human", "Bob"),
     ]
-    assert await database.read(lambda: entities.is_member("one", "bob")) is True
-    assert await database.read(lambda: entities.is_member("one", "cleo")) is False
-    assert await database.read(lambda: entities.list_agents("two", except_entity="bob")) == ["cleo"]
-    assert await database.read(lambda: entities.list_agents("two", except_entity="cleo")) == []
-    assert [space.id for space in await database.read(lambda: entities.list_spaces(member="bob"))] == ["one", "two"]
-    assert [space.id for space in await database.read(lambda: entities.list_spaces(member="bob", after="one"))] == [
-        "two"
+    assert await database.read(lambda: entities_and_spaces.is_member("one", "bob")) is True
+    assert await database.read(lambda: entities_and_spaces.is_member("one", "cleo")) is False
+    assert await database.read(lambda: entities_and_spaces.list_agents("two", except_entity="bob")) == ["cleo"]
+    assert await database.read(lambda: entities_and_spaces.list_agents("two", except_entity="cleo")) == []
+    assert [space.id for space in await database.read(lambda: entities_and_spaces.list_spaces(member="bob"))] == [
+        "one",
+        "two",
     ]
-    assert [space.id for space in await database.read(lambda: entities.list_spaces(limit=1))] == ["one"]
+    assert [
+        space.id for space in await database.read(lambda: entities_and_spaces.list_spaces(member="bob", after="one"))
+    ] == ["two"]
+    assert [space.id for space in await database.read(lambda: entities_and_spaces.list_spaces(limit=1))] == ["one"]
 
-    assert await database.run(lambda: entities.remove_member("one", "bob")) is True
-    assert await database.run(lambda: entities.remove_member("one", "bob")) is False
+    assert await database.run(lambda: entities_and_spaces.remove_member("one", "bob")) is True
+    assert await database.run(lambda: entities_and_spaces.remove_member("one", "bob")) is False
     with pytest.raises(StorageError):
-        await database.run(lambda: entities.add_member("one", "nobody"))
+        await database.run(lambda: entities_and_spaces.add_member("one", "nobody"))
     with pytest.raises(StorageError):
-        await database.run(lambda: entities.add_member("nowhere", "bob"))
+        await database.run(lambda: entities_and_spaces.add_member("nowhere", "bob"))
 
 
 async def test_deletion_removes_what_belongs_to_a_record(database: Database) -> None:
     await _create_entities(database)
     await database.run(lambda: messages.create("msg_1", "one", "ada", "hello"))
     await database.run(lambda: runs.create("run_1", "ada", space_id="one", trigger=None))
-    await database.run(lambda: entities.delete_entity("ada"))
-    assert [member.entity_id for member in await database.read(lambda: entities.list_members("one"))] == ["bob"]
+    await database.run(lambda: entities_and_spaces.delete_entity("ada"))
+    assert [member.entity_id for member in await database.read(lambda: entities_and_spaces.list_members("one"))] == [
+        "bob"
+    ]
     assert await database.read(lambda: runs.find("run_1")) is None
     assert await database.read(lambda: messages.find("msg_1")) is not None
 
-    assert await database.run(lambda: entities.delete_space("one")) is True
-    assert await database.run(lambda: entities.delete_space("one")) is False
+    assert await database.run(lambda: entities_and_spaces.delete_space("one")) is True
+    assert await database.run(lambda: entities_and_spaces.delete_space("one")) is False
     assert await database.read(lambda: messages.find("msg_1")) is None
-    assert await database.read(lambda: entities.is_member("one", "bob")) is False
+    assert await database.read(lambda: entities_and_spaces.is_member("one", "bob")) is False
 
 
 async def test_space_can_be_updated(database: Database) -> None:
     await _create_entities(database)
-    assert await database.run(lambda: entities.create_space("one", "Again", {})) is None
-    changed = await database.run(lambda: entities.update_space("one", name="First"))
+    assert await database.run(lambda: entities_and_spaces.create_space("one", "Again", {})) is None
+    changed = await database.run(lambda: entities_and_spaces.update_space("one", name="First"))
     assert changed is not None
     assert (changed.name, changed.metadata) == ("First", {"of": "one"})
-    changed = await database.run(lambda: entities.update_space("one", metadata={"a": 1}))
+    changed = await database.run(lambda: entities_and_spaces.update_space("one", metadata={"a": 1}))
     assert changed is not None
-    assert await database.read(lambda: entities.find_space("one")) is not None
+    assert await database.read(lambda: entities_and_spaces.find_space("one")) is not None
     assert (changed.name, changed.metadata) == ("First", {"a": 1})
-    assert await database.run(lambda: entities.update_space("three", name="No")) is None
+    assert await database.run(lambda: entities_and_spaces.update_space("three", name="No")) is None
 
 
 @pytest.mark.spec("7.1")

@@ -9,7 +9,7 @@ import pytest
 
 from toolspace.errors import RefusedError, StorageError
 from toolspace.storage.database import Database, Program
-from toolspace.storage.queries import entities, goals_and_memories
+from toolspace.storage.queries import entities_and_spaces, goals_and_memories
 from toolspace.storage.queries.goals_and_memories import GoalChange
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class Store:
 async def store(database: Database) -> Store:
     new_store = Store(database)
     for agent in ("ada", "bob"):
-        await new_store(entities.create_entity, agent, "agent", agent, {})
+        await new_store(entities_and_spaces.create_entity, agent, "agent", agent, {})
     return new_store
 
 
@@ -123,7 +123,7 @@ async def test_number_of_memories_is_limited(store: Store) -> None:
 async def test_goals_and_memories_are_deleted_with_their_agent(store: Store) -> None:
     await store(goals_and_memories.set_goals, "ada", [goal("a")], clear=False)
     await store(goals_and_memories.set_memories, "ada", [("k", 1)])
-    await store(entities.delete_entity, "ada")
+    await store(entities_and_spaces.delete_entity, "ada")
     assert await store(goals_and_memories.list_goals, "ada") == []
     assert await store(goals_and_memories.list_memories, "ada") == []
     with pytest.raises(StorageError):

@@ -11,11 +11,20 @@ import pytest
 from toolspace.core.ids import now_ms
 from toolspace.core.records import NewEvent, StoredEvent
 from toolspace.storage.database import Database, Program
-from toolspace.storage.queries import calls, deferred_writes, entities, events, inbox, presence, runs, statistics
+from toolspace.storage.queries import (
+    calls,
+    deferred_writes,
+    entities_and_spaces,
+    events,
+    inbox,
+    open_work_counts,
+    presence,
+    runs,
+)
 
 
 async def _create_agent(database: Database, name: str = "ada") -> None:
-    await database.run(lambda: entities.create_entity(name, "agent", name, {}))
+    await database.run(lambda: entities_and_spaces.create_entity(name, "agent", name, {}))
 
 
 @pytest.mark.spec("7.1")
@@ -153,7 +162,7 @@ async def test_process_is_listed_by_its_heartbeat_and_deleted_with_its_connectio
     assert await database.run(lambda: presence.delete_node("node_2")) == ["wrk_1"]
     assert await database.run(lambda: presence.delete_node("node_2")) == []
     assert await database.read(presence.list_topics) == [("tool:a", "wrk_2")]
-    assert (await database.read(statistics.count_open_work)).nodes == 1
+    assert (await database.read(open_work_counts.count_open_work)).nodes == 1
 
 
 @pytest.mark.spec("6.7")

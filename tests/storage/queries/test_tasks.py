@@ -5,12 +5,12 @@ from __future__ import annotations
 from toolspace.core.ids import now_ms
 from toolspace.core.model import UserTurn
 from toolspace.storage.database import Database, Program
-from toolspace.storage.queries import entities, sessions, tasks
+from toolspace.storage.queries import entities_and_spaces, sessions, tasks
 from toolspace.storage.queries.sessions import NewTurn, StoredTurn
 
 
 async def create_agent(database: Database, id: str = "ada") -> str:
-    await database.run(lambda: entities.create_entity(id, "agent", id, {}))
+    await database.run(lambda: entities_and_spaces.create_entity(id, "agent", id, {}))
     return id
 
 

@@ -17,7 +17,7 @@ import pytest
 from toolspace.errors import StorageError, StorageUnavailable
 from toolspace.storage import schema
 from toolspace.storage.database import Program
-from toolspace.storage.queries import entities, inbox
+from toolspace.storage.queries import entities_and_spaces, inbox
 from toolspace.storage.sqlite.database import SqliteDatabase
 
 _WRITER = """
@@ -99,7 +99,7 @@ async def test_second_process_is_refused_and_told_which_process_has_the_file(tmp
 async def test_only_the_owner_may_read_the_files(tmp_path: Path) -> None:
     folder = tmp_path / "state" / "deep"
     database = await SqliteDatabase.open(folder / "toolspace.db")
-    await database.run(lambda: entities.create_entity("ent_1", "human", "Ann", {}))
+    await database.run(lambda: entities_and_spaces.create_entity("ent_1", "human", "Ann", {}))
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     for file in folder.glob("toolspace.db*"):
         if not file.name.endswith(".lock"):
@@ -111,10 +111,10 @@ async def test_only_the_owner_may_read_the_files(tmp_path: Path) -> None:
 async def test_current_database_is_opened_unchanged_and_a_newer_one_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "toolspace.db"
     database = await SqliteDatabase.open(path)
-    await database.run(lambda: entities.create_entity("ent_1", "human", "Ann", {}))
+    await database.run(lambda: entities_and_spaces.create_entity("ent_1", "human", "Ann", {}))
     await database.aclose()
     database = await SqliteDatabase.open(path)
-    assert await database.read(lambda: entities.find_entity("ent_1")) is not None
+    assert await database.read(lambda: entities_and_spaces.find_entity("ent_1")) is not None
 
     def age() -> Program[None]:
         yield "INSERT INTO migrations (version, applied_at) VALUES (?, 0)", (len(schema.MIGRATIONS) + 1,)
@@ -190,9 +190,9 @@ async def test_canceled_opening_releases_the_file(tmp_path: Path) -> None:
 async def test_write_ahead_log_stays_bounded_under_constant_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toolspace.storage.sqlite.files.LONGEST_LOG", 1 << 20)
-    monkeypatch.setattr("toolspace.storage.sqlite.files.CHECKPOINT_BYTES", 1 << 18)
-    monkeypatch.setattr("toolspace.storage.sqlite.files.LOG_BYTES", 1 << 18)
+    monkeypatch.setattr("toolspace.storage.sqlite.wal_and_lock.LONGEST_LOG", 1 << 20)
+    monkeypatch.setattr("toolspace.storage.sqlite.wal_and_lock.CHECKPOINT_BYTES", 1 << 18)
+    monkeypatch.setattr("toolspace.storage.sqlite.wal_and_lock.LOG_BYTES", 1 << 18)
     path = tmp_path / "toolspace.db"
     database = await SqliteDatabase.open(path)
     text = "x" * 4000

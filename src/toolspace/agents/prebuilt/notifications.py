@@ -19,8 +19,8 @@ from toolspace.core import json_text
 from toolspace.core.ids import derived_id, new_id
 from toolspace.core.tool import Annotations, ToolCategory
 from toolspace.errors import ToolExecutionError, ToolPermissionError, ToolValidationError
-from toolspace.spaces.services import Notification, NotificationResult
-from toolspace.storage.queries import entities
+from toolspace.spaces.agent_services import Notification, NotificationResult
+from toolspace.storage.queries import entities_and_spaces
 
 if TYPE_CHECKING:
     import smtplib
@@ -35,7 +35,7 @@ async def _send_notification(caller: ActionCaller, arguments: dict[str, Any]) ->
             "no notification channel is configured; an operator sets notifications.webhook or notifications.smtp",
             executed=False,
         )
-    agent = await caller.ledger.read(entities.find_entity, caller.agent_id)
+    agent = await caller.ledger.read(entities_and_spaces.find_entity, caller.agent_id)
     result = await notifier.send(
         Notification(
             title=" ".join(json_text.valid_text(arguments["title"]).split()),

@@ -16,7 +16,7 @@ from toolspace.core.tool import Tool
 from toolspace.core.validation import InvalidArguments, SchemaValidator
 from toolspace.errors import RefusedError, StorageError, ToolDefinitionError, ToolNotFoundError, ToolValidationError
 from toolspace.providers.configured_tools import ToolHandler
-from toolspace.providers.registry import run_tool
+from toolspace.providers.local_tools import run_tool
 
 ALL_ACTIONS: Mapping[str, Action] = {
     action.name: action

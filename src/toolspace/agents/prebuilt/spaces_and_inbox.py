@@ -25,7 +25,7 @@ from toolspace.errors import RefusedError
 from toolspace.spaces import messaging, runs
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program
-from toolspace.storage.queries import entities, idempotency, inbox, messages
+from toolspace.storage.queries import entities_and_spaces, idempotency, inbox, messages
 
 _MAX_METADATA = 64 * 1024
 _MAX_MESSAGES = 200
@@ -130,10 +130,10 @@ async def _update_space_metadata(caller: ActionCaller, arguments: dict[str, Any]
 
 def _get_space(agent_id: str, space_id: str) -> Program[Space]:
     """Returns a space that the agent is a member of. Raises `RefusedError`."""
-    space = yield from entities.find_space(space_id)
+    space = yield from entities_and_spaces.find_space(space_id)
     if space is None:
         raise RefusedError("not_found", f'there is no space "{space_id}"')
-    if not (yield from entities.is_member(space_id, agent_id)):
+    if not (yield from entities_and_spaces.is_member(space_id, agent_id)):
         raise RefusedError("forbidden", f'you are not a member of the space "{space_id}"')
     return space
 
@@ -146,7 +146,7 @@ def _load_messages(agent_id: str, space_id: str, *, limit: int, offset: int = 0)
     for message in records:
         sender_id = message.sender_id
         if sender_id not in senders:
-            entity = yield from entities.find_entity(sender_id)
+            entity = yield from entities_and_spaces.find_entity(sender_id)
             senders[sender_id] = {"senderName": entity.name, "senderType": entity.type} if entity is not None else {}
         formatted.append(_format_message(message, senders[sender_id]))
     return _MessagePage(space, formatted, total)
@@ -161,7 +161,7 @@ def _format_message(message: Message, sender: Mapping[str, str]) -> dict[str, An
 
 def _load_context(agent_id: str, space_id: str) -> Program[tuple[Space, list[Member]]]:
     space = yield from _get_space(agent_id, space_id)
-    return space, (yield from entities.list_members(space_id))
+    return space, (yield from entities_and_spaces.list_members(space_id))
 
 
 def _merge_metadata(caller: ActionCaller, space_id: str | None, changes: Mapping[str, Any]) -> Program[dict[str, Any]]:
@@ -173,7 +173,7 @@ def _merge_metadata(caller: ActionCaller, space_id: str | None, changes: Mapping
     merged = {key: value for key, value in merged.items() if value is not None}
     if (size := json_text.encoded_size(merged)) > _MAX_METADATA:
         raise RefusedError("invalid", f"the metadata would have {size} bytes; a space has at most {_MAX_METADATA}")
-    yield from entities.update_space(space_id, metadata=merged)
+    yield from entities_and_spaces.update_space(space_id, metadata=merged)
     return {"success": True, "spaceId": space_id, "metadata": merged}
 
 

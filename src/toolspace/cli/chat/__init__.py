@@ -14,10 +14,10 @@ import click
 from toolspace.cli.chat.conversation import Conversation
 from toolspace.cli.chat.screen import open_screen
 from toolspace.cli.chat.setup import open_chat
+from toolspace.cli.event_loop import Interrupts, fast_loop_factory, run
 from toolspace.cli.gateway_connection import gateway_options
 from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
-from toolspace.cli.runner import Interrupts, fast_loop_factory, run
 
 _CLOSE_SECONDS = 20.0
 """For a gateway that the chat started: to end its calls and close."""

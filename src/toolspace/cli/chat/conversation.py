@@ -13,8 +13,8 @@ from toolspace.cli.chat.run_tracker import RunTracker
 from toolspace.cli.chat.screen import ChatScreen, ControlKey, SubmittedLine
 from toolspace.cli.chat.setup import ChatContext
 from toolspace.cli.chat.view import ConversationView
+from toolspace.cli.event_loop import Interrupts, wait_for_signal
 from toolspace.cli.options import Options
-from toolspace.cli.runner import Interrupts, wait_for_signal
 from toolspace.client.errors import ApiError
 from toolspace.client.events import EventSubscription, StreamEvent
 from toolspace.client.transport import quote_segment

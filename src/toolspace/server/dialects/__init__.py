@@ -1,6 +1,6 @@
 """The dialects of streams: native events, the AI SDK's UI message stream, and AG-UI. They translate; they send nothing.
 
-`broadcast` and `sse` use them. They import core records only.
+`event_encoding` and `sse` use them. They import core records only.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from toolspace.core import json_text
-from toolspace.core.export import export_tools
 from toolspace.core.tool import Tool
+from toolspace.core.tool_formats import export_tools
 from toolspace.core.validation import InvalidArguments, SchemaValidator
 
 PAGE_TOOLS = 1_000

@@ -9,7 +9,7 @@ from toolspace.server.redaction import redact_entity
 from toolspace.server.requests import Request
 from toolspace.server.routes.runs import AgentRunListQuery
 from toolspace.server.routing import Route
-from toolspace.storage.queries import entities, runs
+from toolspace.storage.queries import entities_and_spaces, runs
 
 
 async def get_agent_id(request: Request) -> str:
@@ -21,7 +21,7 @@ async def list_agents(request: Request) -> ResultPage[Entity]:
     query = request.query(PageQuery)
     caller = request.caller
     agents = await request.gateway.ledger.read(
-        entities.list_entities,
+        entities_and_spaces.list_entities,
         type="agent",
         sharing_with=caller.entity_id if isinstance(caller, EntityCaller) else None,
         after=query.cursor or "",

@@ -30,7 +30,7 @@ from toolspace.server.responses import NO_CONTENT, Response
 from toolspace.server.routing import Route
 from toolspace.spaces import deletion
 from toolspace.storage.database import Program
-from toolspace.storage.queries import entities
+from toolspace.storage.queries import entities_and_spaces
 
 
 class NewEntity(JsonRequestBody, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ class EntityListQuery(PageQuery, frozen=True, kw_only=True):
 async def list_entities(request: Request) -> ResultPage[Entity]:
     query = request.query(EntityListQuery)
     records = await request.gateway.ledger.read(
-        entities.list_entities, type=query.type, after=query.cursor or "", limit=query.limit + 1
+        entities_and_spaces.list_entities, type=query.type, after=query.cursor or "", limit=query.limit + 1
     )
     return build_page(records, query.limit, lambda entity: entity.id)
 
@@ -86,7 +86,10 @@ async def update_entity(request: Request) -> Entity:
     body = await request.json(EntityChange)
     entity_id = request.params["entityId"]
     entity = await request.gateway.ledger.write(
-        entities.update_entity, entity_id, name=unset_to_none(body.name), metadata=unset_to_none(body.metadata)
+        entities_and_spaces.update_entity,
+        entity_id,
+        name=unset_to_none(body.name),
+        metadata=unset_to_none(body.metadata),
     )
     if entity is None:
         raise not_found("Entity", entity_id)
@@ -102,7 +105,7 @@ async def delete_entity(request: Request) -> Response:
 
 
 def _create(entity_id: str, body: NewEntity) -> Program[Entity]:
-    entity = yield from entities.create_entity(entity_id, body.type, body.name, body.metadata)
+    entity = yield from entities_and_spaces.create_entity(entity_id, body.type, body.name, body.metadata)
     if entity is None:
         raise RefusedError("conflict", f'Entity "{entity_id}" exists already; omit the id or choose another')
     return entity

@@ -17,7 +17,7 @@ from toolspace.server.problems import Problem
 from toolspace.server.requests import Request
 from toolspace.server.responses import Response
 from toolspace.server.routing import Route
-from toolspace.storage.queries import statistics
+from toolspace.storage.queries import open_work_counts
 
 _log = logging.getLogger("toolspace.server")
 
@@ -111,10 +111,10 @@ async def get_ready(request: Request) -> Ready:
 
 async def get_metrics(request: Request) -> Response:
     gateway = request.gateway
-    counts: statistics.OpenWorkCounts | None
+    counts: open_work_counts.OpenWorkCounts | None
     try:
         async with asyncio.timeout(_COUNT_SECONDS):
-            counts = await gateway.ledger.read(statistics.count_open_work)
+            counts = await gateway.ledger.read(open_work_counts.count_open_work)
     except (StorageError, TimeoutError):
         counts = None  # The other metrics are useful without the database.
     text = render_metrics(gateway.metrics, gateway.toolspace, gateway.count_live(), counts)

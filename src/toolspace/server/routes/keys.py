@@ -25,7 +25,7 @@ from toolspace.server.requests import Request
 from toolspace.server.responses import NO_CONTENT, Response
 from toolspace.server.routing import Route
 from toolspace.server.tokens import MAX_TOKEN_SECONDS
-from toolspace.storage.queries import entities
+from toolspace.storage.queries import entities_and_spaces
 from toolspace.storage.queries import keys as rows
 from toolspace.storage.queries.keys import KeyKind, KeyRecord, KeyScope
 
@@ -143,7 +143,7 @@ async def create_key(request: Request) -> Response:
             400, f"toolsAllowed, toolsDenied and agentEntityId are only for tool keys, not for a {body.kind} key"
         )
     if body.agent_entity_id is not None:
-        agent = await request.gateway.ledger.read(entities.find_entity, body.agent_entity_id)
+        agent = await request.gateway.ledger.read(entities_and_spaces.find_entity, body.agent_entity_id)
         if agent is None or agent.type != "agent":
             raise Problem(400, f'Agent "{body.agent_entity_id}" not found', path="$.agentEntityId")
     record, key = await keys.create_key(request.gateway.ledger, body.kind, body.name, scope)
@@ -168,7 +168,7 @@ async def create_token(request: Request) -> Response:
     gateway = request.gateway
     entity_id = request.params["entityId"]
     body = await request.json(TokenBody)
-    if await gateway.ledger.read(entities.find_entity, entity_id) is None:
+    if await gateway.ledger.read(entities_and_spaces.find_entity, entity_id) is None:
         raise not_found("Entity", entity_id)
     tokens = gateway.authenticator.tokens
     if not tokens.can_create:
@@ -180,7 +180,7 @@ async def create_token(request: Request) -> Response:
 async def get_me(request: Request) -> CallerResponse:
     caller = request.caller
     if isinstance(caller, EntityCaller):
-        entity = await request.gateway.ledger.read(entities.find_entity, caller.entity_id)
+        entity = await request.gateway.ledger.read(entities_and_spaces.find_entity, caller.entity_id)
         return CallerResponse(kind="public", key_id=caller.key_id, entity=entity, expires_at=caller.expires_at)
     if isinstance(caller, ToolKeyCaller):
         return CallerResponse(

@@ -32,7 +32,7 @@ from toolspace.server.responses import NO_CONTENT, Response
 from toolspace.server.routing import Route
 from toolspace.spaces import deletion
 from toolspace.storage.database import Program
-from toolspace.storage.queries import entities
+from toolspace.storage.queries import entities_and_spaces
 
 MAX_INITIAL_MEMBERS = 100
 
@@ -73,7 +73,7 @@ async def list_spaces(request: Request) -> ResultPage[Space]:
     query = request.query(PageQuery)
     caller = request.caller
     records = await request.gateway.ledger.read(
-        entities.list_spaces,
+        entities_and_spaces.list_spaces,
         member=caller.entity_id if isinstance(caller, EntityCaller) else None,
         after=query.cursor or "",
         limit=query.limit + 1,
@@ -95,7 +95,7 @@ async def update_space(request: Request) -> Space:
     body = await request.json(SpaceChange)
     space_id = request.params["spaceId"]
     space = await request.gateway.ledger.write(
-        entities.update_space, space_id, name=unset_to_none(body.name), metadata=unset_to_none(body.metadata)
+        entities_and_spaces.update_space, space_id, name=unset_to_none(body.name), metadata=unset_to_none(body.metadata)
     )
     if space is None:
         raise not_found("Space", space_id)
@@ -113,7 +113,7 @@ async def delete_space(request: Request) -> Response:
 
 async def list_members(request: Request) -> ResultPage[Member]:
     space = await get_visible_space(request.gateway.ledger, request.caller, request.params["spaceId"])
-    return ResultPage(items=await request.gateway.ledger.read(entities.list_members, space.id), next=None)
+    return ResultPage(items=await request.gateway.ledger.read(entities_and_spaces.list_members, space.id), next=None)
 
 
 async def put_member(request: Request) -> Member:
@@ -143,7 +143,7 @@ async def _add_to_space(request: Request, entity_id: str) -> Member:
 
 
 def _create(space_id: str, body: NewSpace) -> Program[Space]:
-    space = yield from entities.create_space(space_id, body.name, body.metadata)
+    space = yield from entities_and_spaces.create_space(space_id, body.name, body.metadata)
     if space is None:
         raise RefusedError("conflict", f'Space "{space_id}" exists already; omit the id or choose another')
     yield from _add_members(space_id, body.members)
@@ -152,18 +152,18 @@ def _create(space_id: str, body: NewSpace) -> Program[Space]:
 
 def _add_members(space_id: str, entity_ids: Sequence[str]) -> Program[None]:
     for entity_id in entity_ids:
-        if (yield from entities.find_entity(entity_id)) is None:
+        if (yield from entities_and_spaces.find_entity(entity_id)) is None:
             raise RefusedError("invalid", f'Entity "{entity_id}" not found; it cannot be a member')
-        yield from entities.add_member(space_id, entity_id)
+        yield from entities_and_spaces.add_member(space_id, entity_id)
 
 
 def _add_member(space_id: str, entity_id: str) -> Program[Member]:
-    if (yield from entities.find_space(space_id)) is None:
+    if (yield from entities_and_spaces.find_space(space_id)) is None:
         raise RefusedError("not_found", f'Space "{space_id}" not found')
-    if (yield from entities.find_entity(entity_id)) is None:
+    if (yield from entities_and_spaces.find_entity(entity_id)) is None:
         raise RefusedError("not_found", f'Entity "{entity_id}" not found')
-    yield from entities.add_member(space_id, entity_id)
-    members = yield from entities.list_members(space_id)
+    yield from entities_and_spaces.add_member(space_id, entity_id)
+    members = yield from entities_and_spaces.list_members(space_id)
     return next(member for member in members if member.entity_id == entity_id)
 
 

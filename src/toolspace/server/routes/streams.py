@@ -11,7 +11,7 @@ from toolspace.server.requests import Request
 from toolspace.server.responses import StreamingResponse
 from toolspace.server.routing import Route
 from toolspace.server.sse import PermissionCheck, SseResponse, StreamQuery, parse_stream_options
-from toolspace.spaces.subscribers import StreamSubscribers
+from toolspace.spaces.subscriber_presence import StreamSubscribers
 
 _LAST_EVENT_ID = {"Last-Event-ID": "The last event id that was received; the stream continues after it."}
 _DESCRIPTION = (

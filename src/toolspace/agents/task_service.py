@@ -13,7 +13,7 @@ from toolspace.agents import history, tasks
 from toolspace.agents.agent_run import find_agent_run
 from toolspace.agents.prebuilt.action import to_tool_error
 from toolspace.agents.tasks import NewTask
-from toolspace.builtin.tasks import agent_tools, session_tools, task_tools
+from toolspace.builtin.task_tools import agent_tools, session_tools, task_tools
 from toolspace.core import json_text
 from toolspace.core.context import ToolContext
 from toolspace.core.ids import new_id
@@ -22,7 +22,7 @@ from toolspace.core.records import TaskRecord
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool
 from toolspace.errors import RefusedError, StorageError, ToolNotFoundError, ToolPermissionError, ToolValidationError
-from toolspace.providers.registry import run_tool
+from toolspace.providers.local_tools import run_tool
 from toolspace.spaces import messaging
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.storage.database import Program

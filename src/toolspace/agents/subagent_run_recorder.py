@@ -31,7 +31,7 @@ from toolspace.spaces.call_host import GatewayCallHost
 from toolspace.spaces.ledger import Effects
 from toolspace.spaces.pending_calls import PendingCalls
 from toolspace.storage.database import Program
-from toolspace.storage.queries import entities
+from toolspace.storage.queries import entities_and_spaces
 from toolspace.storage.queries import runs as run_rows
 
 _log = logging.getLogger("toolspace.agents")
@@ -155,8 +155,8 @@ def _open(
     effects: Effects, name: str, *, run_id: str, space_id: str | None, trigger: Mapping[str, Any]
 ) -> Program[RunRecord]:
     entity_id = entity_id_for(name)
-    yield from entities.create_entity(entity_id, "agent", name, {})  # Does nothing if it exists.
-    if space_id is not None and not (yield from entities.is_member(space_id, entity_id)):
+    yield from entities_and_spaces.create_entity(entity_id, "agent", name, {})  # Does nothing if it exists.
+    if space_id is not None and not (yield from entities_and_spaces.is_member(space_id, entity_id)):
         space_id = None
     return (yield from runs.open_run(effects, entity_id, run_id=run_id, space_id=space_id, trigger=trigger))
 

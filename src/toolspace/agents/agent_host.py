@@ -22,7 +22,7 @@ from toolspace.spaces.document_library import DocumentLibrary
 from toolspace.spaces.ledger import Effects
 from toolspace.spaces.pending_calls import PendingCalls
 from toolspace.storage.database import Program
-from toolspace.storage.queries import entities, sessions
+from toolspace.storage.queries import entities_and_spaces, sessions
 
 _log = logging.getLogger("toolspace.agents")
 _RETRY_SECONDS = 1.0
@@ -115,11 +115,11 @@ class AgentHost:
 
 
 def _register(effects: Effects, entity_id: str, agent: Agent) -> Program[None]:
-    if (yield from entities.find_entity(entity_id)) is None:
-        yield from entities.create_entity(entity_id, "agent", agent.name, {"description": agent.description})
+    if (yield from entities_and_spaces.find_entity(entity_id)) is None:
+        yield from entities_and_spaces.create_entity(entity_id, "agent", agent.name, {"description": agent.description})
     yield from sessions.create(entity_id, entity_id, "agent")
     for name in agent.spec.spaces if agent.spec is not None else ():
         space_id = derived_id("spc", "named", name)
-        if (yield from entities.find_space(space_id)) is None:
-            yield from entities.create_space(space_id, name, {})
-        yield from entities.add_member(space_id, entity_id)
+        if (yield from entities_and_spaces.find_space(space_id)) is None:
+            yield from entities_and_spaces.create_space(space_id, name, {})
+        yield from entities_and_spaces.add_member(space_id, entity_id)

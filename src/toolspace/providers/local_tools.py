@@ -13,7 +13,6 @@ from contextlib import aclosing
 from typing import Any
 
 from toolspace.core.context import ToolContext
-from toolspace.core.export import ToolFormat, export_tools
 from toolspace.core.function_tool import FunctionTool, as_tool
 from toolspace.core.interfaces import ToolProvider
 from toolspace.core.names import did_you_mean
@@ -21,6 +20,7 @@ from toolspace.core.result import ToolResult, get_content_parts, join_parts
 from toolspace.core.signature import execution_style
 from toolspace.core.statistics import StatsCollector, ToolStats
 from toolspace.core.tool import Tool, ToolCategory, check_local_name
+from toolspace.core.tool_formats import ToolFormat, export_tools
 from toolspace.errors import ToolExecutionError, ToolNameConflict, ToolNotFoundError
 
 
