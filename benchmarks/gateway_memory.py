@@ -103,7 +103,7 @@ async def main(mode: str) -> None:
     """Runs in a fresh interpreter: prints how many bytes the waiting calls added to the process."""
     from toolspace.core.context import ToolContext
     from toolspace.server.gateway import Gateway
-    from toolspace.spaces.call_host import GatewayCallHost
+    from toolspace.spaces.call_context import GatewayCallHost
 
     with tempfile.TemporaryDirectory() as folder:
         async with (

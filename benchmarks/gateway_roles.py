@@ -18,7 +18,7 @@ from toolspace.server.authorization import Access
 from toolspace.server.gateway import Gateway
 from toolspace.server.requests import Request
 from toolspace.server.routing import Route
-from toolspace.server.web_server import bind_socket, serve_gateway
+from toolspace.server.uvicorn_server import bind_socket, serve_gateway
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program
 

@@ -30,7 +30,7 @@ async def measure() -> Report:
 async def main(pieces: int) -> None:
     """What runs in the fresh interpreter: streams, measures, and reads everything back."""
     from toolspace import Settings, Toolspace, tool
-    from toolspace.storage.outputs.disk import DiskOutputs
+    from toolspace.storage.disk_outputs import DiskOutputs
 
     sent_digest = hashlib.blake2b()
 

@@ -10,16 +10,13 @@ if TYPE_CHECKING:
     from toolspace.agents.agent import Agent as Agent
     from toolspace.agents.agent import LoopSettings as LoopSettings
     from toolspace.agents.agent import RunLimits as RunLimits
-    from toolspace.agents.request_runner import AgentResult as AgentResult
+    from toolspace.agents.subagents import AgentResult as AgentResult
     from toolspace.client.client import ToolspaceClient as ToolspaceClient
     from toolspace.client.worker import ToolWorker as ToolWorker
-    from toolspace.composition.settings import Settings as Settings
+    from toolspace.core.context import CallerClient as CallerClient
+    from toolspace.core.context import ElicitationResult as ElicitationResult
     from toolspace.core.context import ToolContext as ToolContext
-    from toolspace.core.elicitation import CallerClient as CallerClient
-    from toolspace.core.elicitation import ElicitationResult as ElicitationResult
     from toolspace.core.events import EventType as EventType
-    from toolspace.core.function_tool import FunctionTool as FunctionTool
-    from toolspace.core.function_tool import tool as tool
     from toolspace.core.interfaces import Allow as Allow
     from toolspace.core.interfaces import Deny as Deny
     from toolspace.core.interfaces import OutputStore as OutputStore
@@ -34,8 +31,10 @@ if TYPE_CHECKING:
     from toolspace.core.result import ToolResult as ToolResult
     from toolspace.core.statistics import ToolStats as ToolStats
     from toolspace.core.tool import Annotations as Annotations
+    from toolspace.core.tool import FunctionTool as FunctionTool
     from toolspace.core.tool import Tool as Tool
     from toolspace.core.tool import ToolCategory as ToolCategory
+    from toolspace.core.tool import tool as tool
     from toolspace.errors import ConfigError as ConfigError
     from toolspace.errors import ProviderError as ProviderError
     from toolspace.errors import ToolCanceledError as ToolCanceledError
@@ -52,50 +51,51 @@ if TYPE_CHECKING:
     from toolspace.errors import ToolValidationError as ToolValidationError
     from toolspace.orchestrator.event_bus import EventBus as EventBus
     from toolspace.orchestrator.orchestrator import ToolOrchestrator as ToolOrchestrator
-    from toolspace.orchestrator.queues import QueueSpec as QueueSpec
-    from toolspace.orchestrator.queues import RateLimit as RateLimit
     from toolspace.orchestrator.run import Run as Run
     from toolspace.orchestrator.settings import ToolRules as ToolRules
-    from toolspace.providers.local_tools import ToolRegistry as ToolRegistry
-    from toolspace.providers.mcp.callbacks import FORWARD_TO_CALLER as FORWARD_TO_CALLER
-    from toolspace.providers.mcp.callbacks import ElicitationRequest as ElicitationRequest
-    from toolspace.providers.mcp.callbacks import McpCallbacks as McpCallbacks
+    from toolspace.orchestrator.stages.queue import QueueSpec as QueueSpec
+    from toolspace.orchestrator.stages.queue import RateLimit as RateLimit
+    from toolspace.providers.functions import ToolRegistry as ToolRegistry
     from toolspace.providers.mcp.provider import McpProvider as McpProvider
+    from toolspace.providers.mcp.spec import FORWARD_TO_CALLER as FORWARD_TO_CALLER
+    from toolspace.providers.mcp.spec import ElicitationRequest as ElicitationRequest
+    from toolspace.providers.mcp.spec import McpCallbacks as McpCallbacks
     from toolspace.providers.mcp.spec import ServerSpec as ServerSpec
-    from toolspace.providers.mcp.status import ServerStatus as ServerStatus
+    from toolspace.providers.mcp.spec import ServerStatus as ServerStatus
     from toolspace.providers.openapi.provider import OpenApiProvider as OpenApiProvider
     from toolspace.providers.openapi.provider import OpenApiSpec as OpenApiSpec
     from toolspace.providers.rest.provider import RestProvider as RestProvider
     from toolspace.providers.rest.provider import RestSpec as RestSpec
+    from toolspace.toolspace import Settings as Settings
     from toolspace.toolspace import Toolspace as Toolspace
 
 _MODULES = {
     "Agent": "toolspace.agents.agent",
-    "AgentResult": "toolspace.agents.request_runner",
+    "AgentResult": "toolspace.agents.subagents",
     "Allow": "toolspace.core.interfaces",
     "Annotations": "toolspace.core.tool",
     "AudioPart": "toolspace.core.result",
-    "CallerClient": "toolspace.core.elicitation",
+    "CallerClient": "toolspace.core.context",
     "ConfigError": "toolspace.errors",
     "Deny": "toolspace.core.interfaces",
-    "ElicitationRequest": "toolspace.providers.mcp.callbacks",
-    "ElicitationResult": "toolspace.core.elicitation",
+    "ElicitationRequest": "toolspace.providers.mcp.spec",
+    "ElicitationResult": "toolspace.core.context",
     "EventBus": "toolspace.orchestrator.event_bus",
     "EventType": "toolspace.core.events",
-    "FORWARD_TO_CALLER": "toolspace.providers.mcp.callbacks",
-    "FunctionTool": "toolspace.core.function_tool",
+    "FORWARD_TO_CALLER": "toolspace.providers.mcp.spec",
+    "FunctionTool": "toolspace.core.tool",
     "ImagePart": "toolspace.core.result",
     "JsonPart": "toolspace.core.result",
     "LoopSettings": "toolspace.agents.agent",
-    "McpCallbacks": "toolspace.providers.mcp.callbacks",
+    "McpCallbacks": "toolspace.providers.mcp.spec",
     "McpProvider": "toolspace.providers.mcp.provider",
     "OpenApiProvider": "toolspace.providers.openapi.provider",
     "OpenApiSpec": "toolspace.providers.openapi.provider",
     "OutputStore": "toolspace.core.interfaces",
     "Policy": "toolspace.core.interfaces",
     "ProviderError": "toolspace.errors",
-    "QueueSpec": "toolspace.orchestrator.queues",
-    "RateLimit": "toolspace.orchestrator.queues",
+    "QueueSpec": "toolspace.orchestrator.stages.queue",
+    "RateLimit": "toolspace.orchestrator.stages.queue",
     "ResourcePart": "toolspace.core.result",
     "RestProvider": "toolspace.providers.rest.provider",
     "RestSpec": "toolspace.providers.rest.provider",
@@ -103,10 +103,10 @@ _MODULES = {
     "Run": "toolspace.orchestrator.run",
     "RunLimits": "toolspace.agents.agent",
     "ServerSpec": "toolspace.providers.mcp.spec",
-    "ServerStatus": "toolspace.providers.mcp.status",
-    "Settings": "toolspace.composition.settings",
+    "ServerStatus": "toolspace.providers.mcp.spec",
+    "Settings": "toolspace.toolspace",
     "TextPart": "toolspace.core.result",
-    "tool": "toolspace.core.function_tool",
+    "tool": "toolspace.core.tool",
     "Tool": "toolspace.core.tool",
     "ToolCanceledError": "toolspace.errors",
     "ToolCategory": "toolspace.core.tool",
@@ -120,7 +120,7 @@ _MODULES = {
     "ToolOrchestrator": "toolspace.orchestrator.orchestrator",
     "ToolPermissionError": "toolspace.errors",
     "ToolProvider": "toolspace.core.interfaces",
-    "ToolRegistry": "toolspace.providers.local_tools",
+    "ToolRegistry": "toolspace.providers.functions",
     "ToolResult": "toolspace.core.result",
     "ToolRules": "toolspace.orchestrator.settings",
     "Toolspace": "toolspace.toolspace",

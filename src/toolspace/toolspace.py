@@ -17,17 +17,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from toolspace.composition.housekeeping import BackgroundTasks, close_when_idle, sweep_outputs
-from toolspace.composition.settings import Settings
-from toolspace.config.files import default_state_dir, watch_files
+from toolspace.composition.background_tasks import BackgroundTasks, close_when_idle, sweep_outputs
+from toolspace.config.find_and_watch import default_state_dir, watch_files
+from toolspace.core import defaults
 from toolspace.core.context import ToolContext
-from toolspace.core.function_tool import as_tool
-from toolspace.core.interfaces import OutputStore, ResultCache, ToolProvider
+from toolspace.core.interfaces import OutputStore, Policy, ResultCache, TokenCounter, ToolProvider
 from toolspace.core.names import did_you_mean
 from toolspace.core.result import ToolResult
 from toolspace.core.statistics import ToolStats
-from toolspace.core.tool import Tool
-from toolspace.core.tool_formats import ToolFormat, export_tools
+from toolspace.core.tokens import estimate_tokens
+from toolspace.core.tool import Tool, ToolFormat, as_tool, export_tools
 from toolspace.errors import ToolspaceError
 from toolspace.orchestrator.call import Arguments
 from toolspace.orchestrator.catalog import CatalogEntry
@@ -36,19 +35,45 @@ from toolspace.orchestrator.layered_orchestrator import LayeredOrchestrator
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
 from toolspace.orchestrator.provider_startup import StartupWait
 from toolspace.orchestrator.run import Run
-from toolspace.orchestrator.settings import ProviderRules
+from toolspace.orchestrator.settings import CallDefaults, ProviderRules, SourcedValue, ToolRules
+from toolspace.orchestrator.stages.queue import QueueSpec
+from toolspace.providers.functions import ToolRegistry
 from toolspace.providers.internal_tools import InternalProvider
-from toolspace.providers.local_tools import ToolRegistry
-from toolspace.providers.mcp.callbacks import NO_CALLBACKS, McpCallbacks
-from toolspace.providers.mcp.status import ServerStatus
-from toolspace.storage.caches.memory import MemoryCache
-from toolspace.storage.outputs.disk import DiskOutputs
+from toolspace.providers.mcp.spec import NO_CALLBACKS, McpCallbacks, ServerStatus
+from toolspace.storage.disk_outputs import DiskOutputs
+from toolspace.storage.memory_cache import MemoryCache
+
+# MERGED from settings: The settings of a toolspace that a program creates without a configuration file.
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of a toolspace without a configuration file. Durations are seconds."""
+
+    tool_timeout: float = defaults.TOOL_TIMEOUT_SECONDS
+    tool_response_max_bytes: int = defaults.TOOL_RESPONSE_MAX_BYTES
+    max_tool_calls_per_turn: int | None = None
+    max_concurrent_tools: int | None = None
+    context_window: int | None = None
+    tool_search_threshold: int | None = defaults.TOOL_SEARCH_THRESHOLD
+    tool_output_ttl: float = defaults.TOOL_OUTPUT_TTL_SECONDS
+    queues: Mapping[str, QueueSpec] = {}
+    aliases: Mapping[str, str] = {}
+    overrides: Mapping[str, ToolRules] = {}
+    policies: Sequence[Policy] = ()
+    count_tokens: TokenCounter = estimate_tokens
+    state_dir: Path | None = None
+    """The directory of stored outputs; None: the user's state directory."""
+
+    def defaults(self) -> CallDefaults:
+        fields = CallDefaults.__struct_fields__
+        return CallDefaults(**{name: SourcedValue(getattr(self, name), f"Settings.{name}") for name in fields})
+
 
 if TYPE_CHECKING:
     from toolspace.agents.agent import Agent
     from toolspace.agents.registry import AgentRegistry
-    from toolspace.agents.request_runner import AgentResult
-    from toolspace.composition.parts import ConfiguredParts
+    from toolspace.agents.subagents import AgentResult
+    from toolspace.composition.from_config import ConfiguredParts
     from toolspace.config.configuration import Config
     from toolspace.core.model import ModelListener
     from toolspace.providers.mcp.provider import McpProvider
@@ -149,7 +174,7 @@ class Toolspace:
         unless they are required.
         """
         # Imported here: a toolspace of functions needs no configuration.
-        from toolspace.composition.parts import build_parts
+        from toolspace.composition.from_config import build_parts
         from toolspace.config.load import load_config
 
         def call_agent(*arguments: Any) -> Any:
@@ -160,7 +185,7 @@ class Toolspace:
         parts = build_parts(config, callbacks=callbacks, single_tool=single_tool, call_agent=call_agent)
         cache: ResultCache | None = None
         if config.storage.cache == "disk":
-            from toolspace.storage.caches.sqlite import SqliteCache
+            from toolspace.storage.sqlite_cache import SqliteCache
 
             cache = SqliteCache(config.state_dir / "cache.db")
         parts.context.session_id = session
@@ -267,7 +292,7 @@ class Toolspace:
 
         `listen` receives the parts of the model's response. After a handoff, `result.agent` is the agent that answered.
         """
-        from toolspace.agents.request_runner import run_agent
+        from toolspace.agents.subagents import run_agent
 
         return await run_agent(self.agents, name, prompt, context=context, listen=listen, max_steps=max_steps)
 
@@ -413,7 +438,7 @@ class Toolspace:
 
     def _build_parts(self, config: Config, main: Toolspace) -> ConfiguredParts:
         """The parts of a configuration. `main` is the toolspace with the agents and the session."""
-        from toolspace.composition.parts import build_parts
+        from toolspace.composition.from_config import build_parts
 
         parts = build_parts(config, self._parts, self._callbacks, call_agent=main._call_agent)
         parts.context.session_id = main.orchestrator.context.session_id

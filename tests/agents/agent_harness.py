@@ -13,7 +13,7 @@ from toolspace.agents.agent import Agent, entity_id_for
 from toolspace.agents.agent_host import AgentHost
 from toolspace.agents.prebuilt.provider import PrebuiltProvider
 from toolspace.agents.subagent_run_recorder import StoredRunRecorders
-from toolspace.agents.task_service import TaskToolProvider
+from toolspace.agents.tasks import TaskToolProvider
 from toolspace.config.configuration import AgentSpec
 from toolspace.core.context import ToolContext
 from toolspace.core.ids import new_id

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from toolspace.errors import StorageUnavailable
 from toolspace.storage.database import Database, DeferredT, DeferredWrites, Program, StaleError
-from toolspace.storage.queries import deferred_writes
+from toolspace.storage.queries import events
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ class CrashingDatabase(Database):
         """Runs the writes as a program, so that the process can crash with them."""
 
         def resolve() -> Program[None]:
-            yield from deferred_writes.resolve_calls(deferred)
+            yield from events.resolve_deferred_calls(deferred)
 
         try:
             await self.run(resolve, on_commit=lambda _: on_commit(deferred), deferred=lambda: deferred)

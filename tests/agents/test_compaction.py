@@ -12,9 +12,9 @@ from tests.agents.chaos.job_agent import external_tool
 from tests.agents.crashing_database import CrashingDatabase
 from tests.agents.scripted_sessions import wait_until_done
 from toolspace import tool
-from toolspace.agents import compaction, cycle_transactions
+from toolspace.agents import compaction, session_transactions
 from toolspace.agents.agent import Agent
-from toolspace.agents.cycle_transactions import SessionLease
+from toolspace.agents.session_transactions import SessionLease
 from toolspace.config.agent_settings import ConsciousnessSettings
 from toolspace.core.model import ModelRequest, ModelTurn, ResultsTurn, UserTurn
 from toolspace.errors import ModelError, StorageError
@@ -181,14 +181,14 @@ async def test_compaction_that_was_killed_runs_again(database: Database, tmp_pat
         before = await harness.history()
 
     async def settle(ledger: Ledger) -> bool:
-        session = await Ledger(database).commit(cycle_transactions.acquire, harness.agent, ledger.node_id)
+        session = await Ledger(database).commit(session_transactions.acquire, harness.agent, ledger.node_id)
         assert session is not None
         lease = SessionLease(harness.agent, harness.agent, session.token)
         try:
             limits = ConsciousnessSettings(max_tokens=1, min_recent_cycles=2)
             return await compaction.compact(ledger, lease, ada.model, limits, archive_dir=tmp_path / "ada")
         finally:
-            await Ledger(database).commit(cycle_transactions.release, lease)
+            await Ledger(database).commit(session_transactions.release, lease)
 
     crashing = CrashingDatabase(database)
     crashing.crash_at_write(1, loses_write=True)

@@ -13,7 +13,7 @@ from tests.agents.agent_harness import AgentHarness, agent, run_agents
 from tests.agents.chaos.storm import ProcessStorm
 from toolspace import tool
 from toolspace.agents import cycle as cycles
-from toolspace.agents import cycle_transactions
+from toolspace.agents import session_transactions
 from toolspace.agents.agent import Agent
 from toolspace.config.agent_settings import AgentLimits
 from toolspace.core.model import ModelRequest
@@ -52,7 +52,7 @@ async def take_lease(database: Database, session_id: str) -> None:
     """Another process takes a session whose lease has ended."""
     other = Ledger(database)
     await other.write(sessions.release_all_leases, "")
-    assert await other.commit(cycle_transactions.acquire, session_id, other.node_id) is not None
+    assert await other.commit(session_transactions.acquire, session_id, other.node_id) is not None
 
 
 @pytest.mark.spec("11.1")
@@ -161,7 +161,7 @@ async def test_a_lease_that_is_acquired_while_the_process_stops_is_released(data
         harness.host.scheduler.wake(harness.agent)
         await slow.has_started.wait()
     other = Ledger(database)
-    assert await other.commit(cycle_transactions.acquire, harness.agent, other.node_id) is not None
+    assert await other.commit(session_transactions.acquire, harness.agent, other.node_id) is not None
 
 
 @pytest.mark.spec("11.1")

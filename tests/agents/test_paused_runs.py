@@ -19,7 +19,7 @@ from toolspace.core.tool import Annotations
 from toolspace.errors import ModelError
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.spaces import runs
-from toolspace.spaces.call_host import GatewayCallHost
+from toolspace.spaces.call_context import GatewayCallHost
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.database import Database
 from toolspace.storage.queries import sessions

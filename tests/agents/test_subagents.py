@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from toolspace import Agent, LoopSettings, RunLimits, Settings, ToolContext, ToolProvider, Toolspace, tool
-from toolspace.agents.agent_run import AgentRun
+from toolspace.agents.run_state import AgentRun
 from toolspace.agents.subagents import AgentProvider
 from toolspace.core.model import ModelRequest, ResultsTurn, Usage, UserTurn
 from toolspace.errors import ModelError
 from toolspace.models.scripted import ScriptedModel, call
-from toolspace.orchestrator.trace import Span
+from toolspace.orchestrator.run import Span
 from toolspace.testing import ProviderContract
 
 COST = Usage(requests=1, input_tokens=10, output_tokens=5, cost=0.01)

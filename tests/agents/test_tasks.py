@@ -713,7 +713,7 @@ async def test_reply_sends_a_message_to_a_space_of_the_agent(database: Database,
 
 @pytest.mark.spec("10.6")
 async def test_a_repeated_reply_is_sent_once(database: Database, tmp_path: Path) -> None:
-    from toolspace.agents.task_service import TaskService
+    from toolspace.agents.tasks import TaskService
 
     async with run_agents(database, agent("ada", ScriptedModel("Done.")), session_dir=tmp_path) as harness:
         service = TaskService(harness.ledger, harness.agent)

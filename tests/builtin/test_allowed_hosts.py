@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolspace.builtin.allowed_hosts import AllowedHosts, HostGuard
+from toolspace.builtin.http_client import AllowedHosts, HostGuard
 from toolspace.core.addresses import canonical_host, parse_address, special_kind
 from toolspace.errors import ConfigError, ToolPermissionError
 

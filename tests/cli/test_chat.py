@@ -30,7 +30,7 @@ from toolspace.core.records import InboxEvent
 from toolspace.models.registry import PROVIDERS
 from toolspace.server.control_socket import LocalGateway, serve_control_socket
 from toolspace.server.gateway import Gateway
-from toolspace.server.web_server import bind_socket, serve_gateway
+from toolspace.server.uvicorn_server import bind_socket, serve_gateway
 
 pytestmark = pytest.mark.spec("17.1")
 

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toolspace.cli.editor_edit import remove_table, remove_value, set_table, set_value
 from toolspace.cli.editors import CLIENTS, ClientEnvironment, config_file, is_toolspace
-from toolspace.cli.json_edit import remove_value, set_value
-from toolspace.cli.toml_edit import remove_table, set_table
-from toolspace.config.document import TextSyntaxError, parse_json
+from toolspace.config.file_formats import TextSyntaxError, parse_json
 
 pytestmark = pytest.mark.spec("17.1")
 

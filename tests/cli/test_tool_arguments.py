@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolspace.cli.tool_arguments import combine_arguments, read_args
+from toolspace.cli.call import combine_arguments, read_args
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

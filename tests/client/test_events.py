@@ -18,7 +18,7 @@ from toolspace.client.errors import NotFound
 from toolspace.client.events import StreamEvent, read_event
 from toolspace.core.sse import SseDecoder
 from toolspace.server.gateway import Gateway
-from toolspace.server.web_server import bind_socket, serve_gateway, socket_url
+from toolspace.server.uvicorn_server import bind_socket, serve_gateway, socket_url
 
 TEXT = b': hi\n\nretry: 250\n\nid: 7\nevent: a\ndata: {"x": 1}\n\ndata: one\r\ndata: two\r\n\r\nid: 9\n\n'
 EVENTS = [

@@ -19,12 +19,12 @@ from tests.client.unreliable_proxy import open_unreliable_proxy
 from tests.server.gateway_api import SECRET
 from toolspace.client.client import ToolspaceClient
 from toolspace.client.errors import BadRequest, Unauthorized
-from toolspace.client.responses import CallResult
+from toolspace.client.resources import CallResult
 from toolspace.client.worker import OfferedCall, ToolWorker
 from toolspace.core.records import CallRecord
 from toolspace.errors import ToolspaceError
 from toolspace.server.gateway import Gateway
-from toolspace.server.web_server import bind_socket, serve_gateway, socket_url
+from toolspace.server.uvicorn_server import bind_socket, serve_gateway, socket_url
 
 PROGRAMS = Path(__file__).parent / "programs"
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolspace.config.document import MAX_BYTES, ConfigDocument, parse_document, read_document
+from toolspace.config.file_formats import MAX_BYTES, ConfigDocument, parse_document, read_document
 from toolspace.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from toolspace.config.environment import RESERVED, list_variables
+from toolspace.config.environment_variables import RESERVED, list_variables
 from toolspace.config.load import Config, load_config
 from toolspace.errors import ConfigError
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from toolspace.config.files import CONFIG_NAMES, find_config
+from toolspace.config.find_and_watch import CONFIG_NAMES, find_config
 
 
 @pytest.mark.spec("17.2")

@@ -9,11 +9,11 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from toolspace.config.document import parse_document, read_document
+from toolspace.config.configuration import SECTIONS
 from toolspace.config.documentation import render_starter_file
+from toolspace.config.file_formats import parse_document, read_document
 from toolspace.config.json_schema import build_json_schema
-from toolspace.config.reader import SectionType
-from toolspace.config.top_level import SECTIONS
+from toolspace.config.validation import SectionType
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "configuration.md").read_text()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from toolspace import Toolspace
+from toolspace.config.environment_variables import find_secrets
 from toolspace.config.load import load_config
-from toolspace.config.variables import find_secrets
 
 CONFIG = """\
 tools:

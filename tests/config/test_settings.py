@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import yaml
 
-from toolspace.config.document import EMPTY
+from toolspace.config.configuration import SECTIONS, SINGLE_SETTINGS
 from toolspace.config.documentation import (
     describe_setting,
     list_all_rows,
@@ -17,10 +17,10 @@ from toolspace.config.documentation import (
     render_table,
     render_variables_table,
 )
-from toolspace.config.environment import list_variables
+from toolspace.config.environment_variables import list_variables
+from toolspace.config.file_formats import EMPTY
 from toolspace.config.load import load_config
-from toolspace.config.reader import ReadingContext, Value
-from toolspace.config.top_level import SECTIONS, SINGLE_SETTINGS
+from toolspace.config.validation import ReadingContext, Value
 
 DOCS = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
 

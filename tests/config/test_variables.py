@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolspace.config.document import ConfigDocument, parse_document
-from toolspace.config.variables import ExpandedDocument, expand, expand_text
+from toolspace.config.environment_variables import ExpandedDocument, expand, expand_text
+from toolspace.config.file_formats import ConfigDocument, parse_document
 
 ENVIRON = {"NAME": "value", "EMPTY": "", "DOLLAR": "${NAME}"}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from toolspace.config.files import watch_files
+from toolspace.config.find_and_watch import watch_files
 
 FAST = 0.01
 PATIENCE = 20.0

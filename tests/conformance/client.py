@@ -19,12 +19,17 @@ import httpx2
 
 from toolspace import ToolContext, Toolspace
 from toolspace.core.result import ToolResult
-from toolspace.providers.mcp.callbacks import ElicitationRequest, ElicitationResult, McpCallbacks, SamplingRequest
 from toolspace.providers.mcp.connect import ConnectionOptions
 from toolspace.providers.mcp.oauth.authorization import create_http_auth
 from toolspace.providers.mcp.oauth.token_store import TokenStore
 from toolspace.providers.mcp.provider import McpProvider
-from toolspace.providers.mcp.spec import ServerSpec
+from toolspace.providers.mcp.spec import (
+    ElicitationRequest,
+    ElicitationResult,
+    McpCallbacks,
+    SamplingRequest,
+    ServerSpec,
+)
 
 NAME = "peer"
 CLIENT_PAGE = "https://conformance-test.local/client-metadata.json"

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from toolspace import Annotations, Settings, Tool, ToolRegistry, Toolspace
-from toolspace.core.function_tool import tool
-from toolspace.core.tool_formats import export_tools
+from toolspace.core.tool import export_tools, tool
 
 RAW: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 
 from tests.core.functions import call, properties, schema, value
 from toolspace import ToolCategory, ToolDefinitionError, tool
-from toolspace.core.function_tool import FunctionTool
+from toolspace.core.tool import FunctionTool
 
 # The definition
 

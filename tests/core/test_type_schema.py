@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 from pydantic.errors import PydanticUserError
 from pydantic_core import SchemaError
 
-from toolspace.core.type_schema import schema_of
+from toolspace.core.function_schema import schema_of
 
 quick = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -26,8 +26,8 @@ from toolspace.core.model import (
 from toolspace.core.records import InboxEvent
 from toolspace.core.tool import Tool
 from toolspace.errors import ToolError
-from toolspace.models.demo.model import FOLDER_LINE, DemoModel
-from toolspace.models.demo.rules import GREETING, NOT_UNDERSTOOD
+from toolspace.models.demo_model import FOLDER_LINE, DemoModel
+from toolspace.models.demo_rules import GREETING, NOT_UNDERSTOOD
 
 pytestmark = pytest.mark.spec("11.7")
 

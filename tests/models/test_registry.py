@@ -11,6 +11,7 @@ from toolspace.core.secret_masking import mask_secrets
 from toolspace.errors import ModelError
 from toolspace.models.anthropic import AnthropicModel
 from toolspace.models.google import GoogleModel
+from toolspace.models.http import RetryingModel
 from toolspace.models.openai_chat import OpenAIChatModel
 from toolspace.models.openai_responses import OpenAIResponsesModel
 from toolspace.models.prices import find_price
@@ -24,7 +25,6 @@ from toolspace.models.registry import (
     open_model,
     parse_model_name,
 )
-from toolspace.models.retry import RetryingModel
 
 
 def inner(model: Model) -> Any:

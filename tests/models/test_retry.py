@@ -17,8 +17,8 @@ from toolspace.core.model import (
     UserTurn,
 )
 from toolspace.errors import ModelError, ModelErrorKind
+from toolspace.models.http import RetryingModel
 from toolspace.models.registry import open_model
-from toolspace.models.retry import RetryingModel
 from toolspace.testing import ScriptedModel, call
 
 HELLO = ModelRequest(system="", turns=[UserTurn("Hello")])

@@ -15,8 +15,8 @@ from toolspace.core import json_text
 from toolspace.core.events import CallEvent
 from toolspace.core.interfaces import CachedResult
 from toolspace.orchestrator.call import Call
-from toolspace.orchestrator.stage import CallHandler, StageContext
-from toolspace.storage.caches.memory import MemoryCache
+from toolspace.orchestrator.pipeline import CallHandler, StageContext
+from toolspace.storage.memory_cache import MemoryCache
 from toolspace.testing import EventRecorder
 
 

@@ -21,7 +21,7 @@ from toolspace import (
     Toolspace,
     tool,
 )
-from toolspace.orchestrator.stage import CallHandler, StageContext
+from toolspace.orchestrator.pipeline import CallHandler, StageContext
 
 
 @tool

@@ -9,7 +9,7 @@ import pytest
 from toolspace import Run, ToolResult, Toolspace
 from toolspace.core.events import CallEvent
 from toolspace.orchestrator.call import Call
-from toolspace.orchestrator.stage import CallHandler, StageContext
+from toolspace.orchestrator.pipeline import CallHandler, StageContext
 from toolspace.testing import EventRecorder
 
 

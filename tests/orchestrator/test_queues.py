@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from toolspace import EventType, QueueSpec, Settings, ToolContext, Toolspace, tool
-from toolspace.orchestrator.queues import CallQueue, RateLimit
+from toolspace.orchestrator.stages.queue import CallQueue, RateLimit
 from toolspace.testing import EventRecorder
 
 

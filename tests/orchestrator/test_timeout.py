@@ -12,9 +12,9 @@ import pytest
 from toolspace import EventType, QueueSpec, Settings, ToolContext, ToolRegistry, ToolRules, Toolspace, tool
 from toolspace.core.events import CallFailed
 from toolspace.core.interfaces import CachedResult, OutputWriter
-from toolspace.orchestrator import deadline
-from toolspace.storage.caches.memory import MemoryCache
-from toolspace.storage.outputs.memory import MemoryOutputs
+from toolspace.orchestrator.stages import timeout
+from toolspace.storage.memory_cache import MemoryCache
+from toolspace.storage.outputs import MemoryOutputs
 from toolspace.testing import EventRecorder
 
 
@@ -59,7 +59,7 @@ async def test_the_tools_own_timeout_beats_the_default_and_configuration_beats_b
 
 @pytest.mark.spec("4.4")
 async def test_a_tool_that_ignores_cancellation_is_closed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadline, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(timeout, "GRACE_SECONDS", 0.05)
     rounds = 0
 
     @tool(timeout=0.02)
@@ -274,7 +274,7 @@ async def test_a_call_that_cancels_itself_ends_where_it_next_waits() -> None:
 
 
 async def test_a_cancel_for_a_tool_that_ignores_it_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadline, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(timeout, "GRACE_SECONDS", 0.05)
 
     @tool
     async def stubborn() -> None:
@@ -435,7 +435,7 @@ async def test_a_call_can_be_canceled_while_it_stores_its_result_or_reads_the_ca
 
 async def test_a_tools_own_task_group_does_not_start_the_grace_period(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task group cancels its own task, waits for its children, and withdraws the cancellation."""
-    monkeypatch.setattr(deadline, "GRACE_SECONDS", 0.02)
+    monkeypatch.setattr(timeout, "GRACE_SECONDS", 0.02)
 
     async def linger() -> None:
         try:
@@ -471,7 +471,7 @@ async def test_a_tools_own_task_group_does_not_start_the_grace_period(monkeypatc
 async def test_a_tool_that_ignores_cancellation_and_keeps_failing_inside_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(deadline, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(timeout, "GRACE_SECONDS", 0.05)
     loop = asyncio.get_running_loop()
 
     def failing() -> asyncio.Future[None]:
@@ -704,7 +704,7 @@ async def test_a_deadline_of_a_run_ends_the_wait_for_an_equal_call() -> None:
 async def test_closing_a_child_that_ignores_cancellation_leaves_its_parent_running(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deadline, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(timeout, "GRACE_SECONDS", 0.05)
 
     @tool(timeout=0.02 if how == "time" else 30)
     async def stubborn() -> None:

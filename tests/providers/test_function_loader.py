@@ -12,7 +12,7 @@ import pytest
 
 from toolspace.core.tool import Tool
 from toolspace.errors import ConfigError
-from toolspace.providers.function_loader import list_loaded_files, load_functions
+from toolspace.providers.functions import list_loaded_files, load_functions
 
 pytestmark = pytest.mark.usefixtures("interpreter")
 
@@ -33,7 +33,7 @@ def names(tools: list[Tool]) -> list[str]:
 
 
 TOOLS = """
-    from toolspace.core.function_tool import tool
+    from toolspace.core.tool import tool
 
     @tool
     def second(x: int) -> int:
@@ -94,7 +94,7 @@ def test_type_hints_of_a_file_are_resolved(write: Any, tmp_path: Path) -> None:
         """
         from __future__ import annotations
         from dataclasses import dataclass
-        from toolspace.core.function_tool import tool
+        from toolspace.core.tool import tool
 
         @dataclass
         class Point:
@@ -160,7 +160,7 @@ def test_an_invalid_line_says_what_to_write(write: Any, tmp_path: Path, spec: st
         ("import sys\nsys.exit(3)\n", r"bad\.py:2: SystemExit: 3"),
         ("import helper_bad\n", r"helper_bad\.py:2: NameError: name 'oops' is not defined"),
         (
-            "from toolspace.core.function_tool import tool\n@tool(name='a b')\ndef f(): ...\n",
+            "from toolspace.core.tool import tool\n@tool(name='a b')\ndef f(): ...\n",
             r"bad\.py:2: .*'a b' cannot name",
         ),
     ],
@@ -179,7 +179,7 @@ def test_neighbours_can_be_imported_immediately_and_later(write: Any, tmp_path: 
         "tools.py",
         """
         import near
-        from toolspace.core.function_tool import tool
+        from toolspace.core.tool import tool
 
         @tool
         def add() -> int:
@@ -209,7 +209,7 @@ def test_two_lines_with_one_file_share_its_module(write: Any, tmp_path: Path) ->
 @pytest.mark.parametrize("spec", ["./tools.py", "tools_again"])
 def test_loading_again_reads_changed_code_even_of_equal_time_and_size(write: Any, tmp_path: Path, spec: str) -> None:
     name = "tools.py" if spec.endswith(".py") else "tools_again.py"
-    imports = "from near_again import VALUE\nfrom toolspace.core.function_tool import tool\n"
+    imports = "from near_again import VALUE\nfrom toolspace.core.tool import tool\n"
     code = imports + "@tool\ndef {}() -> int:\n  return VALUE\n"
     for step in (1, 2, 3):
         files = write("near_again.py", f"VALUE = {step}\n"), write(name, code.format(f"get{step}"))
@@ -227,7 +227,7 @@ def test_a_failed_reload_keeps_the_previous_tools(write: Any, tmp_path: Path) ->
     write("near_kept.py", "VALUE = 1\n")
     write(
         "tools.py",
-        "import near_kept\nfrom toolspace.core.function_tool import tool\n"
+        "import near_kept\nfrom toolspace.core.tool import tool\n"
         "@tool\ndef get() -> int:\n  import near_kept\n  return near_kept.VALUE\n",
     )
     (get,) = load_functions("./tools.py", tmp_path)

@@ -24,7 +24,7 @@ from toolspace import (
     Toolspace,
     tool,
 )
-from toolspace.providers.function_loader import list_loaded_files
+from toolspace.providers.functions import list_loaded_files
 from toolspace.providers.plugins import load_provider
 from toolspace.testing import EventRecorder, ProviderContract
 

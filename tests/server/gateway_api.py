@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import aiohttp
 import msgspec
 
-from toolspace.server.app import App
 from toolspace.server.gateway import Gateway
-from toolspace.server.routing import Route
-from toolspace.server.web_server import WebServer, bind_socket, serve_gateway, socket_url, uvicorn_config
+from toolspace.server.routing import App, Route
+from toolspace.server.uvicorn_server import WebServer, bind_socket, serve_gateway, socket_url, uvicorn_config
 
 SECRET = "sk_test_0123456789abcdef0123456789abcdef"
 PUBLIC = "pk_test_0123456789abcdef0123456789abcdef"

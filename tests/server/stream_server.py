@@ -13,12 +13,11 @@ import aiohttp
 import msgspec
 
 from toolspace.core.records import NewEvent, StoredEvent, Visibility
-from toolspace.server.asgi import Receive, Scope, Send
-from toolspace.server.problems import Problem
 from toolspace.server.redaction import Viewer
-from toolspace.server.responses import send_problem
+from toolspace.server.requests import Receive, Scope, Send
+from toolspace.server.responses import Problem, send_problem
 from toolspace.server.sse import PermissionCheck, StreamQuery, StreamRegistry, parse_stream_options
-from toolspace.server.web_server import WebServer, bind_socket, socket_url, uvicorn_config
+from toolspace.server.uvicorn_server import WebServer, bind_socket, socket_url, uvicorn_config
 from toolspace.storage.queries import events
 from toolspace.storage.sqlite.database import SqliteDatabase
 from toolspace.storage.streams.hub import Hub

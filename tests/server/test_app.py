@@ -12,13 +12,12 @@ import pytest
 
 from tests.server.gateway_api import ApiClient, ApiResponse, open_app_api
 from toolspace.errors import RefusedError, StorageUnavailable
-from toolspace.server import asgi
+from toolspace.server import requests
 from toolspace.server.api_types import JsonRequestBody, Name, QueryParameters
 from toolspace.server.authorization import Access
 from toolspace.server.gateway import Gateway
-from toolspace.server.problems import Problem
 from toolspace.server.requests import Request
-from toolspace.server.responses import Response
+from toolspace.server.responses import Problem, Response
 from toolspace.server.routing import Route
 
 LIMIT = 10_000
@@ -212,7 +211,7 @@ async def test_a_body_beyond_the_limit_is_413_with_or_without_content_length(fra
 
 @pytest.mark.spec("8.3")
 async def test_a_body_that_does_not_arrive_is_408(frame: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asgi, "BODY_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(requests, "BODY_TIMEOUT_SECONDS", 0.05)
     head = b"POST /things HTTP/1.1\r\nhost: localhost\r\nx-secret-key: " + frame.headers["x-secret-key"].encode()
     answer = await raw(frame, head + b'\r\ncontent-length: 100\r\n\r\n{"na')
     assert answer.startswith(b"HTTP/1.1 408 ")

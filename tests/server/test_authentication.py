@@ -12,10 +12,10 @@ import jwt
 import pytest
 
 from toolspace.config.server_settings import ServerSettings
-from toolspace.server import keys
+from toolspace.server import api_keys
 from toolspace.server.authentication import Authenticator
 from toolspace.server.authorization import CONFIGURED_KEY_ID, Caller, EntityCaller, SecretKeyCaller, ToolKeyCaller
-from toolspace.server.problems import Problem
+from toolspace.server.responses import Problem
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.queries import entities_and_spaces
 from toolspace.storage.queries import keys as rows
@@ -65,12 +65,12 @@ def token(entity: str, secret: str = JWT_SECRET, **claims: Any) -> str:
 
 @pytest.mark.spec("8.3")
 async def test_the_first_start_creates_keys_and_returns_them_once(ledger: Ledger) -> None:
-    first = await keys.create_missing_keys(ledger, ServerSettings())
+    first = await api_keys.create_missing_keys(ledger, ServerSettings())
     assert first is not None
     assert first.secret is not None
     assert first.public is not None
     assert first.jwt_secret is not None
-    assert await keys.create_missing_keys(ledger, ServerSettings()) is None
+    assert await api_keys.create_missing_keys(ledger, ServerSettings()) is None
     who = await Authenticator.open(ledger, ServerSettings())
     assert isinstance(await authenticate(who, x_secret_key=first.secret), SecretKeyCaller)
     await ledger.write(entities_and_spaces.create_entity, "ent_1", "human", "Ann", {})
@@ -82,7 +82,7 @@ async def test_the_first_start_creates_keys_and_returns_them_once(ledger: Ledger
 
 @pytest.mark.spec("8.3")
 async def test_of_processes_that_start_at_once_one_returns_the_keys(ledger: Ledger) -> None:
-    created_keys = await asyncio.gather(*(keys.create_missing_keys(ledger, ServerSettings()) for _ in range(8)))
+    created_keys = await asyncio.gather(*(api_keys.create_missing_keys(ledger, ServerSettings()) for _ in range(8)))
     returned_keys = [created for created in created_keys if created is not None]
     secrets = [returned.secret for returned in returned_keys if returned.secret is not None]
     assert len(secrets) == 1
@@ -95,20 +95,20 @@ async def test_of_processes_that_start_at_once_one_returns_the_keys(ledger: Ledg
 
 @pytest.mark.spec("8.3")
 async def test_keys_are_stored_hashed(sqlite: Ledger, tmp_path: Path) -> None:
-    first = await keys.create_missing_keys(sqlite, ServerSettings())
+    first = await api_keys.create_missing_keys(sqlite, ServerSettings())
     assert first is not None
-    _, tool_key = await keys.create_key(sqlite, "tools", "editor")
+    _, tool_key = await api_keys.create_key(sqlite, "tools", "editor")
     written = b"".join(path.read_bytes() for path in tmp_path.glob("toolspace.db*"))
     for key in (first.secret, first.public, tool_key):
         assert key is not None
-        assert keys.hash_key(key).encode() in written
+        assert api_keys.hash_key(key).encode() in written
         assert key.encode() not in written
         assert key[3:20].encode() not in written
 
 
 async def test_configured_keys_work_and_are_never_stored(sqlite: Ledger, tmp_path: Path) -> None:
     server = ServerSettings(secret_key="sk_configured_secret", public_key="pk_configured_public", jwt_secret=JWT_SECRET)
-    assert await keys.create_missing_keys(sqlite, server) is None
+    assert await api_keys.create_missing_keys(sqlite, server) is None
     who = await Authenticator.open(sqlite, server)
     assert await authenticate(who, authorization="Bearer sk_configured_secret") == SecretKeyCaller(
         key_id=CONFIGURED_KEY_ID
@@ -120,7 +120,7 @@ async def test_configured_keys_work_and_are_never_stored(sqlite: Ledger, tmp_pat
     assert b"configured" not in written
     assert JWT_SECRET.encode() not in written
     # If the configured key is removed later, that start is the first one.
-    later = await keys.create_missing_keys(sqlite, ServerSettings())
+    later = await api_keys.create_missing_keys(sqlite, ServerSettings())
     assert later is not None
     assert later.secret is not None
 
@@ -130,7 +130,7 @@ async def test_configured_keys_work_and_are_never_stored(sqlite: Ledger, tmp_pat
 
 async def test_a_tool_key_carries_its_scope(ledger: Ledger) -> None:
     scope = KeyScope(tools_allowed=("notes__*",), tools_denied=("notes__drop",), agent_entity_id="ent_a")
-    record, key = await keys.create_key(ledger, "tools", "editor", scope)
+    record, key = await api_keys.create_key(ledger, "tools", "editor", scope)
     assert record.hint == f"tk_…{key[-4:]}"
     who = await Authenticator.open(ledger, ServerSettings())
     expected = ToolKeyCaller(
@@ -143,15 +143,15 @@ async def test_a_tool_key_carries_its_scope(ledger: Ledger) -> None:
 async def test_a_revoked_key_is_invalid_at_once_here_and_soon_in_other_processes(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record, key = await keys.create_key(ledger, "secret", "one")
-    await keys.create_key(ledger, "secret", "two")
+    record, key = await api_keys.create_key(ledger, "secret", "one")
+    await api_keys.create_key(ledger, "secret", "two")
     here, elsewhere = (
         await Authenticator.open(ledger, ServerSettings()),
         await Authenticator.open(ledger, ServerSettings()),
     )
     for who in (here, elsewhere):
         assert await authenticate(who, x_secret_key=key) == SecretKeyCaller(key_id=record.id)
-    assert await keys.revoke_key(ledger, record.id, has_other_access=False) == "revoked"
+    assert await api_keys.revoke_key(ledger, record.id, has_other_access=False) == "revoked"
     here.invalidate()
     assert (await refusal(here, x_secret_key=key)).status == 401
     assert not await here.is_valid([(b"x-secret-key", key.encode())])
@@ -161,24 +161,26 @@ async def test_a_revoked_key_is_invalid_at_once_here_and_soon_in_other_processes
 
 
 async def test_the_last_secret_key_is_kept_unless_there_is_other_access(ledger: Ledger) -> None:
-    first, _ = await keys.create_key(ledger, "secret", "first")
-    second, _ = await keys.create_key(ledger, "secret", "second")
-    tools, _ = await keys.create_key(ledger, "tools", "tools")
-    assert await keys.revoke_key(ledger, first.id, has_other_access=False) == "revoked"
-    assert await keys.revoke_key(ledger, second.id, has_other_access=False) == "last"
-    assert await keys.revoke_key(ledger, tools.id, has_other_access=False) == "revoked"
-    assert await keys.revoke_key(ledger, "key_unknown", has_other_access=False) == "unknown"
-    assert await keys.revoke_key(ledger, second.id, has_other_access=True) == "revoked"
+    first, _ = await api_keys.create_key(ledger, "secret", "first")
+    second, _ = await api_keys.create_key(ledger, "secret", "second")
+    tools, _ = await api_keys.create_key(ledger, "tools", "tools")
+    assert await api_keys.revoke_key(ledger, first.id, has_other_access=False) == "revoked"
+    assert await api_keys.revoke_key(ledger, second.id, has_other_access=False) == "last"
+    assert await api_keys.revoke_key(ledger, tools.id, has_other_access=False) == "revoked"
+    assert await api_keys.revoke_key(ledger, "key_unknown", has_other_access=False) == "unknown"
+    assert await api_keys.revoke_key(ledger, second.id, has_other_access=True) == "revoked"
 
 
 async def test_revoking_the_last_two_keys_at_once_leaves_one(ledger: Ledger) -> None:
-    records = [(await keys.create_key(ledger, "secret", f"key {number}"))[0] for number in range(4)]
-    outcomes = await asyncio.gather(*(keys.revoke_key(ledger, record.id, has_other_access=False) for record in records))
+    records = [(await api_keys.create_key(ledger, "secret", f"key {number}"))[0] for number in range(4)]
+    outcomes = await asyncio.gather(
+        *(api_keys.revoke_key(ledger, record.id, has_other_access=False) for record in records)
+    )
     assert sorted(outcomes) == ["last", "revoked", "revoked", "revoked"]
 
 
 async def test_the_use_of_a_key_is_counted(ledger: Ledger) -> None:
-    record, _ = await keys.create_key(ledger, "tools", "one")
+    record, _ = await api_keys.create_key(ledger, "tools", "one")
     await ledger.write(rows.record_use, {record.id: rows.KeyUse(3, 1, 2000), "key_gone": rows.KeyUse(1, 0, 1)})
     await ledger.write(rows.record_use, {record.id: rows.KeyUse(2, 0, 1000)})
     stored = await ledger.read(rows.find, record.id)
@@ -267,7 +269,7 @@ async def test_a_repeated_header_is_refused(authenticator: Authenticator, name: 
 
 async def test_a_cached_caller_costs_no_lookup(sqlite: Ledger) -> None:
     who = await Authenticator.open(sqlite, ServerSettings())
-    _, key = await keys.create_key(sqlite, "secret", "one")
+    _, key = await api_keys.create_key(sqlite, "secret", "one")
     pairs = [(b"host", b"localhost"), (b"authorization", f"Bearer {key}".encode())]
     caller = who.authenticate(pairs, "")
     assert not isinstance(caller, Caller)
@@ -324,7 +326,7 @@ async def test_a_local_key_is_not_stored(sqlite: Ledger, authenticator: Authenti
 
 async def test_a_padded_key_is_not_cached(sqlite: Ledger) -> None:
     who = await Authenticator.open(sqlite, ServerSettings())
-    _, key = await keys.create_key(sqlite, "secret", "one")
+    _, key = await api_keys.create_key(sqlite, "secret", "one")
     for spaces in range(10_000, 10_010):
         assert isinstance(await authenticate(who, authorization=f"Bearer{' ' * spaces}{key}"), SecretKeyCaller)
     assert who.cached_count == 0

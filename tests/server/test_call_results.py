@@ -11,7 +11,7 @@ import pytest
 
 from tests.server.gateway_api import ApiClient, open_api, write_config
 from toolspace.server.gateway import Gateway
-from toolspace.storage.queries import presence
+from toolspace.storage.queries import workers_and_presence
 
 _ANY = {"type": "object"}
 TOOLS: list[dict[str, Any]] = [
@@ -23,7 +23,9 @@ TOOLS: list[dict[str, Any]] = [
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
     async with Gateway.open(write_config(tmp_path, tools=TOOLS)) as opened:
-        await opened.ledger.write(presence.register, "wrk_1", ["tool:fetch"], node_id=opened.ledger.node_id)
+        await opened.ledger.write(
+            workers_and_presence.register_holder, "wrk_1", ["tool:fetch"], node_id=opened.ledger.node_id
+        )
         yield opened
 
 

@@ -13,7 +13,7 @@ from toolspace.core.context import ToolContext
 from toolspace.core.interfaces import ToolProvider
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool
-from toolspace.server import call_stream
+from toolspace.server import sse
 from toolspace.server.gateway import Gateway
 
 
@@ -44,7 +44,7 @@ class Flood(ToolProvider):
 async def test_a_streamed_call_is_canceled_if_the_client_does_not_read(
     gateway: Gateway, api: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(call_stream, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(sse, "CALL_STALL_SECONDS", 0.05)
     flood = Flood()
     gateway.toolspace.orchestrator.register(flood)
     where = urlsplit(api.url)

@@ -21,13 +21,13 @@ from toolspace.config.value_types import RateSetting
 from toolspace.core.interfaces import ToolProvider
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool
-from toolspace.server import keys
+from toolspace.server import api_keys
+from toolspace.server.api_keys import KeyUsage, ToolKeyPolicy
 from toolspace.server.authentication import Authenticator
-from toolspace.server.keys import KeyUsage, ToolKeyPolicy
 from toolspace.server.mcp import sessions
-from toolspace.server.mcp.gateway_mount import McpMount
+from toolspace.server.mcp.http_endpoint import McpMount
 from toolspace.server.rate_limit import RequestLimiter
-from toolspace.server.web_server import serve_mcp
+from toolspace.server.uvicorn_server import serve_mcp
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.queries import entities_and_spaces
 from toolspace.storage.queries import keys as key_rows
@@ -95,7 +95,7 @@ class McpFixture:
     usage: KeyUsage
 
     async def key(self, kind: Any = "tools", **scope: Any) -> str:
-        _, key = await keys.create_key(self.ledger, kind, "test", KeyScope(**scope))
+        _, key = await api_keys.create_key(self.ledger, kind, "test", KeyScope(**scope))
         return key
 
     async def ask(
@@ -272,7 +272,7 @@ async def test_other_credentials_are_refused(mcp: McpFixture) -> None:
     assert "public" in answer["error"]["message"]
     revoked = await mcp.key()
     (record,) = await mcp.ledger.read(key_rows.list_keys)
-    await keys.revoke_key(mcp.ledger, record.id, has_other_access=True)
+    await api_keys.revoke_key(mcp.ledger, record.id, has_other_access=True)
     assert (await mcp.ask(revoked, "tools/list"))[0] == 401
 
 
@@ -283,7 +283,7 @@ async def test_a_stream_ends_when_its_key_is_revoked(mcp: McpFixture, monkeypatc
     session.pop("response")
     async with mcp.http.get(mcp.url, headers={**session, "accept": "text/event-stream"}) as stream:
         assert stream.status == 200
-        await keys.revoke_key(mcp.ledger, record.id, has_other_access=True)
+        await api_keys.revoke_key(mcp.ledger, record.id, has_other_access=True)
         mcp.authenticator.invalidate()
         async with asyncio.timeout(15):
             await stream.content.read()
@@ -297,9 +297,9 @@ async def test_calls_are_counted_for_their_key(mcp: McpFixture) -> None:
     await mcp.call(other, "notes_drop")
     await mcp.usage.flush()
     records = {record.hint: record for record in await mcp.ledger.read(key_rows.list_keys)}
-    assert (records[keys.key_hint(first_key)].calls, records[keys.key_hint(first_key)].failed) == (4, 0)
-    assert (records[keys.key_hint(other)].calls, records[keys.key_hint(other)].failed) == (1, 1)
-    assert records[keys.key_hint(first_key)].last_used_at is not None
+    assert (records[api_keys.key_hint(first_key)].calls, records[api_keys.key_hint(first_key)].failed) == (4, 0)
+    assert (records[api_keys.key_hint(other)].calls, records[api_keys.key_hint(other)].failed) == (1, 1)
+    assert records[api_keys.key_hint(first_key)].last_used_at is not None
 
 
 @pytest.mark.spec("8.3")

@@ -7,8 +7,8 @@ import pytest
 from toolspace.config.server_settings import ServerSettings
 from toolspace.config.value_types import RateSetting
 from toolspace.server.authorization import AnonymousCaller, EntityCaller, SecretKeyCaller, ToolKeyCaller
-from toolspace.server.problems import Problem
 from toolspace.server.rate_limit import FailedLoginLimiter, RequestLimiter, TokenBuckets
+from toolspace.server.responses import Problem
 
 
 class Clock:

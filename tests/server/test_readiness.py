@@ -11,19 +11,19 @@ import pytest
 
 from toolspace.server.routes.health_and_metrics import DATABASE_DOWN, DATABASE_READ_ONLY, STARTING, STOPPING, Readiness
 from toolspace.storage.database import Program
-from toolspace.storage.queries import open_work_counts, presence
+from toolspace.storage.queries import runs, workers_and_presence
 from toolspace.storage.sqlite.database import SqliteDatabase
 
 pytestmark = pytest.mark.spec("12.4")
 
 
 def _succeed() -> Program[None]:
-    yield from presence.record_heartbeat("node_1", started_at=1)
+    yield from workers_and_presence.record_heartbeat("node_1", started_at=1)
 
 
 async def test_it_is_ready_from_start_to_stop(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
-    readiness = Readiness(lambda: database.read(open_work_counts.count_open_work), lambda: database.run(_succeed))
+    readiness = Readiness(lambda: database.read(runs.count_open_work), lambda: database.run(_succeed))
 
     assert await readiness.list_reasons() == [STARTING]
     readiness.started = True
@@ -38,7 +38,7 @@ async def test_it_is_ready_from_start_to_stop(tmp_path: Path) -> None:
 @pytest.mark.spec("15.3")
 async def test_it_is_not_ready_without_the_database(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
-    readiness = Readiness(lambda: database.read(open_work_counts.count_open_work), lambda: database.run(_succeed))
+    readiness = Readiness(lambda: database.read(runs.count_open_work), lambda: database.run(_succeed))
     readiness.started = True
     await database.aclose()
 
@@ -48,9 +48,7 @@ async def test_it_is_not_ready_without_the_database(tmp_path: Path) -> None:
 @pytest.mark.spec("15.3")
 async def test_it_is_not_ready_if_the_database_cannot_be_written(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
-    readiness = Readiness(
-        lambda: database.read(open_work_counts.count_open_work), lambda: database.run(_succeed), timeout=0.2
-    )
+    readiness = Readiness(lambda: database.read(runs.count_open_work), lambda: database.run(_succeed), timeout=0.2)
     readiness.started = True
     with closing(sqlite3.connect(tmp_path / "toolspace.db")) as other:
         other.execute("BEGIN IMMEDIATE")

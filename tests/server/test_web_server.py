@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.server.gateway_api import ApiClient, open_app_api
-from toolspace.server import web_server
+from toolspace.server import uvicorn_server
 from toolspace.server.gateway import Gateway
-from toolspace.server.routes import outputs
+from toolspace.server.routes import calls
 
 pytestmark = pytest.mark.spec("8.3")
 
@@ -25,7 +25,7 @@ async def connect(api: ApiClient) -> tuple[asyncio.StreamReader, asyncio.StreamW
 async def test_a_connection_without_a_request_is_closed(
     api: ApiClient, monkeypatch: pytest.MonkeyPatch, start: bytes
 ) -> None:
-    monkeypatch.setattr(web_server, "HEADER_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(uvicorn_server, "HEADER_TIMEOUT_SECONDS", 0.05)
     reader, writer = await connect(api)
     writer.write(start)
 
@@ -37,7 +37,7 @@ async def test_a_connection_without_a_request_is_closed(
 async def test_the_header_timeout_applies_to_every_request_of_a_connection(
     api: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(web_server, "HEADER_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(uvicorn_server, "HEADER_TIMEOUT_SECONDS", 0.05)
     reader, writer = await connect(api)
     writer.write(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
     first = await reader.readuntil(b'{"status":"ok"}')
@@ -50,7 +50,7 @@ async def test_the_header_timeout_applies_to_every_request_of_a_connection(
 
 
 async def test_the_timeouts_do_not_apply_to_a_silent_stream(api: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web_server, "HEADER_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(uvicorn_server, "HEADER_TIMEOUT_SECONDS", 0.05)
     await api.create("/api/spaces", id="room", name="Room")
     await api.create("/api/entities", id="ann", type="human", name="Ann")
     await api.request("PUT", "/api/spaces/room/members/ann")
@@ -70,19 +70,19 @@ async def test_a_response_that_the_client_does_not_read_is_dropped(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch, closing: str
 ) -> None:
     disconnected = asyncio.Event()
-    usual: Any = web_server.http_protocol()
+    usual: Any = uvicorn_server.http_protocol()
 
     class Watched(usual):
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
             disconnected.set()
 
-    monkeypatch.setattr(web_server, "http_protocol", lambda: Watched)
-    monkeypatch.setattr(web_server, "READ_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(uvicorn_server, "http_protocol", lambda: Watched)
+    monkeypatch.setattr(uvicorn_server, "READ_TIMEOUT_SECONDS", 0.05)
     writing = await gateway.toolspace.outputs.create(session="s1", owner="ann", tool="read_file")
     await writing.write("x" * 16_000_000)
     stored = await writing.commit()
-    async with open_app_api(gateway, outputs.ROUTES) as api:
+    async with open_app_api(gateway, calls.OUTPUT_ROUTES) as api:
         _, writer = await connect(api)
         head = [f"GET /api/outputs/{stored.handle} HTTP/1.1", "Host: 127.0.0.1", f"Connection: {closing}"]
         head += [f"{name}: {value}" for name, value in api.headers.items()]

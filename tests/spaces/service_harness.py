@@ -13,7 +13,7 @@ from toolspace import Tool, ToolContext, ToolResult, Toolspace
 from toolspace.core.ids import new_id
 from toolspace.core.records import CallRecord, InboxEvent, Message, StoredEvent
 from toolspace.spaces import runs
-from toolspace.spaces.call_host import GatewayCallHost
+from toolspace.spaces.call_context import GatewayCallHost
 from toolspace.spaces.call_recorder import CallRecorder
 from toolspace.spaces.call_transactions import Submission
 from toolspace.spaces.ledger import Ledger
@@ -21,7 +21,7 @@ from toolspace.spaces.pending_calls import PendingCalls
 from toolspace.spaces.runs import OpenRuns
 from toolspace.spaces.sweeper import Sweeper
 from toolspace.storage.database import Database, WakeUps
-from toolspace.storage.queries import calls, entities_and_spaces, events, inbox, messages, presence
+from toolspace.storage.queries import calls, entities_and_spaces, events, inbox, messages, workers_and_presence
 
 
 def pending_tool(name: str, execution_type: Any = "external", **options: Any) -> Tool:
@@ -102,7 +102,7 @@ class ServiceHarness:
     async def register_worker(self, *tools: str) -> None:
         """Registers someone who executes these tools."""
         topics = [f"tool:{tool}" for tool in tools]
-        await self.ledger.write(presence.register, "wrk_test", topics, node_id=self.ledger.node_id)
+        await self.ledger.write(workers_and_presence.register_holder, "wrk_test", topics, node_id=self.ledger.node_id)
 
     async def inbox(self) -> list[InboxEvent]:
         return await self.ledger.read(inbox.list_events, self.agent)

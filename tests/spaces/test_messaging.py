@@ -10,7 +10,8 @@ import pytest
 from tests.spaces.service_harness import ServiceHarness, service_harness
 from toolspace.core.records import InboxEvent, Message, StoredEvent, space_stream
 from toolspace.errors import RefusedError
-from toolspace.spaces import deletion, messaging
+from toolspace.server.routes import entities_and_spaces as deletion
+from toolspace.spaces import messaging
 from toolspace.storage.database import Database
 from toolspace.storage.queries import entities_and_spaces, inbox, messages
 
@@ -154,7 +155,7 @@ async def test_only_the_sender_completes_its_message(harness: ServiceHarness) ->
 
 async def test_sender_that_left_the_space_appends_nothing(harness: ServiceHarness) -> None:
     await start(harness)
-    await harness.ledger.commit(deletion.remove_member, harness.space, harness.agent)
+    await harness.ledger.commit(deletion.remove_member_transaction, harness.space, harness.agent)
     assert not await append(harness, "secret")
     with pytest.raises(RefusedError, match="not a member"):
         await send(harness, "secret")

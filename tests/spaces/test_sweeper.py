@@ -15,7 +15,7 @@ from toolspace.spaces.plans import NewPlan
 from toolspace.spaces.sweeper import Sweeper
 from toolspace.storage.database import Database, Program
 from toolspace.storage.queries import calls as call_rows
-from toolspace.storage.queries import inbox, presence
+from toolspace.storage.queries import inbox, workers_and_presence
 from toolspace.storage.queries import runs as run_rows
 from toolspace.storage.queries.calls import NewCall
 
@@ -46,7 +46,7 @@ def _age_heartbeats(node_id: str) -> Program[None]:
 
 async def _kill(harness: ServiceHarness) -> None:
     """A process of that id existed, and its last heartbeat is old."""
-    await harness.ledger.write(presence.record_heartbeat, DEAD, started_at=1)
+    await harness.ledger.write(workers_and_presence.record_heartbeat, DEAD, started_at=1)
     await harness.ledger.write(_age_heartbeats, DEAD)
 
 
@@ -89,13 +89,15 @@ async def test_calls_of_a_dead_process_end_or_go_to_the_inbox(database: Database
 async def test_claims_of_a_departed_worker_are_offered_again(database: Database) -> None:
     async with service_harness(database, pending_tool("t", is_async=True)) as harness:
         run = await harness.open_run()
-        await harness.ledger.write(presence.register, "wrk_a", ["tool:t"], node_id=harness.ledger.node_id)
+        await harness.ledger.write(
+            workers_and_presence.register_holder, "wrk_a", ["tool:t"], node_id=harness.ledger.node_id
+        )
         call_id = (await harness.call(run, "t")).call_id
         (claimed,) = await harness.ledger.write(call_rows.claim, "wrk_a", ["t"], limit=5)
         assert claimed.call_id == call_id
         assert await harness.ledger.write(call_rows.claim, "wrk_b", ["t"], limit=5) == []
         offered = harness.ledger.waiters.register("offers:t")
-        await harness.ledger.write(presence.mark_left, "wrk_a", node_id=harness.ledger.node_id)
+        await harness.ledger.write(workers_and_presence.mark_left, "wrk_a", node_id=harness.ledger.node_id)
         await offered
         (again,) = await harness.ledger.write(call_rows.claim, "wrk_b", ["t"], limit=5)
         assert again.call_id == call_id
@@ -175,7 +177,7 @@ async def test_process_is_dead_if_it_was_silent_while_another_watched(database: 
 
         # Its last heartbeat is old, but the database may have been down.
         assert await after(100.0, 102.0, 104.0) == "waiting"
-        await harness.ledger.write(presence.record_heartbeat, DEAD, started_at=1)
+        await harness.ledger.write(workers_and_presence.record_heartbeat, DEAD, started_at=1)
         assert await after(106.0, 108.0, 110.0, 112.0, 114.0) == "waiting"
         # After a gap between two checks, the silence starts anew.
         assert await after(130.0, 132.0, 134.0, 136.0, 138.0) == "waiting"
@@ -192,7 +194,7 @@ async def test_process_that_was_declared_dead_is_notified(database: Database) ->
         harness.sweeper.on_declared_dead = hear
         await harness.sweeper.send_heartbeat()
         assert not forgotten.is_set()
-        await harness.ledger.write(presence.delete_node, harness.ledger.node_id)
+        await harness.ledger.write(workers_and_presence.delete_node, harness.ledger.node_id)
         await harness.sweeper.send_heartbeat()
         assert forgotten.is_set()
 
@@ -225,7 +227,9 @@ async def test_stopped_process_leaves_no_open_calls(database: Database) -> None:
             await harness.ledger.commit(call_transactions.start, running)
         assert (await harness.get_call(running.call_id)).status == "failed"
         assert (
-            await harness.ledger.read(presence.list_dead_nodes, before=now_ms() + 1, except_node=harness.ledger.node_id)
+            await harness.ledger.read(
+                workers_and_presence.list_dead_nodes, before=now_ms() + 1, except_node=harness.ledger.node_id
+            )
             == []
         )
 

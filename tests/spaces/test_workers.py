@@ -17,8 +17,8 @@ from toolspace.spaces.workers import WorkerConnection, WorkerEvent, Workers
 from toolspace.storage.database import Program
 from toolspace.storage.postgres.database import PostgresDatabase
 from toolspace.storage.queries import calls as call_queries
-from toolspace.storage.queries import presence
-from toolspace.storage.queries import workers as worker_queries
+from toolspace.storage.queries import workers_and_presence as presence
+from toolspace.storage.queries import workers_and_presence as worker_queries
 from toolspace.storage.queries.calls import NewCall
 from toolspace.storage.sqlite.database import SqliteDatabase
 
@@ -223,7 +223,7 @@ async def test_retiring_worker_finishes_named_calls_and_others_get_the_rest(ledg
 
 @pytest.mark.spec("6.7")
 async def test_worker_that_retires_during_an_assignment_gets_no_call(ledger: Ledger) -> None:
-    await ledger.write(worker_queries.register, "wrk_a", ["move"], node_id=ledger.node_id)
+    await ledger.write(worker_queries.register_worker, "wrk_a", ["move"], node_id=ledger.node_id)
     call = await open_call(ledger)
     has_read = asyncio.Event()
 
@@ -246,7 +246,7 @@ async def test_worker_that_retires_during_an_assignment_gets_no_call(ledger: Led
     assert await ledger.write(worker_queries.retire, "wrk_a", []) is not None
     await dealing
     assert await ledger.read(call_queries.list_claimed, "wrk_a") == []
-    await ledger.write(worker_queries.register, "wrk_b", ["move"], node_id=ledger.node_id)
+    await ledger.write(worker_queries.register_worker, "wrk_b", ["move"], node_id=ledger.node_id)
     assignments = await ledger.write(
         worker_queries.assign_calls, [worker_queries.WorkerCapacity("wrk_b", ("move",), 1)], node_id=ledger.node_id
     )
@@ -264,7 +264,7 @@ async def test_call_fails_at_once_if_no_worker_serves_its_tool(ledger: Ledger, w
 
 async def test_worker_of_a_dead_process_keeps_its_calls_during_the_grace(ledger: Ledger) -> None:
     call = await open_call(ledger)
-    await ledger.write(worker_queries.register, "wrk_a", ["move"], node_id="node_dead")
+    await ledger.write(worker_queries.register_worker, "wrk_a", ["move"], node_id="node_dead")
     hand = worker_queries.WorkerCapacity("wrk_a", ("move",), 1)
     assert (await ledger.write(worker_queries.assign_calls, [hand], node_id="node_dead")).calls_by_worker
     await ledger.write(worker_queries.disconnect_workers_of_node, "node_dead")

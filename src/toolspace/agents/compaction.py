@@ -12,9 +12,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from toolspace.agents import cycle_transactions
-from toolspace.agents.cycle_transactions import SessionLease
+from toolspace.agents import session_transactions
 from toolspace.agents.history import render_transcript, shorten_middle, shorten_text
+from toolspace.agents.session_transactions import SessionLease
 from toolspace.config.agent_settings import ConsciousnessSettings
 from toolspace.core import json_text
 from toolspace.core.model import (
@@ -134,7 +134,7 @@ def _one_line(row: HistoryTurn) -> str:
 def _replace_by_summary(
     effects: Effects, lease: SessionLease, before: int, summary: str, open_runs: Sequence[str]
 ) -> Program[None]:
-    yield from cycle_transactions.renew(lease)
+    yield from session_transactions.renew(lease)
     yield from sessions.replace_by_summary(lease.session_id, before_seq=before, summary=summary, except_runs=open_runs)
 
 

@@ -14,13 +14,13 @@ from typing import Any, cast
 
 import msgspec
 
-from toolspace.agents import cycle_transactions
-from toolspace.agents.agent_run import AgentRun, Handoff, PreparedAgent, TaskInstructions
-from toolspace.agents.cycle_transactions import CycleStep, LeaseLost, SessionLease, StartedCycle
+from toolspace.agents import session_transactions
 from toolspace.agents.history import RestoredConversation, restore, shorten
 from toolspace.agents.live_output import LiveOutput
 from toolspace.agents.loop import AgentLoop, LoopHooks, PlannedCall, RunOutcome, changes_space, is_prebuilt_action
 from toolspace.agents.prompt_builder import build_system_prompt, load_prompt_context
+from toolspace.agents.run_state import AgentRun, Handoff, PreparedAgent, TaskInstructions
+from toolspace.agents.session_transactions import CycleStep, LeaseLost, SessionLease, StartedCycle
 from toolspace.core import json_text
 from toolspace.core.context import ToolContext
 from toolspace.core.ids import new_id
@@ -31,7 +31,7 @@ from toolspace.core.result import PENDING_CALL_KEY, ToolResult
 from toolspace.core.tool import Tool
 from toolspace.errors import ErrorKind, ModelError
 from toolspace.spaces import call_transactions, messaging, runs
-from toolspace.spaces.call_host import GatewayCallHost
+from toolspace.spaces.call_context import GatewayCallHost
 from toolspace.spaces.call_recorder import build_new_call
 from toolspace.spaces.ledger import Ledger
 from toolspace.spaces.pending_calls import PendingCalls
@@ -113,11 +113,11 @@ class Cycle(LoopHooks):
     async def preview_inbox(self) -> UserTurn | None:
         if self._has_new_events and self.prepared.task is None:
             self._has_new_events = False
-            self._preview = await self._ledger.read(cycle_transactions.inbox_preview, self.lease.agent_entity_id)
+            self._preview = await self._ledger.read(session_transactions.inbox_preview, self.lease.agent_entity_id)
         return self._preview
 
     def new_listener(self) -> ModelListener | None:
-        check_lease = partial(cycle_transactions.renew, self.lease)
+        check_lease = partial(session_transactions.renew, self.lease)
         self._output = LiveOutput(self._call_host, self.prepared.tools.find, check_lease=check_lease)
         return self._output
 
@@ -140,15 +140,15 @@ class Cycle(LoopHooks):
             write_stream=await output.finish() if output is not None else None,
         )
         started_at = now()
-        calls = await self._ledger.commit(cycle_transactions.save_step, self.lease, new_step)
+        calls = await self._ledger.commit(session_transactions.save_step, self.lease, new_step)
         self._call_host.stored_calls.update(calls)
         self.lease_confirmed_at, self._output = started_at, None
 
     async def before_call(self) -> None:
         started_at = now()
-        if started_at - self.lease_confirmed_at > cycle_transactions.LEASE_MS / 1000:
+        if started_at - self.lease_confirmed_at > session_transactions.LEASE_MS / 1000:
             # The lease has expired, so another process may execute this call, too: check before doing it.
-            await self._ledger.write(cycle_transactions.renew, self.lease)
+            await self._ledger.write(session_transactions.renew, self.lease)
             self.lease_confirmed_at = started_at
 
     def after_call(self, call: PlannedCall) -> None:
@@ -161,7 +161,7 @@ class Cycle(LoopHooks):
     async def _load_conversation(self) -> RestoredConversation:
         run = self.agent_run
         summary, rows, path = await self._ledger.read(
-            cycle_transactions.load_conversation, self.lease, self.started.run
+            session_transactions.load_conversation, self.lease, self.started.run
         )
         first_turn = next((row.stored.turn for row in rows if row.run_id == self.run_id), None)
         run.previous_agents = path
@@ -223,7 +223,7 @@ class Cycle(LoopHooks):
     async def _adopt_calls(self, loop: AgentLoop) -> None:
         """Finds out which calls of the interrupted turn have ended, and which must be executed."""
         adopted = await self._ledger.commit(
-            cycle_transactions.adopt_calls, self.lease, [plan.call_id for plan in self._planned], self._ledger.node_id
+            session_transactions.adopt_calls, self.lease, [plan.call_id for plan in self._planned], self._ledger.node_id
         )
         for plan in self._planned:
             if plan.call_id not in adopted:
@@ -266,7 +266,7 @@ class Cycle(LoopHooks):
         if not isinstance(turn, ResultsTurn) or len(turn.results) != len(self._planned):
             return turn
         results = tuple(
-            msgspec.structs.replace(result, text=f"{cycle_transactions.AWAITING_RESULT} {result.text}")
+            msgspec.structs.replace(result, text=f"{session_transactions.AWAITING_RESULT} {result.text}")
             if plan.tool is not None and plan.tool.pauses_run and not result.is_error
             else result
             for plan, result in zip(self._planned, turn.results, strict=True)

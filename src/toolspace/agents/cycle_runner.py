@@ -16,11 +16,13 @@ from typing import Any
 
 import msgspec
 
-from toolspace.agents import compaction, cycle_transactions, handoff, task_reflection, tasks
+from toolspace.agents import compaction, handoff, session_transactions, tasks
 from toolspace.agents.agent import Agent, entity_id_for
-from toolspace.agents.agent_run import PreparedAgent
 from toolspace.agents.cycle import Cycle
-from toolspace.agents.cycle_transactions import (
+from toolspace.agents.loop import RunOutcome
+from toolspace.agents.registry import AgentRegistry
+from toolspace.agents.run_state import PreparedAgent
+from toolspace.agents.session_transactions import (
     CycleStep,
     LeaseLost,
     RunEnded,
@@ -28,12 +30,10 @@ from toolspace.agents.cycle_transactions import (
     StartedCycle,
     WriteProgram,
 )
-from toolspace.agents.loop import RunOutcome
-from toolspace.agents.registry import AgentRegistry
-from toolspace.agents.task_service import TaskService
+from toolspace.agents.tasks import TaskService
 from toolspace.config.agent_settings import ConsciousnessSettings
 from toolspace.core import json_text
-from toolspace.core.line_escaping import single_line
+from toolspace.core.json_text import single_line
 from toolspace.core.names import sanitise
 from toolspace.core.records import ENDED_RUN
 from toolspace.core.secret_masking import mask_secrets
@@ -122,7 +122,7 @@ class CycleRunner:
     async def acquire(self, session_id: str) -> SessionRecord | None:
         """Acquires the lease of a session. Returns None if another process has it."""
         node_id = self._ledger.node_id
-        commit = self._finish_write(self._ledger.commit(cycle_transactions.acquire, session_id, node_id))
+        commit = self._finish_write(self._ledger.commit(session_transactions.acquire, session_id, node_id))
         try:
             return await asyncio.shield(commit)
         except asyncio.CancelledError:
@@ -132,7 +132,7 @@ class CycleRunner:
 
     async def reopen(self, session: SessionRecord, lease: SessionLease) -> StartedCycle | None:
         """Returns the cycle that is under way in the session; None if its run has ended."""
-        return await self._ledger.commit(cycle_transactions.reopen, lease, self._completion(session))
+        return await self._ledger.commit(session_transactions.reopen, lease, self._completion(session))
 
     async def run(self, session: SessionRecord, active: ActiveSession, started: StartedCycle) -> float | None:
         """Runs a cycle until it ends, pauses or is postponed. Raises `LeaseLost` and `StorageError`.
@@ -191,7 +191,7 @@ class CycleRunner:
         """Ends an interrupted run whose agent no process has any more."""
         reason = "no process has this agent any more"
         await self._ledger.commit(
-            cycle_transactions.end_without_agent, lease, run_id, reason, self._completion(session)
+            session_transactions.end_without_agent, lease, run_id, reason, self._completion(session)
         )
 
     async def release(self, lease: SessionLease) -> None:
@@ -213,7 +213,7 @@ class CycleRunner:
             if session.kind == "task":
                 prepared = await tasks.prepare(self._ledger, prepared, session)
             elif session.kind == "reflection":
-                prepared = await task_reflection.prepare(prepared, session)
+                prepared = await tasks.prepare_reflection(prepared, session)
             yield prepared
 
     def _archive_dir(self, agent: Agent) -> Path:
@@ -228,10 +228,10 @@ class CycleRunner:
     ) -> WriteProgram | None:
         """The writes that are committed together with the end of a run. No outcome: the run failed or was canceled."""
         if session.kind == "reflection":
-            return task_reflection.completion(session.id, outcome)
+            return tasks.reflection_completion(session.id, outcome)
         if session.kind == "task":
-            reflects = cycle is not None and task_reflection.is_possible(cycle.prepared.tools)
-            return tasks.completion(session.id, outcome, task_reflection.start if reflects else None)
+            reflects = cycle is not None and tasks.can_reflect(cycle.prepared.tools)
+            return tasks.completion(session.id, outcome, tasks.start_reflection if reflects else None)
         if outcome is None or outcome.handoff is None or cycle is None:
             return None
         return handoff.build_handoff(
@@ -248,12 +248,12 @@ class CycleRunner:
         step = cycle.unsaved_step()
         if outcome.end == "stopped":
             if step.turns:
-                await self._ledger.commit(cycle_transactions.save_step, cycle.lease, step)
+                await self._ledger.commit(session_transactions.save_step, cycle.lease, step)
             return False
         if outcome.end == "paused":
-            return not await self._ledger.commit(cycle_transactions.pause, cycle.lease, step)
+            return not await self._ledger.commit(session_transactions.pause, cycle.lease, step)
         await self._ledger.commit(
-            cycle_transactions.end,
+            session_transactions.end,
             cycle.lease,
             step,
             status="failed" if outcome.end in ("max_steps", "limit", "gave_up") else "completed",
@@ -296,7 +296,7 @@ class CycleRunner:
             return None
         at_least = min(round((error.retry_after or 0) * 1000), _MAX_RETRY_MS)
         delay = await self._ledger.commit(
-            cycle_transactions.postpone, lease, step, self._retry_delays, at_least=at_least
+            session_transactions.postpone, lease, step, self._retry_delays, at_least=at_least
         )
         if delay is None:
             return None
@@ -310,7 +310,7 @@ class CycleRunner:
         error = str(mask_secrets(json_text.storable_text(error)))  # Errors of libraries may contain secrets.
         _log.warning("session %s: its run %s failed: %s", session.id, started.run.id, single_line(error, _MAX_LOGGED))
         await self._ledger.commit(
-            cycle_transactions.end,
+            session_transactions.end,
             lease,
             _unsaved_step(started, cycle),
             status="failed",
@@ -324,7 +324,7 @@ class CycleRunner:
         self.cycle_counts["canceled"] += 1
         with contextlib.suppress(LeaseLost):
             return await self._ledger.commit(
-                cycle_transactions.abandon, lease, run_id, "the run was canceled", self._completion(session)
+                session_transactions.abandon, lease, run_id, "the run was canceled", self._completion(session)
             )
         return True
 
@@ -336,7 +336,7 @@ class CycleRunner:
 
     async def _release(self, lease: SessionLease) -> None:
         with contextlib.suppress(StorageError):
-            await self._ledger.commit(cycle_transactions.release, lease)
+            await self._ledger.commit(session_transactions.release, lease)
 
     # Background work
 

@@ -11,7 +11,7 @@ from typing import Literal, Protocol, cast
 import msgspec
 
 from toolspace.core import json_text
-from toolspace.core.line_escaping import quote_name, single_line
+from toolspace.core.json_text import quote_name, single_line
 from toolspace.core.model import (
     DEFAULT_SETTINGS,
     Model,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from toolspace.agents.agent_run import AgentRun, Handoff
+from toolspace.agents.run_state import AgentRun, Handoff
 from toolspace.core.inbox_text import HANDOFF_PREFIX
 from toolspace.core.records import InboxEvent, RunRecord
 from toolspace.spaces.ledger import Effects

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from toolspace.agents.cycle_transactions import WriteProgram
 from toolspace.agents.loop import changes_space, is_prebuilt_action
+from toolspace.agents.session_transactions import WriteProgram
 from toolspace.core.ids import new_id
 from toolspace.core.json_text import StreamedTextField
 from toolspace.core.model import CallDelta, CallStarted, ModelStreamPart, ResponseRestarted, TextDelta
@@ -21,7 +21,7 @@ from toolspace.core.records import NewEvent, Visibility, run_stream, space_strea
 from toolspace.core.tool import Tool
 from toolspace.errors import RefusedError, StorageError, ToolspaceError
 from toolspace.spaces import messaging
-from toolspace.spaces.call_host import GatewayCallHost
+from toolspace.spaces.call_context import GatewayCallHost
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program
 

@@ -13,9 +13,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any
 
-from toolspace.agents import cycle_transactions
+from toolspace.agents import session_transactions
 from toolspace.agents.cycle_runner import ActiveSession, CycleRunner
-from toolspace.agents.cycle_transactions import LeaseLost, SessionLease
+from toolspace.agents.session_transactions import LeaseLost, SessionLease
 from toolspace.core.defaults import MAX_ACTIVE_AGENTS
 from toolspace.core.ids import now_ms
 from toolspace.errors import StorageError
@@ -212,7 +212,7 @@ class Scheduler:
                     if await self._is_rate_limited(session, limits.cycles_per_minute):
                         return
                     result = await self._ledger.commit(
-                        cycle_transactions.begin,
+                        session_transactions.begin,
                         lease,
                         batch=limits.inbox_batch,
                         max_agent_turns=limits.max_agent_turns,
@@ -296,14 +296,16 @@ class Scheduler:
     async def _renew_leases(self) -> None:
         """Renews the leases of all active sessions, so that slow models and tools do not lose them."""
         while True:
-            await asyncio.sleep(cycle_transactions.LEASE_MS / 3000)
+            await asyncio.sleep(session_transactions.LEASE_MS / 3000)
             leased = [(active, active.lease) for active in self._active.values() if active.lease is not None]
             if not leased:
                 continue
             started_at = time.monotonic()
             tokens = [(lease.session_id, lease.token) for _, lease in leased]
             try:
-                renewed = await self._ledger.write(sessions.renew_leases, tokens, lease_ms=cycle_transactions.LEASE_MS)
+                renewed = await self._ledger.write(
+                    sessions.renew_leases, tokens, lease_ms=session_transactions.LEASE_MS
+                )
             except StorageError as error:
                 _log.warning("%d leases could not be renewed: %s", len(tokens), error)
                 continue

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 
 from toolspace.agents.agent import entity_id_for
-from toolspace.agents.agent_run import AgentRun
-from toolspace.agents.cycle_transactions import WriteProgram
 from toolspace.agents.live_output import LiveOutput
 from toolspace.agents.loop import PlannedCall
 from toolspace.agents.registry import FinalRunStatus, RunRecorder
+from toolspace.agents.run_state import AgentRun
+from toolspace.agents.session_transactions import WriteProgram
 from toolspace.core import json_text
 from toolspace.core.context import ToolContext
 from toolspace.core.ids import new_id
@@ -27,7 +27,7 @@ from toolspace.core.records import ENDED_RUN, RunRecord
 from toolspace.errors import RefusedError, StorageError
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
 from toolspace.spaces import runs
-from toolspace.spaces.call_host import GatewayCallHost
+from toolspace.spaces.call_context import GatewayCallHost
 from toolspace.spaces.ledger import Effects
 from toolspace.spaces.pending_calls import PendingCalls
 from toolspace.storage.database import Program

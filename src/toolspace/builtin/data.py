@@ -8,8 +8,7 @@ import math
 import re
 from typing import Any, NoReturn
 
-from toolspace.core.function_tool import tool
-from toolspace.core.tool import Annotations
+from toolspace.core.tool import Annotations, tool
 from toolspace.errors import ToolValidationError
 
 _PURE = Annotations(read_only=True, idempotent=True, open_world=False)

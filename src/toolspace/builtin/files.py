@@ -10,7 +10,7 @@ from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any, NotRequired, TypedDict
 
-from toolspace.builtin import text_files
+from toolspace.builtin import file_io
 from toolspace.builtin.allowed_paths import (
     AllowedPaths,
     FileLocation,
@@ -21,13 +21,11 @@ from toolspace.builtin.allowed_paths import (
     path_prefix,
     walk_folder,
 )
-from toolspace.builtin.atomic_files import check_movable_kind, folder_lock, move_path, replace_file
 from toolspace.builtin.data import decode_base64
-from toolspace.builtin.globs import Glob
-from toolspace.builtin.grep import grep_files
+from toolspace.builtin.file_io import check_movable_kind, folder_lock, move_path, replace_file
+from toolspace.builtin.grep import Glob, grep_files
 from toolspace.core.context import ToolContext
-from toolspace.core.function_tool import tool
-from toolspace.core.tool import Annotations
+from toolspace.core.tool import Annotations, tool
 from toolspace.errors import ToolExecutionError, ToolValidationError
 
 MAX_ENTRIES = 5000
@@ -68,17 +66,17 @@ def read_file(
     is_base64 = encoding.lower() == "base64"
     if is_base64 and (offset is not None or limit is not None):
         raise ToolValidationError("offset and limit count lines of text; leave them out with encoding base64")
-    codec = "" if is_base64 else text_files.check_encoding(encoding)
+    codec = "" if is_base64 else file_io.check_encoding(encoding)
     with AllowedPaths.from_context(context).locate(path) as location, location.open() as file:
         size = os.fstat(file.fileno()).st_size
         if is_base64:
-            data = text_files.read_all(file, path, size)
+            data = file_io.read_all(file, path, size)
             line_count = data.count(b"\n") + (data[-1:] not in (b"\n", b""))
             return {"content": base64.b64encode(data).decode("ascii"), "size": size, "totalLines": line_count}
-        if offset is None and limit is None and size > text_files.MAX_TEXT_BYTES:
-            raise text_files.too_large_error(path, f"it has {size:,} bytes, so read it in parts with offset and limit")
+        if offset is None and limit is None and size > file_io.MAX_TEXT_BYTES:
+            raise file_io.too_large_error(path, f"it has {size:,} bytes, so read it in parts with offset and limit")
         first = max(offset or 1, 1) - 1
-        window = text_files.read_lines(file, path, codec, first=first, count=limit, check=context.check_canceled)
+        window = file_io.read_lines(file, path, codec, first=first, count=limit, check=context.check_canceled)
         return {"content": window.content, "size": size, "totalLines": window.total_lines}
 
 
@@ -97,7 +95,7 @@ def write_file(path: str, content: str, encoding: str = "utf-8", *, context: Too
     if encoding.lower() == "base64":
         data = decode_base64(content, "content")
     else:
-        data = text_files.encode_text(content, text_files.check_encoding(encoding))
+        data = file_io.encode_text(content, file_io.check_encoding(encoding))
     _check_file_path("path", path)
     with (
         AllowedPaths.from_context(context).locate(path, create=True, write=True) as location,
@@ -251,12 +249,12 @@ def edit_file(path: str, edits: Sequence[TextReplacement], *, context: ToolConte
         raise ToolValidationError("edits: it is empty; give at least one {old, new}")
     with AllowedPaths.from_context(context).locate(path, write=True) as location, folder_lock(location, context):
         with location.open() as file:
-            text = text_files.decode_text(text_files.read_all(file, path, os.fstat(file.fileno()).st_size), path)
+            text = file_io.decode_text(file_io.read_all(file, path, os.fstat(file.fileno()).st_size), path)
         uses_crlf = "\r\n" in text and text.count("\n") == text.count("\r\n")
         for index, edit in enumerate(edits):
             context.check_canceled()
             text = _apply_edit(text, edit, f"edits[{index}]", path, uses_crlf)
-        replace_file(location, [text_files.encode_text(text, "utf-8")])
+        replace_file(location, [file_io.encode_text(text, "utf-8")])
     return {"applied": len(edits)}
 
 
@@ -274,9 +272,9 @@ def _apply_edit(text: str, edit: TextReplacement, parameter: str, path: str, use
         count = text.count(old)
         if count == 0:
             raise _no_occurrence_error(parameter, path)
-        if len(text) + count * (len(new) - len(old)) > text_files.MAX_TEXT_BYTES:
+        if len(text) + count * (len(new) - len(old)) > file_io.MAX_TEXT_BYTES:
             raise ToolValidationError(
-                f"{parameter}: {path!r} would have more than {text_files.MAX_TEXT_BYTES:,} characters"
+                f"{parameter}: {path!r} would have more than {file_io.MAX_TEXT_BYTES:,} characters"
             )
         return text.replace(old, new)
     return replace_single(text, old, new, parameter=f"{parameter}.old", path=path, hint=" or set replaceAll")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
 from typing import Any
 
-from toolspace.builtin import text_files
+from toolspace.builtin import file_io
 from toolspace.builtin.allowed_paths import (
     AllowedPaths,
     FileLocation,
@@ -17,11 +17,10 @@ from toolspace.builtin.allowed_paths import (
     open_file,
     walk_folder,
 )
-from toolspace.builtin.atomic_files import folder_lock, replace_file
+from toolspace.builtin.file_io import folder_lock, replace_file
 from toolspace.builtin.files import replace_single
 from toolspace.core.context import ToolContext
-from toolspace.core.function_tool import tool
-from toolspace.core.tool import Annotations
+from toolspace.core.tool import Annotations, tool
 from toolspace.errors import ToolValidationError
 
 MAX_MEMORY_FILES = 5000
@@ -143,7 +142,7 @@ def _change(
     """Changes a file under the folder lock. `change` gets the previous text, or None if there is no file."""
     with _locate(path, context, create=create) as location, folder_lock(location, context):
         previous_text = None if create and location.status() is None else _read(location)
-        data = text_files.encode_text(change(previous_text), "utf-8")
+        data = file_io.encode_text(change(previous_text), "utf-8")
         context.check_canceled()
         size = replace_file(location, [data])
         root = os.path.realpath(_memory_dir(context))
@@ -152,8 +151,8 @@ def _change(
 
 def _read(location: FileLocation) -> str:
     with location.open() as file:
-        data = text_files.read_all(file, location.path, os.fstat(file.fileno()).st_size)
-    return text_files.decode_text(data, location.path)
+        data = file_io.read_all(file, location.path, os.fstat(file.fileno()).st_size)
+    return file_io.decode_text(data, location.path)
 
 
 def _describe_file(folder_fd: int, name: str, path: str) -> list[dict[str, Any]]:

@@ -7,8 +7,7 @@ from typing import Any
 
 from toolspace.core import json_text
 from toolspace.core.context import ToolContext
-from toolspace.core.function_tool import tool
-from toolspace.core.tool import Annotations
+from toolspace.core.tool import Annotations, tool
 from toolspace.errors import ToolValidationError
 
 # The first call imports the client and the search services: importing aiohttp takes longer than `toolspace list` may.

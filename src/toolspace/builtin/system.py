@@ -12,9 +12,8 @@ from datetime import UTC, datetime, tzinfo
 from typing import Any
 
 from toolspace.core.context import ToolContext
-from toolspace.core.function_tool import tool
 from toolspace.core.names import did_you_mean
-from toolspace.core.tool import Annotations
+from toolspace.core.tool import Annotations, tool
 from toolspace.errors import ToolPermissionError, ToolValidationError
 
 HARMLESS_VARIABLES = ("HOME", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "LC_TIME", "SHELL", "TERM", "TZ", "USER")

@@ -35,7 +35,7 @@ from toolspace.cli.options import Command, Options
 from toolspace.cli.output import CommandOutput, escape_control_characters, show_status
 from toolspace.config.load import Config, load_config
 from toolspace.errors import ConfigError, ToolspaceError
-from toolspace.providers.function_loader import load_functions
+from toolspace.providers.functions import load_functions
 from toolspace.toolspace import Toolspace
 
 _LOW_SPACE, _NO_SPACE = 500 * 1024 * 1024, 20 * 1024 * 1024
@@ -184,7 +184,7 @@ def _check_storage(folder: Path) -> Iterator[CheckResult]:
 async def _check_cache(config: Config) -> CheckResult:
     if config.storage.cache != "disk":
         return CheckResult("ok", "cache", "in memory")
-    from toolspace.storage.caches.sqlite import SqliteCache  # Here: with SQLite.
+    from toolspace.storage.sqlite_cache import SqliteCache  # Here: with SQLite.
 
     path = config.state_dir / "cache.db"
     cache = SqliteCache(path)

@@ -23,7 +23,7 @@ from toolspace.config.server_settings import EmbeddingSettings
 from toolspace.core.interfaces import ToolProvider
 from toolspace.core.secret_masking import mask_secrets
 from toolspace.errors import ModelError, StorageError
-from toolspace.providers.mcp.status import ServerStatus
+from toolspace.providers.mcp.spec import ServerStatus
 from toolspace.providers.plugins import MountedProvider
 from toolspace.toolspace import Toolspace
 
@@ -98,7 +98,7 @@ def _check_sqlite(file: Path) -> CheckResult:
 
 
 async def _check_postgres(url: str, place: str, source: str) -> CheckResult:
-    from toolspace.storage.postgres.driver import load_driver
+    from toolspace.storage.database import load_driver
 
     fix = f"start it, or correct {source}"
     try:

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from toolspace.cli.editor_files import read_text
-from toolspace.cli.editors import CLIENTS, ClientEnvironment, McpClient, config_file, is_toolspace
+from toolspace.cli.editors import CLIENTS, ClientEnvironment, McpClient, config_file, is_toolspace, read_text
 from toolspace.cli.output import first_line
-from toolspace.config.document import parse_document
+from toolspace.config.file_formats import parse_document
 from toolspace.config.provider_settings import TRANSPORT_ALIASES
 from toolspace.core.names import sanitise
 from toolspace.core.secret_masking import is_secret_name, mask_secrets

@@ -5,11 +5,19 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import stat
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path, PurePath
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
+
+from toolspace.cli import editor_edit
+from toolspace.config.file_formats import ConfigDocument, display_name, format_key_path, format_value, parse_document
+from toolspace.errors import ConfigError
 
 Scope = Literal["project", "user"]
 
@@ -147,3 +155,250 @@ def is_toolspace(command: object, args: object) -> bool:
     # With both kinds of slashes: the file may come from another system.
     names = [PurePath(text.replace("\\", "/")).name.casefold().removesuffix(".exe") for text in texts]
     return "toolspace" in names and "mcp" in texts
+
+
+# MERGED from editor_files: Changes one server entry in the settings file of an editor. Everything else in the file sta
+
+Outcome = Literal["added", "updated", "unchanged", "removed", "missing"]
+Entry = Mapping[str, str | list[str]]
+MAX_BYTES = 50_000_000
+"""Of a settings file. Some editors keep their history in it."""
+_ATTEMPTS = 5
+
+
+# One entry
+
+
+class FileEdit(NamedTuple):
+    """A change of a file that was made, or with `dry_run` would be."""
+
+    outcome: Outcome
+    before: str
+    after: str
+
+
+class EditorEntry:
+    """One server entry: a settings file, its table of servers, and the name of the server."""
+
+    def __init__(self, path: Path, table: str, name: str) -> None:
+        self.path = path
+        self.keys = (table, name)
+        self.name = name
+        self._outcome: Outcome = "unchanged"
+
+    def add(self, entry: Entry, *, dry_run: bool = False) -> FileEdit:
+        """Adds or updates the entry. Raises `ConfigError` if the file is unreadable or the name is another server's."""
+        return self._edit(lambda text: self._with_entry(text, entry), dry_run=dry_run)
+
+    def remove(self, *, dry_run: bool = False) -> FileEdit:
+        """Removes the entry. Raises `ConfigError` like `add`."""
+        return self._edit(self._without_entry, dry_run=dry_run)
+
+    def _edit(self, change: Callable[[str], str], *, dry_run: bool) -> FileEdit:
+        if dry_run:
+            before = read_text(self.path)
+            after = change(before)
+        else:
+            before, after = rewrite_file(self.path, change)
+        return FileEdit(self._outcome, before, after)
+
+    def _with_entry(self, text: str, entry: Entry) -> str:
+        document, current = self._find(text)
+        if current is None:
+            self._outcome = "added"
+            changes = {self.keys: dict(entry)}
+        else:
+            if not is_toolspace(current.get("command"), current.get("args")):
+                place = document.format_location(self.keys)
+                raise ConfigError(f"{place}: another server is called {self.name} already; choose a name with --name")
+            # Only what differs: the user may have added variables or permissions to the entry.
+            changes = {(*self.keys, key): value for key, value in entry.items() if current.get(key) != value}
+            self._outcome = "updated" if changes else "unchanged"
+        expected = copy.deepcopy(document.data)
+        after = text
+        for keys, value in changes.items():
+            _set(expected, keys, value)
+            if not self._is_toml:
+                after = editor_edit.set_value(after, keys, value)
+        if self._is_toml and changes:
+            values = entry if current is None else {keys[-1]: value for keys, value in changes.items()}
+            after = editor_edit.set_table(text, self.keys, cast("Entry", values))
+        return self._checked(after, expected)
+
+    def _without_entry(self, text: str) -> str:
+        document, current = self._find(text)
+        self._outcome = "missing" if current is None else "removed"
+        if current is None:
+            return text
+        if not is_toolspace(current.get("command"), current.get("args")):
+            raise ConfigError(
+                f"{document.format_location(self.keys)}: {self.name} is another server, not Toolspace; not removed"
+            )
+        table, name = self.keys
+        expected = copy.deepcopy(document.data)
+        del expected[table][name]
+        if self._is_toml:
+            after = editor_edit.remove_table(text, self.keys)
+            if not expected[table] and table not in self._parse(after).data:
+                del expected[table]  # In TOML the outer table disappears with its last inner table.
+        else:
+            after = editor_edit.remove_value(text, self.keys)
+        return self._checked(after, expected)
+
+    @property
+    def _is_toml(self) -> bool:
+        return self.path.suffix == ".toml"
+
+    def _parse(self, text: str) -> ConfigDocument:
+        return parse_document(text.encode(), display_name(self.path))
+
+    def _find(self, text: str) -> tuple[ConfigDocument, dict[str, Any] | None]:
+        """Returns the parsed file, and the entry or None."""
+        document = self._parse(text)
+        mapping = document.data
+        for depth, key in enumerate(self.keys, 1):
+            if key not in mapping:
+                return document, None
+            inner = mapping[key]
+            if not isinstance(inner, dict):
+                keys = self.keys[:depth]
+                place = f"{document.format_location(keys)}: {format_key_path(keys)}"
+                raise ConfigError(f"{place}: expected a mapping, got {format_value(inner)}; fix it first")
+            mapping = cast("dict[str, Any]", inner)
+        return document, mapping
+
+    def _checked(self, after: str, expected: object) -> str:
+        """Returns the new text. Raises `ConfigError` if it does not have the expected data, and nothing else."""
+        with suppress(ConfigError):
+            if self._parse(after).data == expected:
+                return after
+        raise ConfigError(
+            f"{display_name(self.path)}: {format_key_path(self.keys)} is written in a way that cannot be changed "
+            "safely; nothing was changed, edit it by hand"
+        )
+
+
+def _set(data: dict[str, Any], keys: tuple[str, ...], value: object) -> None:
+    for key in keys[:-1]:
+        data = data.setdefault(key, {})
+    data[keys[-1]] = value
+
+
+# The file
+
+
+def read_text(path: Path) -> str:
+    """Returns the text of a settings file; empty if there is none. Raises `ConfigError`."""
+    return _read(_resolve_link(path), display_name(path))[0]
+
+
+def rewrite_file(path: Path, change: Callable[[str], str]) -> tuple[str, str]:
+    """Replaces the text of a file by the result of `change`, and returns the text before and after.
+
+    The new text is on the disk before it replaces the old file. If another program writes the file in between, the
+    change is applied to the new text. Raises `ConfigError`.
+    """
+    name = display_name(path)
+    target = _resolve_link(path)
+    for _ in range(_ATTEMPTS):
+        text, status = _read(target, name)
+        changed = change(text)
+        if changed == text or _replace(target, name, changed.encode(), status):
+            return text, changed
+    raise ConfigError(f"{name}: another program keeps changing it; close that program and try again")
+
+
+def _resolve_link(path: Path) -> Path:
+    """Returns the file that a symbolic link leads to. Raises `ConfigError` if the link is broken or not trusted."""
+    name = display_name(path)
+    try:
+        link = path.lstat()
+    except FileNotFoundError:
+        return path
+    except OSError as error:
+        raise ConfigError(f"{name}: cannot be read: {error.strerror}") from None
+    if not stat.S_ISLNK(link.st_mode):
+        return path
+    try:
+        target = path.resolve(strict=True)
+        owner = target.stat().st_uid
+    except (OSError, RuntimeError):
+        raise ConfigError(
+            f"{name}: is a link to {os.readlink(path)}, which does not exist; create that file, or remove the link"
+        ) from None
+    if hasattr(os, "geteuid") and link.st_uid not in (os.geteuid(), owner):
+        raise ConfigError(f"{name}: is a link of another user, to a file that is not theirs; remove it")
+    return target
+
+
+def _read(target: Path, name: str) -> tuple[str, os.stat_result | None]:
+    try:
+        # Non-blocking: opening a named pipe would wait for a writer.
+        descriptor = os.open(target, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except FileNotFoundError:
+        return "", None
+    except OSError as error:
+        raise ConfigError(f"{name}: cannot be read: {error.strerror}") from None
+    with os.fdopen(descriptor, "rb") as stream:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"{name}: is not a regular file")
+        content = stream.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"{name}: larger than {MAX_BYTES:,} bytes; add the server by hand")
+    try:
+        return content.decode(), status
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{name}:{line}: not UTF-8 text ({error.reason}); nothing was changed") from None
+
+
+def _replace(target: Path, name: str, content: bytes, status: os.stat_result | None) -> bool:
+    """Returns False, and changes nothing, if the file was written since `status` was read."""
+    if status is not None and hasattr(os, "geteuid") and status.st_uid != os.geteuid() != 0:
+        raise ConfigError(f"{name}: belongs to another user; nothing was changed")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(content)
+                stream.flush()
+                _copy_owner_and_mode(descriptor, status)
+                os.fsync(descriptor)
+            if not _is_unchanged(target, status):
+                os.unlink(temporary)
+                return False
+            os.replace(temporary, target)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise ConfigError(f"{name}: cannot be written: {error.strerror or error}; nothing was changed") from None
+    return True
+
+
+def _copy_owner_and_mode(descriptor: int, status: os.stat_result | None) -> None:
+    if not hasattr(os, "fchmod"):
+        return
+    if status is None:
+        mask = os.umask(0)
+        os.umask(mask)
+        os.fchmod(descriptor, 0o666 & ~mask)  # As any new file of the user.
+        return
+    if os.geteuid() == 0:
+        os.fchown(descriptor, status.st_uid, status.st_gid)
+    os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
+
+
+def _is_unchanged(target: Path, status: os.stat_result | None) -> bool:
+    try:
+        current = target.stat()
+    except FileNotFoundError:
+        return status is None
+    return status is not None and (current.st_ino, current.st_mtime_ns, current.st_size) == (
+        status.st_ino,
+        status.st_mtime_ns,
+        status.st_size,
+    )

@@ -15,7 +15,7 @@ from toolspace.cli.editors import CLIENTS, ClientEnvironment
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import first_line
 from toolspace.config.documentation import render_starter_file
-from toolspace.config.files import CONFIG_NAMES
+from toolspace.config.find_and_watch import CONFIG_NAMES
 from toolspace.core.names import did_you_mean
 from toolspace.core.secret_masking import mask_secrets
 

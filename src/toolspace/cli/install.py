@@ -12,11 +12,19 @@ from pathlib import Path
 
 import click
 
-from toolspace.cli.editor_files import EditorEntry, FileEdit
-from toolspace.cli.editors import CLIENTS, INSTALLABLE, ClientEnvironment, McpClient, Scope, config_file
+from toolspace.cli.editors import (
+    CLIENTS,
+    INSTALLABLE,
+    ClientEnvironment,
+    EditorEntry,
+    FileEdit,
+    McpClient,
+    Scope,
+    config_file,
+)
 from toolspace.cli.local_toolspace import config_path
 from toolspace.cli.options import Command, Options
-from toolspace.config.document import display_name
+from toolspace.config.file_formats import display_name
 from toolspace.core.names import did_you_mean, is_local_name
 from toolspace.core.secret_masking import MASK, is_secret_name, mask_secrets
 from toolspace.errors import ConfigError

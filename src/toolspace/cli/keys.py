@@ -15,7 +15,7 @@ from toolspace.cli.gateway_connection import connect, gateway_options
 from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import CommandOutput, align_columns, first_line, join_columns
-from toolspace.client.responses import ApiKey
+from toolspace.client.resources import ApiKey
 from toolspace.core.names import did_you_mean
 
 KeyKind = Literal["secret", "public", "tools"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from toolspace.cli.logs import FORMAT_VARIABLE, LEVEL_VARIABLE, set_up_logs
 from toolspace.cli.options import Options
 from toolspace.cli.output import show_status
-from toolspace.config.files import find_config
+from toolspace.config.find_and_watch import find_config
 from toolspace.config.load import Config, load_config
 from toolspace.core.names import SEPARATOR, did_you_mean
 from toolspace.core.secret_masking import register_secrets
@@ -23,7 +23,7 @@ from toolspace.errors import ConfigError, ProviderError
 from toolspace.orchestrator.catalog import CatalogEntry
 from toolspace.orchestrator.provider_startup import StartupWait
 from toolspace.orchestrator.settings import EffectiveSettings
-from toolspace.providers.mcp.callbacks import NO_CALLBACKS, McpCallbacks
+from toolspace.providers.mcp.spec import NO_CALLBACKS, McpCallbacks
 from toolspace.toolspace import Toolspace
 
 CONFIG_VARIABLE = "TOOLSPACE_CONFIG"

@@ -13,7 +13,7 @@ from toolspace.cli.event_loop import Interrupts, fast_loop_factory, is_loopback,
 from toolspace.cli.local_toolspace import started_toolspace
 from toolspace.cli.options import Command, Options
 from toolspace.orchestrator.provider_startup import StartupWait
-from toolspace.providers.mcp.callbacks import FORWARD_TO_CALLER
+from toolspace.providers.mcp.spec import FORWARD_TO_CALLER
 from toolspace.server.control_socket import serve_control_socket
 from toolspace.toolspace import Toolspace
 
@@ -106,8 +106,8 @@ async def _serve_http(options: Options, address: _HttpAddress, interrupts: Inter
         AsyncExitStack() as stack,
     ):
         from toolspace.server.authentication import require_bearer_token
-        from toolspace.server.mcp.endpoint import McpEndpoint  # The MCP library takes most of a second to import.
-        from toolspace.server.web_server import serve_mcp
+        from toolspace.server.mcp.http_endpoint import McpEndpoint  # The MCP library takes most of a second to import.
+        from toolspace.server.uvicorn_server import serve_mcp
 
         host = address.host
         endpoint = McpEndpoint(

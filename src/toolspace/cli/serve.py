@@ -32,8 +32,8 @@ from toolspace.server.demo import uses_model
 from toolspace.storage.database import describe_database
 
 if TYPE_CHECKING:
+    from toolspace.server.api_keys import InitialKeys
     from toolspace.server.gateway import Gateway
-    from toolspace.server.keys import InitialKeys
 
 _CLOSE_SECONDS = 10.0
 """For sending responses and closing servers and the database, after the calls have ended."""
@@ -65,7 +65,7 @@ def command(options: Options, host: str | None, port: int | None) -> int:
 
 async def _serve(options: Options, config: Config, environ: dict[str, str], interrupts: Interrupts) -> int:
     from toolspace.server.gateway import Gateway  # Takes most of a second to import.
-    from toolspace.server.web_server import serve_gateway
+    from toolspace.server.uvicorn_server import serve_gateway
 
     output = options.output
     async with AsyncExitStack() as stack:
@@ -94,7 +94,7 @@ async def _serve(options: Options, config: Config, environ: dict[str, str], inte
 @contextmanager
 def _bound_socket(server: ServerSettings) -> Generator[socket.socket]:
     """Yields a socket on the address. Bound before anything starts, so that a used port is reported at once."""
-    from toolspace.server.web_server import bind_socket
+    from toolspace.server.uvicorn_server import bind_socket
 
     try:
         listener = bind_socket(server.host, server.port)

@@ -17,7 +17,7 @@ from typing import Any, Final, Self, TypeVar, cast, overload
 
 from toolspace.client.errors import ApiError, BadRequest, Conflict, GatewayUnreachable, TooLarge, Unprocessable
 from toolspace.client.events import EventSubscription, StreamEvent
-from toolspace.client.responses import decode_response
+from toolspace.client.resources import decode_response
 from toolspace.client.transport import GatewayCredentials, Transport, quote_segment, retry_delay, retry_delays
 from toolspace.core.ids import new_id
 from toolspace.core.records import Record

@@ -21,8 +21,7 @@ from toolspace.core.names import SEPARATOR, sanitise
 from toolspace.errors import ConfigError, ProviderError, RegistrationError, ToolspaceError
 from toolspace.orchestrator.catalog import Catalog
 from toolspace.orchestrator.settings import ProviderRules, ToolRules
-from toolspace.providers.mcp.callbacks import McpCallbacks
-from toolspace.providers.mcp.spec import ServerSpec
+from toolspace.providers.mcp.spec import McpCallbacks, ServerSpec
 from toolspace.providers.plugins import MountedProvider
 
 if TYPE_CHECKING:

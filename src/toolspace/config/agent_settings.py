@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 
 from toolspace.config import value_types as types
-from toolspace.config.document import KeyPath
-from toolspace.config.reader import AlreadyReported, InvalidValue, Section, SectionType, Setting, Value, ValueType
+from toolspace.config.file_formats import KeyPath
+from toolspace.config.provider_settings import HEADERS
 from toolspace.config.server_settings import NOTIFICATIONS, NotificationSettings
-from toolspace.config.shared_settings import HEADERS
+from toolspace.config.validation import AlreadyReported, InvalidValue, Section, SectionType, Setting, Value, ValueType
 from toolspace.core import defaults
 
 FILE_ENDINGS = (".yaml", ".yml", ".json", ".jsonc", ".toml")

@@ -3,25 +3,40 @@
 Used by `composition`, the agents, the server and the CLI.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, cast
 
+import msgspec
+
+from toolspace.config import agent_settings, provider_settings, server_settings, tool_settings
+from toolspace.config import value_types as types
 from toolspace.config.agent_settings import (
     AgentLimits,
     AgentLoopSettings,
     AgentModelSettings,
+    AgentSettings,
     ConsciousnessSettings,
     RouterSettings,
 )
-from toolspace.config.document import ConfigDocument, KeyPath, format_key_path
+from toolspace.config.file_formats import ConfigDocument, KeyPath, format_key_path, format_value
 from toolspace.config.provider_settings import McpServerSettings, OpenApiSettings, ProviderSettings, RestToolSettings
-from toolspace.config.reader import Section
 from toolspace.config.server_settings import EmbeddingSettings, NotificationSettings, ServerSettings, StorageSettings
 from toolspace.config.tool_settings import DefaultSettings, QueueSettings, ToolSettings
+from toolspace.config.validation import (
+    AlreadyReported,
+    InvalidValue,
+    ReadingContext,
+    Section,
+    SectionType,
+    Setting,
+    Value,
+    declared_settings,
+    list_named_values,
+)
+from toolspace.core.names import did_you_mean
 
 FUNCTION_FILE = re.compile(r"(.+\.py)(?::[\w.]+)?")
 """An entry of `functions` or of `uses` that refers to a Python file."""
@@ -50,7 +65,7 @@ class AgentSpec(Section, frozen=True, kw_only=True):
     notifications: NotificationSettings = NotificationSettings()
     runtime: Mapping[str, Any] = {}
     """As written; it has no effect."""
-    config: Config | None = None
+    config: "Config | None" = None
     """The configuration of its own tools. None: it has none."""
     path: Path | None = None
     """The file that describes it."""
@@ -96,7 +111,7 @@ class Config(Section, frozen=True, kw_only=True):
     origins: Mapping[KeyPath, KeyPath | str] = {}
     secret_values: frozenset[str] = frozenset()
     """The values that no log may show."""
-    parent: Config | None = None
+    parent: "Config | None" = None
     """For the configuration of one agent: the main configuration, which it inherits settings from."""
 
     def source(self, *key_path: str | int) -> str:
@@ -142,3 +157,259 @@ def _is_inherited(key_path: tuple[str | int, ...]) -> bool:
     if key_path[:1] == ("tools",):
         return len(key_path) > 1 and key_path[1] not in _NOT_INHERITED
     return key_path[:1] in (("defaults",), ("queues",), ("storage",), ("server",))
+
+
+# MERGED from top_level: The top level of a configuration file, or of an agent that is described inside one; and the li
+
+
+class _McpSection(Section, frozen=True, kw_only=True):
+    servers: Annotated[
+        Mapping[str, McpServerSettings], Setting(provider_settings.mcp_servers_type, "The same as `mcpServers`.")
+    ] = {}
+
+
+_functions = types.list_of(
+    types.string, "string or list of strings", 'a list such as ["./tools.py", "package.module:name"]'
+)
+
+
+class TopLevelSettings(AgentSettings, frozen=True, kw_only=True):
+    """Everything that the top level may have."""
+
+    defaults: Annotated[
+        DefaultSettings, Setting(tool_settings.DEFAULTS, "Holds for every call that has no setting of its own.")
+    ] = DefaultSettings()
+    queues: Annotated[Mapping[str, QueueSettings], Setting(tool_settings.queues_type, "Limits on calls, by name.")] = {}
+    tools: Annotated[
+        ToolSettings, Setting(tool_settings.tools_type, "Settings of the built-in and local tools, or a list of tools.")
+    ] = ToolSettings()
+    mcp: Annotated[_McpSection, Setting(SectionType(_McpSection), "MCP servers, as in the file of an agent.")] = (
+        _McpSection()
+    )
+    mcp_servers: Annotated[
+        Mapping[str, McpServerSettings], Setting(provider_settings.mcp_servers_type, "MCP servers, by name.")
+    ] = {}
+    servers: Annotated[
+        Mapping[str, McpServerSettings], Setting(provider_settings.mcp_servers_type, "The same as `mcpServers`.")
+    ] = {}
+    rest_tools: Annotated[
+        Mapping[str, RestToolSettings],
+        Setting(provider_settings.rest_tools_type, "Tools that are one HTTP request each."),
+    ] = {}
+    openapi: Annotated[
+        Mapping[str, OpenApiSettings],
+        Setting(provider_settings.openapi_type, "Services that an OpenAPI document describes, by name."),
+    ] = {}
+    providers: Annotated[
+        Mapping[str, ProviderSettings],
+        Setting(provider_settings.providers_type, "Providers of other packages, or of your own, by name."),
+    ] = {}
+    functions: Annotated[tuple[str, ...], Setting(_functions, "Python tools: files, modules, or `module:name`.")] = ()
+    storage: Annotated[StorageSettings, Setting(server_settings.STORAGE, "Where state is stored.")] = StorageSettings()
+    server: Annotated[ServerSettings, Setting(server_settings.SERVER, "The gateway.")] = ServerSettings()
+    embeddings: Annotated[
+        EmbeddingSettings | None, Setting(server_settings.EMBEDDINGS, "The embedding model of `search_knowledge`.")
+    ] = None
+    demo: Annotated[bool, Setting(types.boolean, "Whether a demo agent is created if no agent is configured.")] = True
+    version: Annotated[str | None, Setting(types.scalar_string, "Stored, without effect.")] = None
+    runtime: Annotated[Mapping[str, Any], Setting(types.mapping, "Stored, without effect.")] = {}
+    name: str | None = None
+    description: str = ""
+    system: str = ""
+
+    @property
+    def all_servers(self) -> Mapping[str, McpServerSettings]:
+        """The MCP servers of all places where a file may have them."""
+        return {**self.mcp_servers, **self.servers, **self.mcp.servers, **self.tools.mcp_servers}
+
+
+def _select(*keys: str) -> tuple[Setting, ...]:
+    by_key = {setting.key: setting for setting in declared_settings(TopLevelSettings)}
+    return tuple(by_key[key] for key in keys)
+
+
+TOOL_KEYS = _select(
+    "defaults",
+    "queues",
+    "tools",
+    "mcp",
+    "mcpServers",
+    "servers",
+    "restTools",
+    "openapi",
+    "providers",
+    "functions",
+)
+"""Keys that define tools, for all agents or for one alone."""
+PROCESS_KEYS = _select("storage", "server", "embeddings", "demo")
+"""Keys that only the main file may have."""
+ANY_FILE_KEYS = _select("router", "agents", "notifications")
+AGENT_KEYS = _select("agent", "model", "loop", "consciousness", "limits", "spaces", "knowledge", "version", "runtime")
+INLINE_KEYS = agent_settings.IDENTITY.settings
+"""Keys of `agent` that a definition inside another file may have at its top level."""
+
+SECTIONS: Mapping[str, SectionType[Any]] = {
+    "defaults": tool_settings.DEFAULTS,
+    "queues.<name>": tool_settings.QUEUE,
+    "tools": tool_settings.TOOLS,
+    "tools.webSearch": tool_settings.WEB_SEARCH,
+    "tools.overrides.<name>": tool_settings.OVERRIDE,
+    "tools.definitions.<name>": tool_settings.DEFINITION,
+    "mcpServers.<name>": provider_settings.MCP_SERVER,
+    "restTools.<name>": provider_settings.REST_TOOL,
+    "openapi.<name>": provider_settings.OPENAPI,
+    "providers.<name>": provider_settings.PROVIDER,
+    "agents.<name>": agent_settings.AGENT,
+    "agents.<name>.agent": agent_settings.IDENTITY,
+    "agents.<name>.model": agent_settings.MODEL,
+    "agents.<name>.loop": agent_settings.LOOP,
+    "agents.<name>.consciousness": agent_settings.CONSCIOUSNESS,
+    "agents.<name>.limits": agent_settings.LIMITS,
+    "router": agent_settings.ROUTER,
+    "notifications": server_settings.NOTIFICATIONS,
+    "notifications.webhook": server_settings.WEBHOOK,
+    "notifications.smtp": server_settings.SMTP,
+    "embeddings": server_settings.EMBEDDINGS,
+    "storage": server_settings.STORAGE,
+    "server": server_settings.SERVER,
+}
+"""Every section, by its name in the documentation and in its order."""
+SINGLE_SETTINGS = _select("functions", "demo")
+"""The settings at the top level that are no sections."""
+_OVERRIDABLE_SECTIONS = (
+    "defaults",
+    "tools",
+    "tools.webSearch",
+    "notifications.webhook",
+    "notifications.smtp",
+    "embeddings",
+    "storage",
+    "server",
+)
+
+
+def list_overridable_settings() -> Iterator[tuple[KeyPath, Setting]]:
+    """The settings that an environment variable can override: they have one fixed place and hold one value."""
+    for section in _OVERRIDABLE_SECTIONS:
+        for setting in SECTIONS[section].settings:
+            if setting.value_type.fits_variable and setting.environment:
+                yield (*section.split("."), setting.key), setting
+    for setting in SINGLE_SETTINGS:
+        yield (setting.key,), setting
+
+
+def is_ignored_key(key: str) -> bool:
+    """Whether a key at the top level is left alone: `x-…` is for the user's anchors, `inputs` is VS Code's."""
+    return key.startswith("x-") or key in ("$schema", "inputs")
+
+
+class ConfigPart:
+    """A whole file, or the part of one that describes an agent."""
+
+    def __init__(self, context: ReadingContext, path: KeyPath = ()) -> None:
+        self.context = context
+        self.path = path
+        self.data: Mapping[str, Any] = context.document.data
+        for key in path:
+            self.data = cast("Any", self.data)[key]
+
+    def read(self, *keys: Setting) -> TopLevelSettings:
+        """Reads what is valid. Problems are reported_aliases, and later checks still run."""
+        section = _LenientSection(TopLevelSettings, settings=keys, is_ignored=is_ignored_key)
+        try:
+            return section.read(Value(self.data, self.context, self.path))
+        except (AlreadyReported, InvalidValue):
+            return TopLevelSettings()
+
+    def format_location(self) -> str:
+        return self.context.document.format_location(self.path)
+
+    def find_origin(self, *key: str | int) -> KeyPath:
+        """The place of a setting in the document."""
+        origin = self.context.origins.get(key)
+        return origin if isinstance(origin, tuple) else (*self.path, *key)
+
+    def check_references(self, settings: TopLevelSettings, more_queues: Iterable[str] = ()) -> None:
+        """Reports references to queues that do not exist, and aliases that lead back to themselves."""
+        queues = [*self.list_queues(), *more_queues]
+        for key, queue in _list_queue_references(settings):
+            if queue not in queues and key in self.context.origins:
+                origin = self.context.origins[key]
+                example = f"; add it: queues: {{{format_key_path((queue,))}: {{concurrent: 3}}}}"
+                hint = did_you_mean(queue, queues) or example
+                variable = origin if isinstance(origin, str) else None
+                self.context.report(self.find_origin(*key), f"there is no queue {format_value(queue)}{hint}", variable)
+        self._check_aliases(settings.tools.aliases)
+
+    def list_queues(self) -> list[str]:
+        """The names of the queues, including invalid ones: those have their own problem."""
+        with suppress(InvalidValue):
+            silent_context = ReadingContext(self.context.document, base_dir=self.context.base_dir)
+            queues = Value(self.data.get("queues"), silent_context)
+            return [name for name, _ in list_named_values(queues, entry_label="queues")]
+        return []
+
+    def _check_aliases(self, aliases: Mapping[str, str]) -> None:
+        reported_aliases: set[str] = set()
+        for alias in aliases:
+            chain = [alias]
+            while (target := aliases.get(chain[-1])) is not None and target not in chain:
+                chain.append(target)
+            if target == alias and alias not in reported_aliases:
+                reported_aliases.update(chain)
+                names = " → ".join(format_key_path((name,)) for name in (*chain, alias))
+                path = (*self.find_origin("tools", "aliases"), alias)
+                self.context.report(path, f"the alias leads back to itself: {names}")
+
+    def merge_defaults(self, settings: TopLevelSettings, base: DefaultSettings | None = None) -> DefaultSettings:
+        """The defaults over those of `base`, with the older settings of `tools` that mean the same."""
+        origins = self.context.origins
+        result = settings.defaults
+        if base is not None:
+            written_fields = [
+                setting.attribute for setting in tool_settings.DEFAULTS.settings if ("defaults", setting.key) in origins
+            ]
+            result = msgspec.structs.replace(
+                base, **{name: getattr(settings.defaults, name) for name in written_fields}
+            )
+        changes: dict[str, Any] = {}
+        for old_key, key, attribute, value in (
+            ("timeout", "toolTimeout", "tool_timeout", settings.tools.timeout),
+            ("maxConcurrent", "maxConcurrentTools", "max_concurrent_tools", settings.tools.max_concurrent),
+        ):
+            if value is None:
+                continue
+            if ("defaults", key) not in origins:
+                changes[attribute] = value
+                origins["defaults", key] = origins["tools", old_key]
+            elif getattr(settings.defaults, attribute) != value:
+                name = format_key_path(("defaults", key))
+                self.context.warn(self.find_origin("tools", old_key), f"has no effect, as {name} says otherwise")
+        return msgspec.structs.replace(result, **changes)
+
+
+class _LenientSection(SectionType[TopLevelSettings]):
+    """Reads the valid settings even if others are invalid, so that those are checked too."""
+
+    def _read_fields(self, value: Value, mapping: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+        fields, _ = super()._read_fields(value, mapping)
+        return fields, True
+
+    def _check_unknown_keys(self, value: Value, mapping: Mapping[str, Any]) -> dict[str, Any]:
+        super()._check_unknown_keys(value, mapping)
+        return {}
+
+
+def _list_queue_references(settings: TopLevelSettings) -> Iterator[tuple[KeyPath, str]]:
+    sections: Iterable[tuple[KeyPath, Mapping[str, Any]]] = (
+        (("mcpServers",), settings.all_servers),
+        (("restTools",), settings.rest_tools),
+        (("openapi",), settings.openapi),
+        (("providers",), settings.providers),
+        (("tools", "definitions"), settings.tools.definitions),
+        (("tools", "overrides"), settings.tools.overrides),
+    )
+    for prefix, entries in sections:
+        for name, entry in entries.items():
+            if entry.queue is not None and entry.enabled is not False:
+                yield (*prefix, name, "queue"), entry.queue

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from toolspace.config.document import KeyPath, format_key_path
-from toolspace.config.environment import list_variables
-from toolspace.config.reader import Setting
-from toolspace.config.top_level import SECTIONS, SINGLE_SETTINGS
+from toolspace.config.configuration import SECTIONS, SINGLE_SETTINGS
+from toolspace.config.environment_variables import list_variables
+from toolspace.config.file_formats import KeyPath, format_key_path
+from toolspace.config.validation import Setting
 
 
 class SettingRow(NamedTuple):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, cast
 
-from toolspace.config.reader import SectionType, Setting, ValueType
-from toolspace.config.top_level import AGENT_KEYS, ANY_FILE_KEYS, INLINE_KEYS, PROCESS_KEYS, TOOL_KEYS
+from toolspace.config.configuration import AGENT_KEYS, ANY_FILE_KEYS, INLINE_KEYS, PROCESS_KEYS, TOOL_KEYS
+from toolspace.config.validation import SectionType, Setting, ValueType
 
 _VARIABLE = {"type": "string", "pattern": r"\$\{"}
 """A string with a variable, whose value may be of any type."""

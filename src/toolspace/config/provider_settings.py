@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from toolspace.config import value_types as types
-from toolspace.config.document import format_value
-from toolspace.config.reader import (
+from toolspace.config.file_formats import format_value
+from toolspace.config.validation import (
     AlreadyReported,
     InvalidValue,
     Section,
@@ -23,21 +23,62 @@ from toolspace.config.reader import (
     list_named_values,
     read_value,
 )
-from toolspace.config.shared_settings import (
-    HEADERS,
-    Cache,
-    CachePerUser,
-    Enabled,
-    QueueName,
-    RequestTimeout,
-    Required,
-    Tags,
-    Timeout,
-    ToolAnnotations,
-    ToolsAllowed,
-    ToolsDenied,
+from toolspace.core.tool import NO_ANNOTATIONS, Annotations
+
+# MERGED from shared_settings: Settings that several sections have: the queue, the cache, the timeout and so on, as typ
+
+QueueName = Annotated[str | None, Setting(types.string, "The queue that its calls go through.")]
+Cache = Annotated[
+    float | None,
+    Setting(types.cache_duration, "How long a result is reused for equal calls; 0 or false: never."),
+]
+CachePerUser = Annotated[bool, Setting(types.boolean, "Cache the results of each user separately.")]
+Timeout = Annotated[
+    float | None,
+    Setting(types.duration, "How long one call may take; without it `defaults.toolTimeout`."),
+]
+RequestTimeout = Annotated[
+    float | None,
+    Setting(
+        types.duration,
+        "How long one call of its tools may take; without it `defaults.toolTimeout`.",
+        key="requestTimeoutMs",
+        aliases=("requestTimeout",),
+    ),
+]
+Enabled = Annotated[bool, Setting(types.boolean, "Whether it is used at all.")]
+Required = Annotated[bool, Setting(types.boolean, "Refuse to start if it does not start.")]
+Tags = Annotated[tuple[str, ...], Setting(types.strings, "Words that a search finds it by.")]
+HEADERS = Setting(types.string_map, "HTTP headers to send.", secret=True)
+ToolsAllowed = Annotated[
+    tuple[str, ...] | None,
+    Setting(types.globs, "Offer only these of its tools.", aliases=("allowedTools", "includeTools")),
+]
+ToolsDenied = Annotated[
+    tuple[str, ...],
+    Setting(types.globs, "Do not offer these of its tools, even if allowed.", aliases=("deniedTools", "excludeTools")),
+]
+
+ANNOTATIONS = SectionType(
+    Annotations,
+    settings=(
+        Setting(types.boolean, "It changes nothing.", aliases=("readOnlyHint",)).bind("read_only", None),
+        Setting(types.boolean, "It may destroy data.", aliases=("destructiveHint",)).bind("destructive", None),
+        Setting(types.boolean, "A repeated call has no further effect.", aliases=("idempotentHint",)).bind(
+            "idempotent", None
+        ),
+        Setting(types.boolean, "It reaches outside this system.", aliases=("openWorldHint",)).bind("open_world", None),
+    ),
+    is_ignored=lambda key: key == "title",
 )
-from toolspace.core.tool import NO_ANNOTATIONS
+ToolAnnotations = Annotated[
+    Annotations,
+    Setting(
+        ANNOTATIONS,
+        "What kind of effect it has: `readOnly`, `destructive`, `idempotent`, `openWorld`, each true or false.",
+    ),
+]
+
 
 Transport = Literal["stdio", "http", "sse", "websocket"]
 TRANSPORT_ALIASES: Mapping[str, Transport] = {

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from toolspace.config import value_types as types
-from toolspace.config.reader import Section, SectionType, Setting
-from toolspace.config.shared_settings import HEADERS
+from toolspace.config.provider_settings import HEADERS
+from toolspace.config.validation import Section, SectionType, Setting
 from toolspace.config.value_types import RateSetting
 from toolspace.core import defaults
 

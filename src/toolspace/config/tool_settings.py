@@ -11,10 +11,19 @@ from typing import Annotated, Any, Literal, cast, get_args
 import msgspec
 
 from toolspace.config import value_types as types
-from toolspace.config.document import format_value
-from toolspace.config.provider_settings import McpServerSettings, mcp_servers_type
-from toolspace.config.reader import AlreadyReported, Section, SectionType, Setting, Value, ValueType, read_value
-from toolspace.config.shared_settings import Cache, CachePerUser, Enabled, QueueName, Tags, Timeout, ToolAnnotations
+from toolspace.config.file_formats import format_value
+from toolspace.config.provider_settings import (
+    Cache,
+    CachePerUser,
+    Enabled,
+    McpServerSettings,
+    QueueName,
+    Tags,
+    Timeout,
+    ToolAnnotations,
+    mcp_servers_type,
+)
+from toolspace.config.validation import AlreadyReported, Section, SectionType, Setting, Value, ValueType, read_value
 from toolspace.config.value_types import RateSetting
 from toolspace.core import defaults
 from toolspace.core.names import did_you_mean, is_local_name

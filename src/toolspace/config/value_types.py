@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from toolspace.config.reader import (
+from toolspace.config.validation import (
     AlreadyReported,
     InvalidValue,
     Section,

@@ -5,6 +5,7 @@ The REST and OpenAPI providers and the built-in network tools use it. It sends n
 
 from __future__ import annotations
 
+import codecs
 import re
 from base64 import b64encode
 from collections.abc import Iterable
@@ -70,3 +71,19 @@ def display_url(url: URL | str) -> str:
     text = _USER_INFO.sub(r"\1", re.split("[?#]", str(url), maxsplit=1)[0])
     text = repr(text) if isinstance(url, str) else text
     return text if len(text) <= _MAX_URL_TEXT else f"{text[:_MAX_URL_TEXT]}…"
+
+
+# MERGED from charsets: Maps charset names from files, pages and HTTP headers to codecs that are safe to decode with.
+
+# Decoders that take quadratic time or interpret escapes. Real text does not use them; an attacker may declare them.
+_REFUSED_CODECS = frozenset(("idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape"))
+
+
+def find_codec(charset: str) -> str | None:
+    """The name of Python's codec for a charset. None if there is none for text, or it is unsafe to use."""
+    try:
+        b"x".decode(charset, "replace")  # Not empty: Python does not look up the codec to decode nothing.
+        name = codecs.lookup(charset).name
+    except (LookupError, ValueError):
+        return None
+    return None if name in _REFUSED_CODECS else name

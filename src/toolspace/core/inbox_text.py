@@ -10,7 +10,7 @@ import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.ids import is_id
-from toolspace.core.line_escaping import quote, quote_name, quote_truncated
+from toolspace.core.json_text import quote, quote_name, quote_truncated
 from toolspace.core.records import InboxEvent
 
 MAX_EVENT_CHARACTERS = 100_000

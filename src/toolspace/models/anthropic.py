@@ -18,7 +18,7 @@ from toolspace.core.model import (
     Usage,
     UserTurn,
 )
-from toolspace.models import errors
+from toolspace.models import http
 from toolspace.models.request_encoding import (
     PDF,
     Attachment,
@@ -135,7 +135,7 @@ class AnthropicResponse(StreamedResponse):
             case "message_stop":
                 self.is_complete = True
             case "error":
-                raise errors.error_from_event(self.name, event.error, credential_name=self.credential_name)
+                raise http.error_from_event(self.name, event.error, credential_name=self.credential_name)
             case "message":
                 self._add_message(event)
             case _:

@@ -10,8 +10,7 @@ import msgspec
 from toolspace.core import json_text
 from toolspace.core.secret_masking import register_secrets
 from toolspace.errors import ModelError
-from toolspace.models.errors import build_error, error_from_connection, error_from_response
-from toolspace.models.http import ModelHttpClient
+from toolspace.models.http import ModelHttpClient, build_error, error_from_connection, error_from_response
 from toolspace.models.registry import find_key, parse_model_name, resolve_base_url, validate_headers
 
 OPENAI_URL = "https://api.openai.com/v1"

@@ -19,7 +19,7 @@ from toolspace.core.model import (
     UserTurn,
 )
 from toolspace.errors import ModelError
-from toolspace.models import errors
+from toolspace.models import http
 from toolspace.models.request_encoding import (
     IMAGES_AND_PDF,
     Attachment,
@@ -106,7 +106,7 @@ class GoogleResponse(StreamedResponse):
             return
         chunk = _decode(data)
         if chunk.error is not None:
-            raise errors.error_from_event(self.name, chunk.error, credential_name=self.credential_name)
+            raise http.error_from_event(self.name, chunk.error, credential_name=self.credential_name)
         for candidate in chunk.candidates or ():
             if not candidate.index:
                 self._add_candidate(candidate)

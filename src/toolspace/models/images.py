@@ -24,10 +24,9 @@ from toolspace.errors import (
     ToolExecutionError,
     ToolTransportError,
 )
-from toolspace.models import errors
-from toolspace.models.http import ModelHttpClient
+from toolspace.models import http as errors
+from toolspace.models.http import MAX_WAIT_SECONDS, ModelHttpClient, retry_delay
 from toolspace.models.registry import find_key, missing_key_error, resolve_base_url, validate_headers
-from toolspace.models.retry import MAX_WAIT_SECONDS, retry_delay
 from toolspace.models.streaming import ModelEndpoint, encode_body
 
 IMAGE_TIMEOUT_SECONDS = 180.0

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from toolspace.core.model import FinishReason, ModelCall, ModelRequest, ModelTurn, ResultsTurn, Usage, UserTurn
-from toolspace.models import errors
+from toolspace.models import http
 from toolspace.models.prices import ModelPrice
 from toolspace.models.request_encoding import (
     PDF,
@@ -122,7 +122,7 @@ class OpenAIChatResponse(StreamedResponse):
         if chunk.usage is not None:
             self._count_tokens(chunk.usage)
         if chunk.error is not None:
-            raise errors.error_from_event(self.name, chunk.error, credential_name=self.credential_name)
+            raise http.error_from_event(self.name, chunk.error, credential_name=self.credential_name)
 
     def build_turn(self, model: str, price: ModelPrice | None, request_bytes: int) -> ModelTurn:
         # Only with calls: models that need their reasoning back need it between calls, and others refuse it.

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from toolspace.core.model import FinishReason, ModelCall, ModelRequest, ModelToolResult, ModelTurn, Usage, UserTurn
-from toolspace.models import errors
+from toolspace.models import http
 from toolspace.models.request_encoding import (
     PDF,
     Attachment,
@@ -105,10 +105,10 @@ class OpenAIResponsesResponse(StreamedResponse):
                 self._end(event.response or _Response())
             case "response.failed":
                 error = (event.response or _Response()).error
-                raise errors.error_from_event(self.name, error, credential_name=self.credential_name)
+                raise http.error_from_event(self.name, error, credential_name=self.credential_name)
             case "error":
                 error = event.error or {"code": event.code, "message": event.message}
-                raise errors.error_from_event(self.name, error, credential_name=self.credential_name)
+                raise http.error_from_event(self.name, error, credential_name=self.credential_name)
             case _:
                 pass  # Starts and ends of parts, and types that the API may get later.
 

@@ -24,7 +24,7 @@ from toolspace.core.model import (
     UserTurn,
 )
 from toolspace.errors import ModelError
-from toolspace.models import errors
+from toolspace.models import http
 from toolspace.models.prices import find_price
 from toolspace.models.request_encoding import normalize_turns, split_content, split_turn, to_object_schema
 from toolspace.models.streaming import StreamedResponse
@@ -119,7 +119,7 @@ class PydanticAIModel(Model):
             raise ModelError("not_found", f"{message}; install {package} for it") from None
         except Exception as error:  # No key, or no such provider: each adapter has its own class of error for it.
             kind = "no_key" if "api_key" in str(error).lower() else "not_found"
-            raise errors.build_error(self.name, kind, str(error)) from None
+            raise http.build_error(self.name, kind, str(error)) from None
 
     def _build_settings(self, request: ModelRequest) -> dict[str, Any]:
         settings = request.settings
@@ -184,12 +184,12 @@ class PydanticAIModel(Model):
         status, headers = getattr(error, "status_code", None), getattr(error, "headers", None)
         if isinstance(status, int):
             body = str(getattr(error, "body", None) or error).encode("utf-8", "replace")
-            return errors.error_from_response(
+            return http.error_from_response(
                 self.name, status, headers or {}, body, credential_name=self._credential_name
             )
         is_temporary = any(word in type(error).__name__ for word in _TEMPORARY_ERRORS)
         kind = "unavailable" if is_temporary else "broken"
-        return errors.build_error(self.name, kind, f"{type(error).__name__}: {error}")
+        return http.build_error(self.name, kind, f"{type(error).__name__}: {error}")
 
 
 class _EventReceiver:

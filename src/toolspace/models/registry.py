@@ -16,8 +16,7 @@ from toolspace.core.model import Model
 from toolspace.core.names import did_you_mean
 from toolspace.core.secret_masking import is_secret_name, mask_secrets, register_secrets
 from toolspace.errors import ModelError
-from toolspace.models.http import ModelHttpClient
-from toolspace.models.retry import RetryingModel
+from toolspace.models.http import ModelHttpClient, RetryingModel
 
 ProviderApi = Literal["chat", "responses", "messages", "generate"]
 """The API of a provider: OpenAI's chat completions or responses, Anthropic's messages, Google's generateContent."""
@@ -142,7 +141,7 @@ def open_model(
     api_key = (api_key or "").strip() or None
     provider, name = choose_model(provider, name, environ)
     if provider == DEMO:
-        from toolspace.models.demo.model import DemoModel
+        from toolspace.models.demo_model import DemoModel
 
         return DemoModel()
     credentials = [value for key, value in (headers or {}).items() if is_secret_name(key)]

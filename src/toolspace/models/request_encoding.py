@@ -17,8 +17,7 @@ from toolspace.core import json_text
 from toolspace.core.model import Media, ModelCall, ModelToolResult, ModelTurn, ResultsTurn, Turn, UserTurn
 from toolspace.core.names import is_local_name, sanitise
 from toolspace.core.result import AudioPart, ImagePart
-from toolspace.core.tool import Tool
-from toolspace.core.tool_formats import ToolFormat, export_tools
+from toolspace.core.tool import Tool, ToolFormat, export_tools
 
 PDF = "application/pdf"
 IMAGES_AND_PDF = frozenset(("image/png", "image/jpeg", "image/gif", "image/webp", PDF))

@@ -31,7 +31,7 @@ from toolspace.core.model import (
 from toolspace.core.sse import SseDecoder, SseEvent
 from toolspace.core.tokens import estimate_tokens
 from toolspace.errors import ModelError
-from toolspace.models import errors
+from toolspace.models import http as errors
 from toolspace.models.http import ModelHttpClient
 from toolspace.models.prices import ModelPrice, calculate_cost, find_price
 from toolspace.models.request_encoding import TurnLayout

@@ -15,6 +15,7 @@ import types
 from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -23,16 +24,14 @@ from toolspace.core.context import ToolContext
 from toolspace.core.events import CallPartial, CallProgress, EventType, TaskStatusReported
 from toolspace.core.result import Content, ToolResult, get_content_parts, join_parts
 from toolspace.errors import NOT_EXECUTED, ErrorKind, ToolTimeoutError
-from toolspace.orchestrator.deadline import cancel_task, uncancel_task
-from toolspace.orchestrator.large_results import NO_SPILL, SpillSettings, StreamCollector
+from toolspace.orchestrator.stages.large_results import NO_SPILL, SpillSettings, StreamCollector
 
 if TYPE_CHECKING:
     from toolspace.core.tool import Tool
     from toolspace.orchestrator.catalog import CatalogEntry
     from toolspace.orchestrator.event_bus import EventBus
-    from toolspace.orchestrator.queues import QueueSlot
-    from toolspace.orchestrator.run import Run
-    from toolspace.orchestrator.trace import Span
+    from toolspace.orchestrator.run import Run, Span
+    from toolspace.orchestrator.stages.queue import QueueSlot
 
 T = TypeVar("T")
 Arguments = Mapping[str, Any] | str | bytes | None
@@ -323,6 +322,31 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
         return result
 
 
+call_cancellations: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
+"""How many cancellations of a task were requested here, for a call in it, and will be withdrawn."""
+
+
+def cancel_task(task: asyncio.Task[Any]) -> None:
+    """Cancels a task because a call in it is canceled."""
+    call_cancellations[task] = call_cancellations.get(task, 0) + 1
+    task.cancel()
+
+
+def uncancel_task(task: asyncio.Task[Any]) -> int:
+    """Withdraws that when the call has ended. Returns how many cancellations of the task remain."""
+    remaining = call_cancellations.get(task, 0) - 1
+    if remaining > 0:
+        call_cancellations[task] = remaining
+    else:
+        call_cancellations.pop(task, None)
+    return task.uncancel()
+
+
+async def return_result(result: ToolResult) -> ToolResult:
+    """Returns the result: the coroutine of a call that a stage ends early."""
+    return result
+
+
 def is_running_loop(loop: asyncio.AbstractEventLoop) -> bool:
     """Whether the current code runs on this loop."""
     try:
@@ -348,3 +372,65 @@ def call_chain(call: Call | None = None) -> Iterator[Call]:
     while call is not None:
         yield call
         call = call.parent
+
+
+# MERGED from active_calls: The calls of one orchestrator that have waited for something: finds them to cancel them, an
+
+
+class ActiveCalls:
+    """Has every running call of an orchestrator from its first wait on. A call that never waits is never in it."""
+
+    def __init__(self) -> None:
+        self._calls: dict[Call, None] = {}
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    @property
+    def ids(self) -> list[str]:
+        return [call.id for call in self._calls]
+
+    def add(self, call: Call) -> None:
+        self._calls[call] = None
+        if call.run is not None:
+            call.run.track(call)
+
+    def remove(self, call: Call) -> None:
+        call.is_over = True
+        call.withdraw_cancellation()
+        del self._calls[call]
+        if call.run is not None:
+            call.run.untrack(call)
+        for waiter in tuple(self._waiters):
+            waiter.get_loop().call_soon_threadsafe(_wake, waiter)
+
+    def find(self, owner: object, call_id: str | None) -> list[Call]:
+        """Returns the call of this owner and its child calls; without an id, all of its calls.
+
+        The calls that the current code is part of are found too, though they may not have waited yet.
+        """
+        return [
+            call
+            for call in {**self._calls, **dict.fromkeys(call_chain())}
+            if call.owner is owner and (call_id is None or any(parent.id == call_id for parent in call_chain(call)))
+        ]
+
+    async def wait_until_idle(self) -> None:
+        """Waits until the calls that are active now have ended; not for those that the current code is part of."""
+        own_calls = set(call_chain())
+        pending = {call for call in self._calls if call not in own_calls and not _is_dead(call)}
+        while pending & self._calls.keys():
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.add(waiter)
+            try:
+                await waiter
+            finally:
+                self._waiters.discard(waiter)
+
+
+def _is_dead(call: Call) -> bool:
+    """Whether the loop of a call was closed, so that the call never ends."""
+    return call.task is not None and call.task.get_loop().is_closed()
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -22,7 +22,7 @@ from toolspace.orchestrator.settings import ProviderRules
 
 if TYPE_CHECKING:
     from toolspace.orchestrator.call import Arguments
-    from toolspace.orchestrator.stage import CallHandler, InstantHandler
+    from toolspace.orchestrator.pipeline import CallHandler, InstantHandler
 
 _log = logging.getLogger("toolspace.providers")
 

@@ -16,9 +16,9 @@ from toolspace.orchestrator.call import Call
 from toolspace.orchestrator.catalog import CatalogEntry
 from toolspace.orchestrator.name_resolution import NameResolver
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
-from toolspace.orchestrator.queues import QueueRegistry, QueueSpec
+from toolspace.orchestrator.pipeline import CallHandler, CallServices
 from toolspace.orchestrator.settings import CallDefaults, EffectiveSettings, ProviderRules
-from toolspace.orchestrator.stage import CallHandler, CallServices
+from toolspace.orchestrator.stages.queue import QueueRegistry, QueueSpec
 
 _SHARED_NAMESPACES = frozenset(("agent", "router"))
 """Namespaces of several providers: a provider here does not hide those of the parent."""

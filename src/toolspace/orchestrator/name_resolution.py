@@ -17,11 +17,11 @@ from toolspace.core.tool import Tool
 from toolspace.errors import ErrorKind
 from toolspace.orchestrator.call import Arguments, Call
 from toolspace.orchestrator.catalog import AmbiguousName, Catalog, CatalogEntry
+from toolspace.orchestrator.pipeline import CallHandler, CallServices, Stage, StageContext
 from toolspace.orchestrator.settings import ProviderRules, resolve_settings
-from toolspace.orchestrator.stage import CallHandler, CallServices, Stage, StageContext
 from toolspace.orchestrator.stages.announce import announce
-from toolspace.orchestrator.stages.record import record
-from toolspace.orchestrator.tool_listing import is_permitted
+from toolspace.orchestrator.stages.call_log import record
+from toolspace.orchestrator.tool_search import is_permitted
 
 Message = str | Callable[[Call], str]
 """The error message of a call, or a function that returns it: what a caller may learn depends on its permissions."""

@@ -21,20 +21,19 @@ from toolspace.core.statistics import StatsCollector, ToolStats
 from toolspace.core.tokens import estimate_tokens
 from toolspace.core.tool import Tool
 from toolspace.orchestrator import call as calls
-from toolspace.orchestrator import deadline
-from toolspace.orchestrator.active_calls import ActiveCalls
-from toolspace.orchestrator.call import Arguments, Call, current_call
-from toolspace.orchestrator.call_log import CallLog
+from toolspace.orchestrator.call import ActiveCalls, Arguments, Call, current_call
 from toolspace.orchestrator.catalog import Catalog, CatalogEntry
 from toolspace.orchestrator.event_bus import EventBus
 from toolspace.orchestrator.name_resolution import NameResolver
-from toolspace.orchestrator.pipeline import STAGES, compile_handler, compile_instant
+from toolspace.orchestrator.pipeline import STAGES, CallHandler, CallServices, Stage, compile_handler, compile_instant
 from toolspace.orchestrator.provider_startup import ProviderStartup, StartupWait
-from toolspace.orchestrator.queues import QueueRegistry, QueueSpec
 from toolspace.orchestrator.run import Run
 from toolspace.orchestrator.settings import CallDefaults, EffectiveSettings, ProviderRules, resolve_settings
-from toolspace.orchestrator.stage import CallHandler, CallServices, Stage
-from toolspace.orchestrator.tool_listing import (
+from toolspace.orchestrator.stages import timeout
+from toolspace.orchestrator.stages.call_log import CallLog
+from toolspace.orchestrator.stages.invoke import WorkerThreads
+from toolspace.orchestrator.stages.queue import QueueRegistry, QueueSpec
+from toolspace.orchestrator.tool_search import (
     NO_CALL,
     TokenCosts,
     close_provider,
@@ -44,7 +43,6 @@ from toolspace.orchestrator.tool_listing import (
     safe_token_counter,
     visible_tools,
 )
-from toolspace.orchestrator.worker_threads import WorkerThreads
 
 if TYPE_CHECKING:
     from toolspace.orchestrator.tool_search import ToolIndex
@@ -406,7 +404,7 @@ class ToolOrchestrator:
         self.closed = True
         self._catalog.close()
         try:
-            async with asyncio.timeout(deadline.GRACE_SECONDS + 1):
+            async with asyncio.timeout(timeout.GRACE_SECONDS + 1):
                 await self.wait_until_idle()
         except TimeoutError:
             _log.warning("closing although calls have not ended: %s", ", ".join(self.active_call_ids))

@@ -5,22 +5,70 @@ The orchestrator uses it when a tool is called for the first time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NamedTuple, Protocol
 
-from toolspace.core.events import CallCompleted, CallRequested, EventType
+import msgspec
+
+from toolspace.core.events import CallCompleted, CallEvent, CallRequested, EventType
+from toolspace.core.interfaces import OutputStore, Policy, ResultCache, TokenCounter
 from toolspace.core.result import ToolResult
 from toolspace.orchestrator.call import Call
 from toolspace.orchestrator.catalog import CatalogEntry
-from toolspace.orchestrator.settings import resolve_settings
-from toolspace.orchestrator.stage import CallHandler, CallServices, InstantHandler, Stage, StageContext
+from toolspace.orchestrator.event_bus import EventBus
+from toolspace.orchestrator.settings import CallDefaults, EffectiveSettings, resolve_settings
 from toolspace.orchestrator.stages.admission import limits, permission, validate
 from toolspace.orchestrator.stages.announce import VERBOSE, announce, calls_log
 from toolspace.orchestrator.stages.cache import cache, cached_lookup
-from toolspace.orchestrator.stages.invoke import invoke
-from toolspace.orchestrator.stages.queue import queue
-from toolspace.orchestrator.stages.record import record
-from toolspace.orchestrator.stages.result_size import budget, cap
+from toolspace.orchestrator.stages.call_log import CallLog, record
+from toolspace.orchestrator.stages.invoke import WorkerThreads, invoke
+from toolspace.orchestrator.stages.large_results import budget, cap
+from toolspace.orchestrator.stages.queue import QueueRegistry, queue
 from toolspace.orchestrator.stages.timeout import timeout
+
+# MERGED from stage: What a stage is, and the services that stages work with.
+
+CallHandler = Callable[[Call], Coroutine[Any, Any, ToolResult]]
+InstantHandler = Callable[[Call], ToolResult | None]
+"""Returns the result of a call that needs no waiting; None if the call has to take the `CallHandler`."""
+
+
+class CallServices(msgspec.Struct, kw_only=True, eq=False):
+    """The parts of an orchestrator that its stages share."""
+
+    bus: EventBus
+    call_log: CallLog
+    queues: QueueRegistry
+    threads: WorkerThreads
+    count_tokens: TokenCounter
+    cache: ResultCache | None = None
+    outputs: OutputStore | None = None
+    policies: Sequence[Policy] = ()
+    defaults: CallDefaults = CallDefaults()
+    deferred_completions: dict[str, CallEvent] = {}
+    """By call id: completion events that the callers emit themselves, after they have updated their own state."""
+    killed_count: int = 0
+    """How many coroutines ignored their cancellation and were closed."""
+
+
+class StageContext(NamedTuple):
+    """What a stage is compiled for: one tool, its settings, and whether its calls belong to runs."""
+
+    entry: CatalogEntry
+    settings: EffectiveSettings
+    services: CallServices
+    in_run: bool
+
+
+class Stage(Protocol):
+    """Returns a handler around `next`, or `next` itself if this tool does not need the stage.
+
+    A stage that only acts before the call goes on is a plain function that returns `next(call)`, so that a waiting call
+    does not hold its frame.
+    """
+
+    def __call__(self, stage: StageContext, next: CallHandler, /) -> CallHandler: ...
+
 
 STAGES: tuple[Stage, ...] = (
     # From the outermost to the innermost. These act after the provider has returned, the last one first:

@@ -5,13 +5,20 @@ The orchestrator uses it for `search` and for the tool `agent__find_tools`. The 
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
+from toolspace.core.context import ToolContext
+from toolspace.core.interfaces import Deny, Policy, TokenCounter, ToolProvider
+from toolspace.core.result import ToolResult
 from toolspace.core.text_search import bm25_score, word_weight
-from toolspace.core.tool import Tool
+from toolspace.core.tokens import estimate_tokens
+from toolspace.core.tool import Tool, definition_text
+from toolspace.orchestrator.catalog import CatalogEntry
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_]+")
 _STOP_WORDS = frozenset(
@@ -78,3 +85,127 @@ def _stem(word: str) -> str:
             stem = word[: -len(ending)]
             return stem + "y" if ending == "ies" else stem.removesuffix("e")
     return word.removesuffix("e") if len(word) > 3 else word
+
+
+# MERGED from tool_listing: Decides which tools a caller or a model sees, and calls the code of extensions (providers, 
+
+_log = logging.getLogger("toolspace.orchestrator")
+
+
+class TokenCosts:
+    """How many tokens the definition of each tool costs a model, counted once per tool."""
+
+    def __init__(self, count: TokenCounter) -> None:
+        self._count = count
+        self._costs: dict[Tool, int] = {}
+
+    def get(self, tool: Tool) -> int:
+        cost = self._costs.get(tool)
+        if cost is None:
+            cost = self._costs[tool] = self._count(definition_text(tool))
+        return cost
+
+    def total(self, tools: Iterable[Tool]) -> int:
+        return sum(map(self.get, tools))
+
+    def retain(self, tools: Iterable[Tool]) -> None:
+        """Drops the costs of all other tools, so that a long-lived process does not keep every tool it ever had."""
+        self._costs = {tool: self._costs[tool] for tool in tools if tool in self._costs}
+
+
+def visible_tools(
+    tools: Sequence[Tool],
+    costs: TokenCosts,
+    *,
+    threshold: int | None,
+    search_tool: Tool | None,
+    discovered: Collection[str] = (),
+) -> list[Tool]:
+    """Returns the tools to show a model: all, if their definitions cost no more than `threshold` tokens.
+
+    Else the search tool, the tools that every agent has, and the tools that a search has discovered.
+    """
+    if threshold is None or search_tool is None or costs.total(tools) <= threshold:
+        return [tool for tool in tools if tool is not search_tool]
+    selection = [tool for tool in tools if _is_agent_tool(tool) or tool.name in discovered]
+    return [search_tool, *(tool for tool in selection if tool is not search_tool)]
+
+
+def _is_agent_tool(tool: Tool) -> bool:
+    """Whether an agent always needs the tool, whatever its task is: to report, to reply, to call other agents."""
+    return tool.execution_type == "prebuilt" or tool.name.startswith(("agent__", "router__"))
+
+
+def is_offered(entry: CatalogEntry, caller: ToolContext) -> bool:
+    """Whether the provider shows a tool to this caller. A provider that raises does not."""
+    try:
+        return entry.provider.is_offered(entry.tool, caller)
+    except Exception:
+        _log.exception("provider %s: is_offered failed for %s; not listing it", entry.provider_name, entry.tool.name)
+        return False
+
+
+def is_permitted(tool: Tool, caller: ToolContext, policies: Sequence[Policy]) -> bool:
+    """Whether to show a tool: not if a policy denies it. A policy that raises decides when the tool is called."""
+    try:
+        return not any(isinstance(policy.decide(tool, caller), Deny) for policy in policies)
+    except Exception:
+        return True
+
+
+def get_instructions(provider: ToolProvider) -> str:
+    """Returns the provider's instructions for models; none if it raises."""
+    try:
+        return provider.get_instructions().strip()
+    except Exception:
+        _log.exception("provider %s: get_instructions failed", provider.namespace or provider.kind)
+        return ""
+
+
+async def close_provider(provider: ToolProvider) -> None:
+    """Closes a provider. Logs what it raises."""
+    try:
+        await provider.aclose()
+    except (Exception, asyncio.CancelledError):
+        # A connection that breaks may raise `CancelledError` though nobody cancelled this task.
+        if (task := asyncio.current_task()) is not None and task.cancelling():
+            raise
+        _log.exception("provider %s: aclose failed", provider.namespace or provider.kind)
+
+
+def safe_token_counter(count: TokenCounter) -> TokenCounter:
+    """Returns a counter that estimates when `count` raises: every result is counted, and no call may fail by it."""
+    if count is estimate_tokens:
+        return count
+
+    def count_safely(text: str, /) -> int:
+        try:
+            return count(text)
+        except Exception:
+            _log.exception("the token counter failed; estimating")
+            return estimate_tokens(text)
+
+    return count_safely
+
+
+class _NoCall:
+    """The handle of a context that belongs to no call. It is used to list tools."""
+
+    id = ""
+    canceled = False
+    run = None
+    has_progress_listener = False
+    remaining_seconds = allowed_seconds = float("inf")
+    tool = Tool("")
+
+    def progress(self, progress: float, total: float | None, message: str | None) -> None: ...
+    def partial(self, value: object) -> None: ...
+    def report_status(self, status: Mapping[str, Any]) -> None: ...
+    async def call(self, name: str, arguments: Mapping[str, Any] | str | None) -> ToolResult:
+        raise NotImplementedError
+
+    async def collect(self, values: AsyncGenerator[Any, None], *, emit_partials: bool, is_json: bool) -> ToolResult:
+        raise NotImplementedError
+
+
+NO_CALL = _NoCall()

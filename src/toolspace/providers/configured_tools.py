@@ -18,7 +18,7 @@ from toolspace.core.names import did_you_mean
 from toolspace.core.times import parse_duration
 from toolspace.core.tool import ExecutionType
 from toolspace.errors import ToolDefinitionError, ToolExecutionError, ToolValidationError
-from toolspace.providers.rest.template import argument_text
+from toolspace.providers.rest.templates import argument_text
 
 if TYPE_CHECKING:
     from toolspace.providers.rest.client import HttpClient

@@ -21,7 +21,7 @@ from toolspace.core.result import ToolResult
 from toolspace.core.secret_masking import MASK, is_secret_name, mask_secrets
 from toolspace.core.tool import Tool
 from toolspace.errors import ConfigError, ToolspaceError
-from toolspace.providers.function_loader import import_file, user_imports
+from toolspace.providers.functions import import_file, user_imports
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

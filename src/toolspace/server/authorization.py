@@ -15,7 +15,7 @@ from typing import ClassVar, Final
 import msgspec
 
 from toolspace.core.records import CallRecord, Entity, RunRecord, Space
-from toolspace.server.problems import Problem, not_found
+from toolspace.server.responses import Problem, not_found
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.database import Program
 from toolspace.storage.queries import calls, entities_and_spaces, runs

@@ -23,7 +23,7 @@ import msgspec
 
 from toolspace.core.names import sanitise
 from toolspace.errors import ToolspaceError
-from toolspace.providers.mcp.status import ServerStatus
+from toolspace.providers.mcp.spec import ServerStatus
 from toolspace.toolspace import Toolspace
 
 _log = logging.getLogger("toolspace.server.control_socket")
@@ -209,7 +209,7 @@ def _bind(state_dir: Path, config_path: Path | None) -> Generator[_BoundSocket |
 
 @asynccontextmanager
 async def _listen(ts: Toolspace, gateway: LocalGateway | None, bound: _BoundSocket) -> AsyncGenerator[None]:
-    from toolspace.providers.mcp.transports.orphan_cleanup import (
+    from toolspace.providers.mcp.transports.process_cleanup import (
         get_orphan_cleanup,  # Here: short commands do not listen.
     )
 

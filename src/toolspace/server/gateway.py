@@ -19,37 +19,36 @@ from toolspace.agents.prebuilt.notifications import ConfiguredNotifier
 from toolspace.agents.prebuilt.provider import PrebuiltProvider
 from toolspace.agents.registry import AgentRegistry
 from toolspace.agents.subagent_run_recorder import StoredRunRecorders
-from toolspace.agents.task_service import TaskToolProvider
+from toolspace.agents.tasks import TaskToolProvider
 from toolspace.config.configuration import AgentSpec
 from toolspace.config.load import Config, load_config
 from toolspace.core.model import Embedder
 from toolspace.errors import ModelError
-from toolspace.server.app import App
-from toolspace.server.asgi import Application
+from toolspace.server.api_keys import InitialKeys, KeyUsage, ToolKeyPolicy, create_missing_keys
 from toolspace.server.authentication import Authenticator
 from toolspace.server.authorization import Caller, MembershipCache
 from toolspace.server.demo import demo_agent, set_up_demo
 from toolspace.server.host_and_cors import API_CORS, MCP_PATHS, CorsMiddleware, HostCheck, allowed_hosts
-from toolspace.server.keys import InitialKeys, KeyUsage, ToolKeyPolicy, create_missing_keys
-from toolspace.server.mcp.gateway_mount import McpMount
+from toolspace.server.mcp.http_endpoint import McpMount
 from toolspace.server.metrics import LiveCounts, Metrics
 from toolspace.server.rate_limit import RequestLimiter
-from toolspace.server.requests import Request
+from toolspace.server.requests import Application, Request
 from toolspace.server.routes import ROUTES
 from toolspace.server.routes.health_and_metrics import Readiness
+from toolspace.server.routes.streams import StreamSubscribers
+from toolspace.server.routing import App
 from toolspace.server.sse import StreamRegistry
-from toolspace.spaces.agent_services import AgentServices, Notifier
+from toolspace.spaces.call_context import AgentServices, Notifier
 from toolspace.spaces.call_recorder import CallRecorder
 from toolspace.spaces.document_library import DocumentLibrary
 from toolspace.spaces.elicitation import ASK_SPACE_MEMBERS
 from toolspace.spaces.ledger import Ledger
 from toolspace.spaces.pending_calls import PendingCalls
 from toolspace.spaces.runs import OpenRuns
-from toolspace.spaces.subscriber_presence import StreamSubscribers
 from toolspace.spaces.sweeper import Sweeper
 from toolspace.spaces.workers import Workers
 from toolspace.storage.database import Database, WakeUps, find_database_file
-from toolspace.storage.queries import presence
+from toolspace.storage.queries import workers_and_presence as presence
 from toolspace.storage.streams.hub import Hub
 from toolspace.storage.streams.waiters import Waiters
 from toolspace.toolspace import Toolspace

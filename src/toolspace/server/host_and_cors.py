@@ -10,9 +10,8 @@ from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from toolspace.config.server_settings import ServerSettings
-from toolspace.server.asgi import Application, Message, Receive, Scope, Send
-from toolspace.server.problems import Problem
-from toolspace.server.responses import send_problem
+from toolspace.server.requests import Application, Message, Receive, Scope, Send
+from toolspace.server.responses import Problem, send_problem
 
 MCP_PATHS: Final = ("/mcp", "/mcp/")
 _LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "[::1]")

@@ -9,9 +9,8 @@ from typing import Any, Final
 
 from toolspace.core import json_text
 from toolspace.core.ids import derived_id
-from toolspace.server.problems import Problem
 from toolspace.server.requests import Request
-from toolspace.server.responses import Response
+from toolspace.server.responses import Problem, Response
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program, is_long_running, long_running
 from toolspace.storage.queries import idempotency

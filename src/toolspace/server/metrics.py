@@ -19,14 +19,14 @@ from typing import get_args
 import msgspec
 
 from toolspace import __version__
-from toolspace.agents.model_usage import ModelUsage
+from toolspace.agents.registry import ModelUsage
 from toolspace.core.statistics import CallStats
 from toolspace.errors import StorageError
-from toolspace.providers.mcp.status import ServerState
-from toolspace.server.asgi import Application, Message, Receive, Scope, Send
+from toolspace.providers.mcp.spec import ServerState
+from toolspace.server.requests import Application, Message, Receive, Scope, Send
 from toolspace.server.routing import Route
 from toolspace.storage.database import Database, OperationKind
-from toolspace.storage.queries.open_work_counts import OpenWorkCounts
+from toolspace.storage.queries.runs import OpenWorkCounts
 from toolspace.toolspace import Toolspace
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

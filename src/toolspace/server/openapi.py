@@ -22,8 +22,8 @@ from toolspace.core import json_text, records
 from toolspace.core.ids import ID_PATTERN
 from toolspace.server.api_types import ResultPage
 from toolspace.server.authorization import Access
-from toolspace.server.problems import MEDIA_TYPE, ProblemBody
-from toolspace.server.routes import calls, documents, goals_and_memories, inbox, keys, plans, tools, workers
+from toolspace.server.responses import MEDIA_TYPE, ProblemBody
+from toolspace.server.routes import agents, calls, documents, inbox, keys, tools_and_servers, workers
 from toolspace.server.routing import Route
 
 _REF: Final = "#/components/schemas/{name}"
@@ -33,7 +33,7 @@ _SCHEMA_NAMES: Final[dict[type, str]] = {
     calls.CallResponse: "Call",
     calls.RunCallResponse: "RunCall",
     documents.NewDocumentBody: "NewDocument",
-    goals_and_memories.DeletedResponse: "Deleted",
+    agents.DeletedResponse: "Deleted",
     inbox.AcknowledgeBody: "Done",
     inbox.AcknowledgeResponse: "DoneAnswer",
     inbox.ClaimBody: "Claim",
@@ -42,13 +42,13 @@ _SCHEMA_NAMES: Final[dict[type, str]] = {
     inbox.ReleaseBody: "Returned",
     inbox.ReleaseResponse: "ReturnedAnswer",
     keys.CallerResponse: "Me",
-    plans.DeletedPlansResponse: "DeletedPlans",
+    agents.DeletedPlansResponse: "DeletedPlans",
     records.AgentHistory: "History",
     records.DocumentWithText: "WholeDocument",
     records.TaskWithMessages: "WholeTask",
     records.TurnCall: "CallSaid",
     records.TurnResult: "ResultSaid",
-    tools.CallToolResponse: "CallAnswer",
+    tools_and_servers.CallToolResponse: "CallAnswer",
     workers.LeaveBody: "Leave",
 }
 """Names of schemas that differ from those of their classes: clients are generated from the document."""

@@ -15,7 +15,7 @@ from typing import Final
 from toolspace.config.server_settings import ServerSettings
 from toolspace.config.value_types import RateSetting
 from toolspace.server.authorization import AnonymousCaller, Caller, EntityCaller
-from toolspace.server.problems import Problem, unavailable
+from toolspace.server.responses import Problem, unavailable
 
 MAX_BUCKETS: Final = 50_000
 _ENTITY_SHARE: Final = 10

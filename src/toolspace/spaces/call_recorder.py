@@ -20,9 +20,9 @@ from toolspace.core.tool import PENDING_EXECUTION_TYPES, Tool
 from toolspace.errors import RefusedError, StorageError, StorageUnavailable
 from toolspace.orchestrator.call import Call, context_without_call
 from toolspace.orchestrator.event_bus import EventBus
-from toolspace.orchestrator.stage import CallHandler, StageContext
+from toolspace.orchestrator.pipeline import CallHandler, StageContext
 from toolspace.spaces import call_transactions
-from toolspace.spaces.call_host import GatewayCallHost, as_tool_error, not_in_a_space
+from toolspace.spaces.call_context import GatewayCallHost, as_tool_error, not_in_a_space
 from toolspace.spaces.call_transactions import StartedCall
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.spaces.pending_calls import EXECUTION_TARGETS

@@ -28,7 +28,16 @@ from toolspace.errors import RefusedError
 from toolspace.spaces import messaging
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program
-from toolspace.storage.queries import calls, entities_and_spaces, inbox, messages, presence, runs, sessions, tasks
+from toolspace.storage.queries import (
+    calls,
+    entities_and_spaces,
+    inbox,
+    messages,
+    runs,
+    sessions,
+    tasks,
+    workers_and_presence,
+)
 from toolspace.storage.queries.calls import CallTransition, NewCall
 
 _MAX_REMEMBERED_BYTES = 512
@@ -88,7 +97,7 @@ def start(effects: Effects, new: NewCall, *, needs_worker: bool = False) -> Prog
             raise RefusedError(
                 "conflict", f'the run "{new.run_id}" has ended: it is {run_status}', runStatus=run_status
             )
-    if needs_worker and not (yield from presence.is_any_served(_topics_of_submitters(new))):
+    if needs_worker and not (yield from workers_and_presence.is_any_served(_topics_of_submitters(new))):
         raise RefusedError(
             "unavailable",
             f'no worker serves the tool "{new.tool_name}"; start one (GET /api/tools/stream, or ToolWorker), '

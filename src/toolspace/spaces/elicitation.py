@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from toolspace.core.context import ToolContext
-from toolspace.core.elicitation import ELICITATION_CALL, ElicitationForm, ElicitationResult, parse_elicitation_result
+from toolspace.core.context import (
+    ELICITATION_CALL,
+    ElicitationForm,
+    ElicitationResult,
+    ToolContext,
+    parse_elicitation_result,
+)
 from toolspace.errors import ToolError
-from toolspace.providers.mcp.callbacks import FORWARD_TO_CALLER, ElicitationRequest, McpCallbacks
-from toolspace.spaces.call_host import GatewayCallHost
+from toolspace.providers.mcp.spec import FORWARD_TO_CALLER, ElicitationRequest, McpCallbacks
+from toolspace.spaces.call_context import GatewayCallHost
 
 _ATTEMPTS: Final = 3
 """How often people may submit an answer that does not match the form."""

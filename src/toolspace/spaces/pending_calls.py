@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from toolspace.core import json_text
 from toolspace.core.context import ToolContext
@@ -30,15 +30,12 @@ from toolspace.errors import (
 )
 from toolspace.orchestrator.call import call_chain
 from toolspace.spaces import call_transactions
-from toolspace.spaces.agent_services import AgentServices
+from toolspace.spaces.call_context import AgentServices, GatewayCallHost
 from toolspace.spaces.call_transactions import StartedCall, Submission
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.queries import calls
 from toolspace.storage.queries.calls import NewCall
 from toolspace.storage.streams.waiters import DeadlineTimer
-
-if TYPE_CHECKING:
-    from toolspace.spaces.call_host import GatewayCallHost
 
 _log = logging.getLogger("toolspace.calls")
 

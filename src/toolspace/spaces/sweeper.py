@@ -18,7 +18,7 @@ from toolspace.errors import RefusedError, StorageError, StorageUnavailable
 from toolspace.spaces import call_transactions, plans, runs
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.storage.database import Program
-from toolspace.storage.queries import calls, events, idempotency, inbox, presence, tasks, workers
+from toolspace.storage.queries import calls, events, idempotency, inbox, tasks, workers_and_presence
 from toolspace.storage.queries import plans as plan_queries
 from toolspace.storage.queries import runs as run_queries
 
@@ -71,7 +71,9 @@ class Sweeper:
         self._stop_listening: Callable[[], None] = _do_nothing
 
     async def __aenter__(self) -> Sweeper:
-        await self._ledger.write(presence.record_heartbeat, self._ledger.node_id, started_at=self._started_at)
+        await self._ledger.write(
+            workers_and_presence.record_heartbeat, self._ledger.node_id, started_at=self._started_at
+        )
         if not self._ledger.database.is_shared:
             # Only one process at a time may use the database: all others are dead.
             await self.clean_up_dead_nodes(now_ms() + 1)
@@ -145,7 +147,9 @@ class Sweeper:
         await asyncio.shield(sending)
 
     async def _send_heartbeat(self) -> None:
-        if await self._ledger.write(presence.record_heartbeat, self._ledger.node_id, started_at=self._started_at):
+        if await self._ledger.write(
+            workers_and_presence.record_heartbeat, self._ledger.node_id, started_at=self._started_at
+        ):
             _log.warning("Other processes declared this one dead; registering its connections again")
             await self.on_declared_dead()
 
@@ -158,7 +162,7 @@ class Sweeper:
         if now - self._last_check > _MAX_CHECK_GAP:
             self._heartbeats.clear()
         before, self._heartbeats = self._heartbeats, {}
-        heartbeats = await self._ledger.read(presence.list_heartbeats, except_node=self._ledger.node_id)
+        heartbeats = await self._ledger.read(workers_and_presence.list_heartbeats, except_node=self._ledger.node_id)
         for node_id, heartbeat in heartbeats.items():
             last_heartbeat, since = before.get(node_id, (None, now))
             self._heartbeats[node_id] = (heartbeat, since if heartbeat == last_heartbeat else now)
@@ -170,7 +174,9 @@ class Sweeper:
 
     async def clean_up_dead_nodes(self, before: int) -> None:
         """Cleans up after processes that sent no heartbeat since a time."""
-        node_ids = await self._ledger.read(presence.list_dead_nodes, before=before, except_node=self._ledger.node_id)
+        node_ids = await self._ledger.read(
+            workers_and_presence.list_dead_nodes, before=before, except_node=self._ledger.node_id
+        )
         for node_id in node_ids:
             _log.info("Process %s is dead; cleaning up after it", node_id)
             await self._clean_up_after(node_id)
@@ -237,13 +243,13 @@ def _take_over(effects: Effects, call_id: str, status: str) -> Program[None]:
 
 def _delete_node(effects: Effects, node_id: str) -> Program[None]:
     # Its workers are alive: they may come back through another process before their grace ends.
-    yield from workers.disconnect_workers_of_node(node_id)
-    for holder in (yield from presence.delete_node(node_id)):
+    yield from workers_and_presence.disconnect_workers_of_node(node_id)
+    for holder in (yield from workers_and_presence.delete_node(node_id)):
         effects.notify_workers(*(yield from calls.release_claims(holder)))
 
 
 def _release_departed(effects: Effects, before: int) -> Program[None]:
-    effects.notify_workers(*(yield from workers.release_departed(before=before)))
+    effects.notify_workers(*(yield from workers_and_presence.release_departed(before=before)))
 
 
 def _release_expired_events(effects: Effects) -> Program[None]:

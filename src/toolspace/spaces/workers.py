@@ -18,7 +18,7 @@ from toolspace.core.records import OPEN_CALL, CallRecord
 from toolspace.errors import RefusedError, StorageError
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.storage.database import Program
-from toolspace.storage.queries import presence, workers
+from toolspace.storage.queries import workers_and_presence
 
 _log = logging.getLogger("toolspace.workers")
 _COMPARE_SECONDS: Final = 5.0
@@ -183,7 +183,9 @@ class Workers:
         worker.connection, worker.is_registered = connection, False
         try:
             async with worker.registering:
-                claimed = await self._ledger.write(workers.register, worker_id, tools, node_id=self._ledger.node_id)
+                claimed = await self._ledger.write(
+                    workers_and_presence.register_worker, worker_id, tools, node_id=self._ledger.node_id
+                )
                 if worker.connection is connection:
                     worker.tools, worker.concurrency, worker.is_registered = tools, concurrency, True
                     self._listen_for_calls(worker)
@@ -255,7 +257,9 @@ class Workers:
             if worker is not None:
                 async with worker.registering:
                     if worker.connection is None:
-                        await self._ledger.write(presence.mark_left, worker_id, node_id=self._ledger.node_id)
+                        await self._ledger.write(
+                            workers_and_presence.mark_left, worker_id, node_id=self._ledger.node_id
+                        )
                         # A little later than the grace: rows have the time in whole milliseconds.
                         self._grace_ends.append(now + self._grace + 0.005)
                     if worker.connection is None:  # Read again: it may be connecting, and wait for the lock.
@@ -271,11 +275,11 @@ class Workers:
         while self._changed_calls:
             changed, self._changed_calls = self._changed_calls, {}
             unknown_ids = [call_id for call_id, status in changed.items() if status is None]
-            states: dict[str, workers.ClaimedCallState] = {}
+            states: dict[str, workers_and_presence.ClaimedCallState] = {}
             try:
                 for start in range(0, len(unknown_ids), _STATES_AT_ONCE):
                     chunk = unknown_ids[start : start + _STATES_AT_ONCE]
-                    rows = await self._ledger.read(workers.list_call_states, chunk)
+                    rows = await self._ledger.read(workers_and_presence.list_call_states, chunk)
                     states |= {state.call_id: state for state in rows}
             except BaseException:
                 self._changed_calls = changed | self._changed_calls
@@ -291,7 +295,7 @@ class Workers:
         """Corrects what this process missed."""
         self._may_have_calls = True
         await self._ledger.commit(_release_departed, before=now_ms() - round(self._grace * 1000))
-        stored_ids = await self._ledger.read(workers.list_connected, node_id=self._ledger.node_id)
+        stored_ids = await self._ledger.read(workers_and_presence.list_connected, node_id=self._ledger.node_id)
         # Workers whose connection was lost while it was being stored.
         if lost_ids := [worker_id for worker_id in stored_ids if worker_id not in self._workers]:
             await self._ledger.write(_mark_left, lost_ids, node_id=self._ledger.node_id)
@@ -299,7 +303,9 @@ class Workers:
             connection = worker.connection
             if connection is None or not worker.is_registered:
                 continue
-            claimed = await self._ledger.read(workers.find_claimed_calls, worker.id, node_id=self._ledger.node_id)
+            claimed = await self._ledger.read(
+                workers_and_presence.find_claimed_calls, worker.id, node_id=self._ledger.node_id
+            )
             if worker.connection is not connection:
                 continue
             if claimed is None:
@@ -319,9 +325,13 @@ class Workers:
             if not ready:
                 return
             connections = {worker.id: worker.connection for worker in ready}
-            capacities = [workers.WorkerCapacity(worker.id, worker.tools, worker.free_slots) for worker in ready]
+            capacities = [
+                workers_and_presence.WorkerCapacity(worker.id, worker.tools, worker.free_slots) for worker in ready
+            ]
             try:
-                assignments = await self._ledger.write(workers.assign_calls, capacities, node_id=self._ledger.node_id)
+                assignments = await self._ledger.write(
+                    workers_and_presence.assign_calls, capacities, node_id=self._ledger.node_id
+                )
             except BaseException:
                 self._may_have_calls = True
                 raise
@@ -339,7 +349,7 @@ class Workers:
     async def _disconnect(self, connection: WorkerConnection) -> None:
         """Ends a connection that the database does not have any more."""
         is_elsewhere = await self._ledger.read(
-            workers.is_connected_elsewhere, connection.worker_id, node_id=self._ledger.node_id
+            workers_and_presence.is_connected_elsewhere, connection.worker_id, node_id=self._ledger.node_id
         )
         connection.disconnect("replaced" if is_elsewhere else "forgotten")
 
@@ -364,14 +374,14 @@ class Workers:
 
 def _mark_left(worker_ids: Sequence[str], *, node_id: str) -> Program[None]:
     for worker_id in worker_ids:
-        yield from presence.mark_left(worker_id, node_id=node_id)
+        yield from workers_and_presence.mark_left(worker_id, node_id=node_id)
 
 
 def _release_departed(effects: Effects, *, before: int) -> Program[None]:
-    effects.notify_workers(*(yield from workers.release_departed(before=before)))
+    effects.notify_workers(*(yield from workers_and_presence.release_departed(before=before)))
 
 
 def _retire(effects: Effects, worker_id: str, finishing: Sequence[str]) -> Program[bool]:
-    tools: Any = yield from workers.retire(worker_id, finishing)
+    tools: Any = yield from workers_and_presence.retire(worker_id, finishing)
     effects.notify_workers(*(tools or ()))
     return tools is not None

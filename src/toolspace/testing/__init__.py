@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from toolspace.models.scripted import ScriptedModel as ScriptedModel
     from toolspace.models.scripted import call as call
-    from toolspace.storage.caches.memory import MemoryCache as MemoryCache
-    from toolspace.storage.outputs.memory import MemoryOutputs as MemoryOutputs
+    from toolspace.storage.memory_cache import MemoryCache as MemoryCache
+    from toolspace.storage.outputs import MemoryOutputs as MemoryOutputs
     from toolspace.testing.doubles import EventRecorder as EventRecorder
     from toolspace.testing.doubles import FakeClock as FakeClock
     from toolspace.testing.provider_contract import ProviderContract as ProviderContract
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "CacheContract": "toolspace.testing.storage_contracts",
     "FakeClock": "toolspace.testing.doubles",
-    "MemoryCache": "toolspace.storage.caches.memory",
-    "MemoryOutputs": "toolspace.storage.outputs.memory",
+    "MemoryCache": "toolspace.storage.memory_cache",
+    "MemoryOutputs": "toolspace.storage.outputs",
     "OutputsContract": "toolspace.testing.storage_contracts",
     "ProviderContract": "toolspace.testing.provider_contract",
     "EventRecorder": "toolspace.testing.doubles",

@@ -18,7 +18,7 @@ from toolspace.core.result import ToolResult
 from toolspace.core.validation import compile_schema
 from toolspace.errors import ERROR_CLASSES
 from toolspace.orchestrator.settings import ProviderRules, ToolRules
-from toolspace.storage.outputs.memory import MemoryOutputs
+from toolspace.storage.outputs import MemoryOutputs
 from toolspace.testing.doubles import EventRecorder
 from toolspace.toolspace import Toolspace
 

@@ -18,7 +18,7 @@ import msgspec
 from tests.agents.agent_harness import AgentHarness, agent, run_agents
 from tests.agents.chaos import checks
 from tests.agents.chaos.job_agent import JobModel, job_tools
-from toolspace.agents import cycle_transactions
+from toolspace.agents import session_transactions
 from toolspace.agents.agent import entity_id_for
 from toolspace.config.agent_settings import AgentLimits, AgentLoopSettings
 from toolspace.core.records import Message
@@ -39,7 +39,7 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
     url: str | None = None
     """The URL of PostgreSQL; None: SQLite."""
     agent_names: tuple[str, ...] = ("clerk",)
-    lease_ms: int = cycle_transactions.LEASE_MS
+    lease_ms: int = session_transactions.LEASE_MS
     max_delay: float = 0.01
     """The longest delay of a response or a call, in seconds."""
 
@@ -53,7 +53,7 @@ def run_process(settings: ProcessSettings) -> None:
     logging.basicConfig(
         filename=settings.log, level=logging.INFO, format="%(process)d %(asctime)s %(name)s %(message)s"
     )
-    cycle_transactions.LEASE_MS = settings.lease_ms
+    session_transactions.LEASE_MS = settings.lease_ms
     asyncio.run(_run(settings))
 
 

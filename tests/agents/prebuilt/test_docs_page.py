@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from toolspace.agents.prebuilt import goals_and_memories, plans
+from toolspace.agents.prebuilt import goals_memories_plans
 from toolspace.agents.prebuilt.provider import ALL_ACTIONS, get_action
 from toolspace.config.load import load_config
 
@@ -66,7 +66,8 @@ def test_the_older_names_are_on_the_page() -> None:
     }
     assert len(actions) == 10
     singular = {
-        action.name: action for action in (*goals_and_memories.SINGULAR_MEMORY_ACTIONS, *plans.SINGULAR_PLAN_ACTIONS)
+        action.name: action
+        for action in (*goals_memories_plans.SINGULAR_MEMORY_ACTIONS, *goals_memories_plans.SINGULAR_PLAN_ACTIONS)
     }
     for old, new in actions.items():
         assert new in ALL_ACTIONS

@@ -19,7 +19,7 @@ from toolspace import ToolResult
 from toolspace.agents.prebuilt.notifications import ConfiguredNotifier
 from toolspace.agents.prebuilt.provider import ALL_ACTIONS, PrebuiltProvider
 from toolspace.config.server_settings import NotificationSettings, SmtpSettings, WebhookSettings
-from toolspace.spaces.agent_services import AgentServices
+from toolspace.spaces.call_context import AgentServices
 from toolspace.storage.sqlite.database import SqliteDatabase
 
 pytestmark = [pytest.mark.spec("9.5")]

@@ -23,10 +23,9 @@ from toolspace.errors import ProviderError
 from toolspace.orchestrator.provider_startup import StartupWait
 from toolspace.orchestrator.settings import ProviderRules, ToolRules
 from toolspace.providers.mcp import connection
-from toolspace.providers.mcp.callbacks import ElicitationRequest, ElicitationResult, McpCallbacks
 from toolspace.providers.mcp.connect import ConnectionOptions
 from toolspace.providers.mcp.provider import McpProvider
-from toolspace.providers.mcp.spec import ServerSpec
+from toolspace.providers.mcp.spec import ElicitationRequest, ElicitationResult, McpCallbacks, ServerSpec
 
 CreateProvider = Callable[..., McpProvider]
 

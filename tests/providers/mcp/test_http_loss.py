@@ -21,13 +21,12 @@ from tests.providers.mcp.transports.test_streamable_http import serve
 from toolspace.core.context import ToolContext
 from toolspace.core.events import EventType
 from toolspace.providers.mcp import session
-from toolspace.providers.mcp.callbacks import ElicitationRequest, ElicitationResult, McpCallbacks
 from toolspace.providers.mcp.connect import ConnectionOptions
-from toolspace.providers.mcp.errors import ServerUnreachable
 from toolspace.providers.mcp.provider import McpProvider
 from toolspace.providers.mcp.session import SessionOptions, open_session
-from toolspace.providers.mcp.spec import ServerSpec
+from toolspace.providers.mcp.spec import ElicitationRequest, ElicitationResult, McpCallbacks, ServerSpec
 from toolspace.providers.mcp.transports import stateless_http
+from toolspace.providers.mcp.transports.base import ServerUnreachable
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.http_servers import http_server
 from tests.providers.rest.rest_tools import rest_spec, rest_toolspace
 from toolspace.core.events import CallPartial, EventType
-from toolspace.providers.rest.stream_formats import read_events, read_json_lines, read_json_sequence
+from toolspace.providers.rest.response import read_events, read_json_lines, read_json_sequence
 from toolspace.testing import EventRecorder
 
 NDJSON = "application/x-ndjson"

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from tests.server.mcp.conftest import META, VERSION, Serve, Served, make_tools
 from toolspace import Allow, Deny, Settings, Tool, ToolContext, Toolspace
-from toolspace.server import asgi
+from toolspace.server import requests
 from toolspace.server.authentication import require_bearer_token
 from toolspace.server.host_and_cors import HostCheck
-from toolspace.server.problems import Problem
-from toolspace.storage.outputs.memory import MemoryOutputs
+from toolspace.server.responses import Problem
+from toolspace.storage.outputs import MemoryOutputs
 
 pytestmark = pytest.mark.spec("12.3")
 CALL = {"name": "add", "arguments": {"a": 1, "b": 2}}
@@ -392,7 +392,7 @@ async def test_incomplete_body_runs_nothing(served: Served) -> None:
 
 
 async def test_slow_body_times_out(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asgi, "BODY_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(requests, "BODY_TIMEOUT_SECONDS", 0.05)
     host = served.url.split("/")[2]
     reader, writer = await asyncio.open_connection(*host.split(":"))
     writer.write(f"POST /mcp HTTP/1.1\r\nhost: {host}\r\ncontent-length: 9\r\n\r\n{{".encode())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.server.mcp.conftest import META, VERSION, HttpResponse, Served
 from toolspace import Annotations, ImagePart, ResourcePart, TextPart, Tool, ToolContext, ToolError, Toolspace
-from toolspace.server.mcp.endpoint import McpEndpoint
+from toolspace.server.mcp.http_endpoint import McpEndpoint
 
 pytestmark = pytest.mark.spec("12.3")
 ABLE = {**META, "io.modelcontextprotocol/clientCapabilities": {"elicitation": {}, "sampling": {}}}

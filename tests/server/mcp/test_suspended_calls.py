@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tests.server.mcp.conftest import META, HttpResponse, Serve, Served, Signals, serve_tools
 from toolspace import Tool, ToolContext, Toolspace, tool
 from toolspace.core.events import CallFailed
-from toolspace.server.asgi import Scope
-from toolspace.server.mcp import suspended_calls
+from toolspace.server.mcp import elicitation
 from toolspace.server.mcp.elicitation import ClientAbilities
-from toolspace.server.mcp.service import McpService
+from toolspace.server.mcp.tools import McpService
+from toolspace.server.requests import Scope
 
 pytestmark = [pytest.mark.spec("3.16"), pytest.mark.spec("12.3")]
 NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
@@ -239,7 +239,7 @@ async def test_state_is_valid_for_its_caller_only(serve: Serve, asking_tools: As
 async def test_suspended_calls_per_caller_are_limited(
     serve: Serve, asking_tools: AskingTools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suspended_calls, "MAX_PER_CALLER", 2)
+    monkeypatch.setattr(elicitation, "MAX_PER_CALLER", 2)
     served = await serve(Toolspace(asking_tools.tools()), authorize=by_user)
     states = [(await call_until_asked(served, "greet", headers={"x_user": "eve"}))["requestState"] for _ in range(2)]
     full = await call(served, "greet", headers={"x_user": "eve"})
@@ -252,7 +252,7 @@ async def test_suspended_calls_per_caller_are_limited(
 
 
 async def test_suspended_calls_are_limited(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suspended_calls, "MAX_SUSPENDED", 1)
+    monkeypatch.setattr(elicitation, "MAX_SUSPENDED", 1)
     await call_until_asked(served, "greet")
     assert "too many calls wait" in text_of(await call(served, "greet"))
 
@@ -260,7 +260,7 @@ async def test_suspended_calls_are_limited(served: Served, monkeypatch: pytest.M
 async def test_suspended_call_expires(
     served: Served, asking_tools: AskingTools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suspended_calls, "EXPIRY_SECONDS", 0.05)
+    monkeypatch.setattr(elicitation, "EXPIRY_SECONDS", 0.05)
     state = (await call_until_asked(served, "greet"))["requestState"]
     await asking_tools.stopped.wait()
     assert is_refused(await call(served, "greet", requestState=state, inputResponses={"who": named("Ann")}))
@@ -328,12 +328,12 @@ def test_any_answer_makes_the_call_ask_again_or_end(first: Any, second: Any) -> 
         async with (
             Toolspace(asking_tools.tools()) as ts,
             McpService(ts) as service,
-            suspended_calls.SuspendedCalls(service) as suspended,
+            elicitation.SuspendedCalls(service) as suspended,
         ):
-            identity = suspended_calls.CallIdentity(None, "both", {})
+            identity = elicitation.CallIdentity(None, "both", {})
             outcome = await suspended.start(identity, "c1", ClientAbilities(form=True, roots=True), {"who": first})
             for answers in ({"who": first, "where": second}, {"who": second, "where": first}):
-                if isinstance(outcome, suspended_calls.InputRequired):
+                if isinstance(outcome, elicitation.InputRequired):
                     assert outcome.wire["inputRequests"].keys() <= {"who", "where"}
                     outcome = await suspended.resume(outcome.wire["requestState"], identity, answers)
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.storage.caches.cache_contract import CacheContract, Clock
 from toolspace.core.interfaces import CachedResult
-from toolspace.storage.caches.memory import MemoryCache
+from toolspace.storage.memory_cache import MemoryCache
 
 RESULT = CachedResult(text=b"1")
 

@@ -16,7 +16,7 @@ import pytest
 from tests.storage.caches.cache_contract import CacheContract, Clock
 from toolspace.core.interfaces import CachedResult
 from toolspace.errors import ToolspaceError
-from toolspace.storage.caches.sqlite import SqliteCache
+from toolspace.storage.sqlite_cache import SqliteCache
 
 RESULT = CachedResult(text=b'"kept"', parts=b"[]")
 
@@ -194,7 +194,7 @@ async def test_arguments_are_not_in_the_file(path: Path) -> None:
 WRITER = """
 import asyncio, sys
 from toolspace.core.interfaces import CachedResult
-from toolspace.storage.caches.sqlite import SqliteCache
+from toolspace.storage.sqlite_cache import SqliteCache
 
 async def main(path, name):
     cache = SqliteCache(path)

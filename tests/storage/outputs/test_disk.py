@@ -18,7 +18,7 @@ import pytest
 from tests.storage.caches.cache_contract import Clock
 from tests.storage.outputs.output_contract import TTL, OutputsContract, all_lines, store
 from toolspace.errors import ToolspaceError
-from toolspace.storage.outputs.disk import DiskOutputs
+from toolspace.storage.disk_outputs import DiskOutputs
 
 
 class TestDiskOutputs(OutputsContract):
@@ -319,7 +319,7 @@ async def test_writing_and_sweeping_one_session_at_once_works(outputs: DiskOutpu
 
 WRITER = """
 import asyncio, sys
-from toolspace.storage.outputs.disk import DiskOutputs
+from toolspace.storage.disk_outputs import DiskOutputs
 
 async def main(root):
     outputs = DiskOutputs(root, ttl=600)

@@ -7,7 +7,7 @@ import pytest
 from tests.storage.caches.cache_contract import Clock
 from tests.storage.outputs.output_contract import TTL, OutputsContract, store
 from toolspace.errors import ToolspaceError
-from toolspace.storage.outputs.memory import MemoryOutputs
+from toolspace.storage.outputs import MemoryOutputs
 
 
 class TestMemoryOutputs(OutputsContract):

@@ -11,16 +11,7 @@ import pytest
 from toolspace.core.ids import now_ms
 from toolspace.core.records import NewEvent, StoredEvent
 from toolspace.storage.database import Database, Program
-from toolspace.storage.queries import (
-    calls,
-    deferred_writes,
-    entities_and_spaces,
-    events,
-    inbox,
-    open_work_counts,
-    presence,
-    runs,
-)
+from toolspace.storage.queries import calls, entities_and_spaces, events, inbox, runs, workers_and_presence
 
 
 async def _create_agent(database: Database, name: str = "ada") -> None:
@@ -129,7 +120,7 @@ async def test_deferred_writes_of_many_programs_keep_the_order_of_each_stream(da
             self.stored_events: list[StoredEvent] = []
 
     writes = [Writes(number) for number in range(150)]
-    await database.run(lambda: deferred_writes.write(writes))
+    await database.run(lambda: events.write_deferred(writes))
     for number, deferred in enumerate(writes):
         in_space = [(event.id, event.data["n"]) for event in deferred.stored_events if event.stream == "space:all"]
         assert in_space == [(2 * number + 1, number), (2 * number + 2, -number)]
@@ -139,7 +130,7 @@ async def test_deferred_writes_of_many_programs_keep_the_order_of_each_stream(da
     assert [event.data["n"] for event in read] == [n for number in range(150) for n in (number, -number)]
     inbox_events = await database.read(lambda: inbox.list_events("ada", limit=1000))
     assert sorted(event.data["n"] for event in inbox_events) == list(range(130))
-    await database.run(lambda: deferred_writes.write([]))
+    await database.run(lambda: events.write_deferred([]))
 
 
 async def test_long_burst_of_events_keeps_its_order(database: Database) -> None:
@@ -151,41 +142,44 @@ async def test_long_burst_of_events_keeps_its_order(database: Database) -> None:
 
 
 async def test_process_is_listed_by_its_heartbeat_and_deleted_with_its_connections(database: Database) -> None:
-    await database.run(lambda: presence.record_heartbeat("node_1", started_at=1))
-    await database.run(lambda: presence.record_heartbeat("node_2", started_at=1))
-    assert await database.read(lambda: presence.list_dead_nodes(before=now_ms() - 1000, except_node="node_1")) == []
-    assert await database.read(lambda: presence.list_dead_nodes(before=now_ms() + 1, except_node="node_1")) == [
-        "node_2"
-    ]
-    await database.run(lambda: presence.register("wrk_1", ["tool:a", "tool:b"], node_id="node_2"))
-    await database.run(lambda: presence.register("wrk_2", ["tool:a"], node_id="node_1"))
-    assert await database.run(lambda: presence.delete_node("node_2")) == ["wrk_1"]
-    assert await database.run(lambda: presence.delete_node("node_2")) == []
-    assert await database.read(presence.list_topics) == [("tool:a", "wrk_2")]
-    assert (await database.read(open_work_counts.count_open_work)).nodes == 1
+    await database.run(lambda: workers_and_presence.record_heartbeat("node_1", started_at=1))
+    await database.run(lambda: workers_and_presence.record_heartbeat("node_2", started_at=1))
+    assert (
+        await database.read(lambda: workers_and_presence.list_dead_nodes(before=now_ms() - 1000, except_node="node_1"))
+        == []
+    )
+    assert await database.read(
+        lambda: workers_and_presence.list_dead_nodes(before=now_ms() + 1, except_node="node_1")
+    ) == ["node_2"]
+    await database.run(lambda: workers_and_presence.register_holder("wrk_1", ["tool:a", "tool:b"], node_id="node_2"))
+    await database.run(lambda: workers_and_presence.register_holder("wrk_2", ["tool:a"], node_id="node_1"))
+    assert await database.run(lambda: workers_and_presence.delete_node("node_2")) == ["wrk_1"]
+    assert await database.run(lambda: workers_and_presence.delete_node("node_2")) == []
+    assert await database.read(workers_and_presence.list_topics) == [("tool:a", "wrk_2")]
+    assert (await database.read(runs.count_open_work)).nodes == 1
 
 
 @pytest.mark.spec("6.7")
 async def test_disconnected_holder_may_come_back(database: Database) -> None:
-    await database.run(lambda: presence.register("wrk_1", ["tool:a", "tool:b"], node_id="node_1"))
-    assert await database.read(lambda: presence.is_any_served(["tool:a"])) is True
-    assert await database.read(lambda: presence.is_any_served(["tool:c"])) is False
-    assert await database.read(lambda: presence.is_any_served([])) is False
-    assert await database.run(lambda: presence.mark_left("wrk_1", node_id="node_2")) is False
-    assert await database.run(lambda: presence.mark_left("wrk_1", node_id="node_1")) is True
-    assert await database.run(lambda: presence.mark_left("wrk_1", node_id="node_1")) is False
-    assert await database.run(lambda: presence.delete_departed(before=now_ms() - 60_000)) == []
-    await database.run(lambda: presence.register("wrk_1", ["tool:a", "tool:b"], node_id="node_2"))
-    assert await database.run(lambda: presence.delete_departed(before=now_ms() + 60_000)) == []
-    assert await database.run(lambda: presence.mark_left("wrk_1", node_id="node_1")) is False
-    assert await database.run(lambda: presence.mark_left("wrk_1", node_id="node_2")) is True
-    assert await database.run(lambda: presence.delete_departed(before=now_ms() + 60_000)) == ["wrk_1"]
-    assert await database.read(presence.list_topics) == []
+    await database.run(lambda: workers_and_presence.register_holder("wrk_1", ["tool:a", "tool:b"], node_id="node_1"))
+    assert await database.read(lambda: workers_and_presence.is_any_served(["tool:a"])) is True
+    assert await database.read(lambda: workers_and_presence.is_any_served(["tool:c"])) is False
+    assert await database.read(lambda: workers_and_presence.is_any_served([])) is False
+    assert await database.run(lambda: workers_and_presence.mark_left("wrk_1", node_id="node_2")) is False
+    assert await database.run(lambda: workers_and_presence.mark_left("wrk_1", node_id="node_1")) is True
+    assert await database.run(lambda: workers_and_presence.mark_left("wrk_1", node_id="node_1")) is False
+    assert await database.run(lambda: workers_and_presence.delete_departed(before=now_ms() - 60_000)) == []
+    await database.run(lambda: workers_and_presence.register_holder("wrk_1", ["tool:a", "tool:b"], node_id="node_2"))
+    assert await database.run(lambda: workers_and_presence.delete_departed(before=now_ms() + 60_000)) == []
+    assert await database.run(lambda: workers_and_presence.mark_left("wrk_1", node_id="node_1")) is False
+    assert await database.run(lambda: workers_and_presence.mark_left("wrk_1", node_id="node_2")) is True
+    assert await database.run(lambda: workers_and_presence.delete_departed(before=now_ms() + 60_000)) == ["wrk_1"]
+    assert await database.read(workers_and_presence.list_topics) == []
 
 
 async def test_one_of_two_concurrent_first_heartbeats_registers_the_process(database: Database) -> None:
     def beat() -> Program[bool]:
-        steps = presence.record_heartbeat("node_1", started_at=1)
+        steps = workers_and_presence.record_heartbeat("node_1", started_at=1)
         rows = yield next(steps)
         if database.is_shared:
             yield "SELECT pg_sleep(0.3)", ()  # The other one reads in the meantime.

@@ -14,7 +14,7 @@ import pytest
 
 from toolspace.core.records import NewEvent, StoredEvent
 from toolspace.storage.database import DeferredWrites, Program, StaleError
-from toolspace.storage.queries import calls, deferred_writes, inbox
+from toolspace.storage.queries import calls, events, inbox
 from toolspace.storage.queries.calls import CallTransition, NewCall
 from toolspace.storage.sqlite.database import SqliteDatabase
 
@@ -57,7 +57,7 @@ class _Writes:
 def _write_row_by_row(deferred: DeferredWrites) -> Program[bool]:
     yield "SELECT 1", ()  # A program with a statement is never written in one statement with others.
     try:
-        yield from deferred_writes.resolve_calls(deferred)
+        yield from events.resolve_deferred_calls(deferred)
     except StaleError:
         raise
     return True

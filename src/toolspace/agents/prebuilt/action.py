@@ -17,7 +17,7 @@ from toolspace.errors import (
     ToolPermissionError,
     ToolValidationError,
 )
-from toolspace.spaces.call_host import GatewayCallHost, as_tool_error
+from toolspace.spaces.call_context import GatewayCallHost, as_tool_error
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.storage.database import Program
 from toolspace.storage.queries import idempotency

@@ -19,7 +19,7 @@ from toolspace.core import json_text
 from toolspace.core.ids import derived_id, new_id
 from toolspace.core.tool import Annotations, ToolCategory
 from toolspace.errors import ToolExecutionError, ToolPermissionError, ToolValidationError
-from toolspace.spaces.agent_services import Notification, NotificationResult
+from toolspace.spaces.call_context import Notification, NotificationResult
 from toolspace.storage.queries import entities_and_spaces
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolspace.agents.prebuilt import goals_and_memories, notifications, plans, spaces_and_inbox
+from toolspace.agents.prebuilt import goals_memories_plans, notifications, spaces_and_inbox
 from toolspace.agents.prebuilt.action import Action, get_caller, to_tool_error
 from toolspace.core.context import ToolContext
 from toolspace.core.interfaces import ToolProvider
@@ -16,23 +16,24 @@ from toolspace.core.tool import Tool
 from toolspace.core.validation import InvalidArguments, SchemaValidator
 from toolspace.errors import RefusedError, StorageError, ToolDefinitionError, ToolNotFoundError, ToolValidationError
 from toolspace.providers.configured_tools import ToolHandler
-from toolspace.providers.local_tools import run_tool
+from toolspace.providers.functions import run_tool
 
 ALL_ACTIONS: Mapping[str, Action] = {
     action.name: action
     for action in (
         *spaces_and_inbox.SPACE_ACTIONS,
         *spaces_and_inbox.INBOX_ACTIONS,
-        *goals_and_memories.MEMORY_ACTIONS,
-        *goals_and_memories.GOAL_ACTIONS,
-        *plans.PLAN_ACTIONS,
-        *goals_and_memories.KNOWLEDGE_ACTIONS,
+        *goals_memories_plans.MEMORY_ACTIONS,
+        *goals_memories_plans.GOAL_ACTIONS,
+        *goals_memories_plans.PLAN_ACTIONS,
+        *goals_memories_plans.KNOWLEDGE_ACTIONS,
         *notifications.NOTIFICATION_ACTIONS,
     )
 }
 """The actions that every agent has as tools."""
 _SINGULAR_ACTIONS: Mapping[str, Action] = {
-    action.name: action for action in (*goals_and_memories.SINGULAR_MEMORY_ACTIONS, *plans.SINGULAR_PLAN_ACTIONS)
+    action.name: action
+    for action in (*goals_memories_plans.SINGULAR_MEMORY_ACTIONS, *goals_memories_plans.SINGULAR_PLAN_ACTIONS)
 }
 """Actions of older configurations, for one item at a time."""
 _WORD_BOUNDARY = re.compile(r"(?<=[a-z])(?=[A-Z])")

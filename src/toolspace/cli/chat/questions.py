@@ -19,7 +19,7 @@ from toolspace.cli.chat.view import ConversationView
 from toolspace.cli.output import escape_control_characters
 from toolspace.client.errors import ApiError
 from toolspace.core import json_text
-from toolspace.core.elicitation import ELICITATION_CALL
+from toolspace.core.context import ELICITATION_CALL
 
 _YES: Final = frozenset(("y", "yes", "true", "1", "ok"))
 _NO: Final = frozenset(("n", "no", "false", "0"))

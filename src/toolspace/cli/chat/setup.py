@@ -78,7 +78,7 @@ async def _find_or_start_gateway(
 async def _start_gateway(options: Options, stack: AsyncExitStack) -> GatewayAddress:
     """Starts a gateway in this process, on a free port of this machine, until the stack is closed."""
     from toolspace.server.gateway import Gateway  # Takes most of a second to import.
-    from toolspace.server.web_server import bind_socket, serve_gateway
+    from toolspace.server.uvicorn_server import bind_socket, serve_gateway
 
     output = options.output
     if not options.verbose:  # The chat shows why an agent fails, so the log need not.

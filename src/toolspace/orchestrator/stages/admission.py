@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from toolspace.core.interfaces import Allow, Deny, Policy
 from toolspace.core.result import ToolResult
 from toolspace.core.validation import InvalidArguments
-from toolspace.orchestrator.call import Call
-from toolspace.orchestrator.stage import CallHandler, StageContext, return_result
+from toolspace.orchestrator.call import Call, return_result
+
+if TYPE_CHECKING:
+    from toolspace.orchestrator.pipeline import CallHandler, StageContext
 
 
 def permission(stage: StageContext, next: CallHandler, /) -> CallHandler:

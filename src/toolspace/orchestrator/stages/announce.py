@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toolspace.core import json_text
 from toolspace.core.events import CallCompleted, CallFailed, CallRequested, EventType
-from toolspace.core.line_escaping import single_line
+from toolspace.core.json_text import single_line
 from toolspace.core.result import ToolResult
 from toolspace.core.secret_masking import mask_secrets
 from toolspace.orchestrator.call import Call
-from toolspace.orchestrator.stage import CallHandler, StageContext
+
+if TYPE_CHECKING:
+    from toolspace.orchestrator.pipeline import CallHandler, StageContext
 
 VERBOSE = 15
 """A log level between INFO and DEBUG, for the request and the response of every call."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,7 +17,9 @@ from toolspace.core.interfaces import CachedResult, ResultCache
 from toolspace.core.result import PENDING_CALL_KEY, Content, ToolResult
 from toolspace.orchestrator.call import Call
 from toolspace.orchestrator.catalog import SharedExecution
-from toolspace.orchestrator.stage import CallHandler, InstantHandler, StageContext
+
+if TYPE_CHECKING:
+    from toolspace.orchestrator.pipeline import CallHandler, InstantHandler, StageContext
 
 _log = logging.getLogger("toolspace.cache")
 _MAX_KEY_TEXT = 512

@@ -1,17 +1,253 @@
-"""The stage `queue`: waits for a slot in the queue of the tool and in that of the run.
+"""Queues limit how many calls run at once, how many start per time window, and how many may wait. First in, first out.
 
-A call that is canceled while it waits leaves the queue at once.
+The stage `queue` and runs use them. They know nothing of tools.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from toolspace.core.result import ToolResult
+from toolspace.core.times import format_milliseconds
 from toolspace.errors import ToolLimitError
-from toolspace.orchestrator.call import Call
-from toolspace.orchestrator.queues import CallQueue, QueueSlot
-from toolspace.orchestrator.stage import CallHandler, StageContext
+from toolspace.orchestrator.call import Call, is_running_loop
+
+
+class RateLimit(msgspec.Struct, frozen=True):
+    """At most `count` starts in any `window` seconds."""
+
+    count: int
+    window: float
+
+
+class QueueSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of one queue. Durations are seconds."""
+
+    concurrent: int = 1
+    rate: RateLimit | None = None
+    max_waiting: int | None = None
+    wait_timeout: float | None = None
+
+
+class QueueSlot:
+    """A slot of a queue, which one call has. The call can lend it to one child call at a time.
+
+    Lending prevents deadlocks: a call never waits for a slot that its own ancestors have. Children that run side by
+    side take turns with the lent slot, so the limit holds for them too.
+    """
+
+    __slots__ = ("_is_released", "_lender", "_queue", "_waiters", "is_lent")
+
+    def __init__(self, queue: CallQueue, lender: QueueSlot | None) -> None:
+        self._queue = queue
+        self._lender = lender
+        self._is_released = False
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self.is_lent = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its call is still running, so that a child may borrow the slot."""
+        return not self._is_released
+
+    async def borrow(self) -> QueueSlot:
+        """Waits until the slot is not lent, and returns a slot for a child."""
+        if self.is_lent:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                if not waiter.cancel() and not waiter.cancelled():
+                    self._child_released()  # The call got the slot and was cancelled in the same moment: pass it on.
+                raise
+        self.is_lent = True
+        return QueueSlot(self._queue, self)
+
+    def release(self) -> None:
+        if self._is_released:
+            return
+        self._is_released = True
+        if not self.is_lent:
+            self._return_slot()
+
+    def _child_released(self) -> None:
+        """Passes the slot to the next child that waits, or takes it back."""
+        self.is_lent = False
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                self.is_lent = True
+                waiter.set_result(None)
+                return
+        if self._is_released:
+            self._return_slot()
+
+    def _return_slot(self) -> None:
+        if self._lender is not None:
+            self._lender._child_released()
+        else:
+            self._queue.release_slot()
+
+
+class CallQueue:
+    """One queue of this process."""
+
+    def __init__(self, name: str, spec: QueueSpec, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.name = name
+        self.spec = spec
+        self.active = 0
+        self.waiting = 0
+        """How many calls wait for a slot."""
+        self._clock = clock
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._start_times: deque[float] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def try_acquire(self) -> QueueSlot | None:
+        """Returns a slot if one is free and no call waits for it; else None."""
+        if self.active < self.spec.concurrent and not self._waiters and self._rate_delay() <= 0:
+            self._occupy()
+            return QueueSlot(self, None)
+        return None
+
+    async def acquire(self, inherited: QueueSlot | None = None) -> QueueSlot:
+        """Waits for a slot and returns it. `inherited` is the slot of this queue that an ancestor of the call has."""
+        if inherited is not None and inherited.is_open:
+            await self._wait_for_rate()
+            return await inherited.borrow()
+        slot = self.try_acquire()
+        if slot is not None:
+            return slot
+        await self._wait()
+        return QueueSlot(self, None)
+
+    def release_slot(self) -> None:
+        self.active -= 1
+        self.admit_waiting()
+
+    async def _wait(self) -> None:
+        spec = self.spec
+        if spec.max_waiting is not None and self.waiting >= spec.max_waiting:
+            raise ToolLimitError(
+                f'queue "{self.name}" is full: {spec.concurrent} running, {spec.max_waiting} waiting (maxWaiting)'
+            )
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._waiters.append(waiter)
+        self.waiting += 1
+        timer = None
+        if spec.wait_timeout is not None:
+            timer = loop.call_later(spec.wait_timeout, self._expire, waiter, spec.wait_timeout)
+        self.admit_waiting()
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            # The exception may have been thrown in without cancelling the waiter: make sure that it gets no slot.
+            if waiter.cancel() or waiter.cancelled():
+                self.waiting -= 1
+            elif waiter.exception() is None:
+                self.release_slot()  # The call got the slot and was cancelled in the same moment: pass it on.
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _expire(self, waiter: asyncio.Future[None], seconds: float) -> None:
+        if not waiter.done():
+            self.waiting -= 1
+            waiter.set_exception(
+                ToolLimitError(f'no slot in queue "{self.name}" within {format_milliseconds(seconds)}ms (waitTimeout)')
+            )
+
+    def admit_waiting(self) -> None:
+        """Gives free slots to calls that wait. Sets a timer if the rate limit delays the next one."""
+        while self._waiters and self.active < self.spec.concurrent:
+            if self._waiters[0].done():  # Canceled or expired.
+                self._waiters.popleft()
+                continue
+            delay = self._rate_delay()
+            if delay > 0:
+                self._admit_in(delay, self._waiters[0].get_loop())
+                return
+            waiter = self._waiters.popleft()
+            self.waiting -= 1
+            self._occupy()
+            if is_running_loop(waiter.get_loop()):
+                waiter.set_result(None)
+            else:
+                waiter.get_loop().call_soon_threadsafe(self._admit, waiter)
+
+    def _admit(self, waiter: asyncio.Future[None]) -> None:
+        if waiter.done():  # It was cancelled in the meantime, which subtracted it from `waiting` a second time.
+            self.waiting += 1
+            self.release_slot()
+        else:
+            waiter.set_result(None)
+
+    def _occupy(self) -> None:
+        self.active += 1
+        if self.spec.rate is not None:
+            self._start_times.append(self._clock())
+
+    def _rate_delay(self) -> float:
+        rate = self.spec.rate
+        if rate is None:
+            return 0.0
+        now = self._clock()
+        while self._start_times and self._start_times[0] <= now - rate.window:
+            self._start_times.popleft()
+        return self._start_times[0] + rate.window - now if len(self._start_times) >= rate.count else 0.0
+
+    async def _wait_for_rate(self) -> None:
+        """Waits for the rate limit. A call with a borrowed slot counts as a start too."""
+        if self.spec.rate is None:
+            return
+        while (delay := self._rate_delay()) > 0:  # noqa: ASYNC110 - it waits for the clock, not for a state
+            await asyncio.sleep(delay)
+        self._start_times.append(self._clock())
+
+    def _admit_in(self, delay: float, loop: asyncio.AbstractEventLoop) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_later(delay, self.admit_waiting)
+
+
+class QueueRegistry:
+    """The queues of a toolspace, by name."""
+
+    def __init__(self, specs: dict[str, QueueSpec] | None = None) -> None:
+        self._queues = {name: CallQueue(name, spec) for name, spec in (specs or {}).items()}
+
+    def find(self, name: str) -> CallQueue | None:
+        return self._queues.get(name)
+
+    def names(self) -> list[str]:
+        return list(self._queues)
+
+    def configure(self, specs: dict[str, QueueSpec]) -> None:
+        """Sets new limits. A queue that exists keeps its slots and its waiting calls."""
+        for name, spec in specs.items():
+            queue = self._queues.get(name)
+            if queue is None:
+                self._queues[name] = CallQueue(name, spec)
+            elif queue.spec != spec:
+                queue.spec = spec
+                queue.admit_waiting()
+        for name in self._queues.keys() - specs.keys():
+            del self._queues[name]
+
+
+# MERGED from queue: The stage `queue`: waits for a slot in the queue of the tool and in that of the run.
+
+if TYPE_CHECKING:
+    from toolspace.orchestrator.pipeline import CallHandler, StageContext
 
 
 def queue(stage: StageContext, next: CallHandler, /) -> CallHandler:

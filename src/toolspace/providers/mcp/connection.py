@@ -21,7 +21,10 @@ from toolspace.core.secret_masking import mask_secrets
 from toolspace.core.times import format_milliseconds
 from toolspace.errors import ProviderError
 from toolspace.providers.mcp.connect import ConnectionAttempt, ConnectionLostDuringDiscovery, ConnectionOptions
-from toolspace.providers.mcp.errors import (
+from toolspace.providers.mcp.session import McpSession, ServerToolList
+from toolspace.providers.mcp.spec import ServerSpec, ServerState, ServerStatus
+from toolspace.providers.mcp.transports.base import (
+    OpenTransport,
     ServerUnreachable,
     describe_error,
     is_connection_lost,
@@ -29,10 +32,6 @@ from toolspace.providers.mcp.errors import (
     may_be_unknown_session,
     unwrap_group,
 )
-from toolspace.providers.mcp.session import McpSession, ServerToolList
-from toolspace.providers.mcp.spec import ServerSpec
-from toolspace.providers.mcp.status import ServerState, ServerStatus
-from toolspace.providers.mcp.transports.base import OpenTransport
 
 _log = logging.getLogger("toolspace.mcp")
 RECONNECT_SECONDS = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)

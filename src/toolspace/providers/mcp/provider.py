@@ -20,15 +20,14 @@ from toolspace.core.tool import Tool
 from toolspace.errors import ErrorKind, ProviderError
 from toolspace.providers.mcp.connection import ConnectionOptions, ServerConnection
 from toolspace.providers.mcp.conversion import ServerTool
-from toolspace.providers.mcp.errors import (
+from toolspace.providers.mcp.session import McpSession, ServerToolList
+from toolspace.providers.mcp.spec import ServerSpec, ServerStatus
+from toolspace.providers.mcp.transports.base import (
     ServerUnreachable,
     describe_error,
     is_connection_lost,
     may_be_unknown_session,
 )
-from toolspace.providers.mcp.session import McpSession, ServerToolList
-from toolspace.providers.mcp.spec import ServerSpec
-from toolspace.providers.mcp.status import ServerStatus
 
 _REFRESH_CODES = frozenset((INVALID_PARAMS, METHOD_NOT_FOUND, HEADER_MISMATCH))
 """Errors of a call whose tool the server has changed or removed: the tools are listed again."""

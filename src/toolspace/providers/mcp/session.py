@@ -37,9 +37,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from toolspace.core.context import ToolContext
 from toolspace.core.result import ToolResult
-from toolspace.providers.mcp.callbacks import ElicitationRequest, McpCallbacks, SamplingRequest
 from toolspace.providers.mcp.conversion import ServerTool, UnusableTool, parse_result, parse_tool
-from toolspace.providers.mcp.errors import HttpStatusError, classify_error, is_connection_lost
+from toolspace.providers.mcp.spec import ElicitationRequest, McpCallbacks, SamplingRequest
+from toolspace.providers.mcp.transports.base import HttpStatusError, classify_error, is_connection_lost
 
 _MAX_PAGES = 1_000
 MAX_TOOLS = 50_000

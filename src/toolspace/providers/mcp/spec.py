@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+
+from toolspace.core.context import ElicitationResult, ToolContext
+from toolspace.errors import ToolError
 
 Transport = Literal["stdio", "http", "sse", "websocket"]
 
@@ -43,3 +46,104 @@ class ServerSpec(msgspec.Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         target = self.command if self.kind == "stdio" else "…"  # URLs and arguments may contain keys.
         return f"ServerSpec({self.kind} {target})"
+
+
+# MERGED from status: The status of one MCP server, as `toolspace servers` and the HTTP API show it. Plain data.
+
+ServerState = Literal["starting", "ready", "idle", "reconnecting", "failed", "stopped"]
+"""`idle`: stopped because of `idleTimeout`; the next call starts it. `failed`: never became ready; it is retried."""
+ProtocolEra = Literal["stateless", "handshake"]
+
+
+class ServerStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The state of one server at one moment."""
+
+    name: str
+    """The name of the MCP server."""
+    state: ServerState
+    """The state of the server."""
+    transport: str
+    """The transport in use: `sse` for an `http` server that supports only SSE."""
+    era: ProtocolEra | None = None
+    """The generation of the MCP protocol in use."""
+    protocol_version: str | None = None
+    """The version of the MCP protocol in use."""
+    server: str | None = None
+    """The name and version that the server reports."""
+    pid: int | None = None
+    """The process id of a local server."""
+    tools: int = 0
+    """How many tools it offers."""
+    left_out: tuple[str, ...] = ()
+    """Tools of the server that are not offered, with the reason: `name: needs MCP tasks`."""
+    last_error: str | None = None
+    """The last error."""
+    last_error_at: float | None = None
+    """Unix seconds."""
+    restarts: int = 0
+    """How often the server was started again after its first start, for any reason."""
+    since: float | None = None
+    """When the server entered this state, in Unix seconds."""
+    calls_in_flight: int = 0
+    """How many calls are running."""
+
+
+# MERGED from callbacks: Functions that answer an MCP server's requests during a call: elicitation, sampling and roots.
+
+
+class ElicitationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A server's question to the user."""
+
+    server: str
+    message: str
+    schema: Mapping[str, Any] | None = None
+    """The JSON Schema of the answer: an object of flat fields. None if the user is to open `url` instead."""
+    url: str | None = None
+
+
+class SamplingRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A server's request for a model's response. `params` are the request's parameters as on the wire."""
+
+    server: str
+    params: Mapping[str, Any]
+
+
+ElicitationCallback = Callable[[ElicitationRequest, ToolContext | None], Awaitable[ElicitationResult]]
+"""Asks the user. The context is that of the call during which the server asks; None if that call is not certain."""
+SamplingCallback = Callable[[SamplingRequest, ToolContext | None], Awaitable[Mapping[str, Any]]]
+"""Asks a model. Returns `{role, content, model, stopReason?}` as on the wire."""
+RootsCallback = Callable[[], Sequence[Path]]
+"""Returns the folders that a server should work in."""
+
+
+class McpCallbacks(msgspec.Struct, frozen=True, kw_only=True):
+    """The callbacks for all MCP servers of a toolspace."""
+
+    elicit: ElicitationCallback | None = None
+    sample: SamplingCallback | None = None
+    roots: RootsCallback | None = None
+
+
+NO_CALLBACKS = McpCallbacks()
+
+
+async def _elicit_from_caller(request: ElicitationRequest, context: ToolContext | None) -> ElicitationResult:
+    if context is None or context.caller_client is None:
+        return ElicitationResult(action="decline")
+    try:
+        return await context.caller_client.elicit(request.message, schema=request.schema, url=request.url)
+    except ToolError:  # The caller cannot be asked. The server need not wait or ask again.
+        return ElicitationResult(action="decline")
+
+
+async def _sample_from_caller(request: SamplingRequest, context: ToolContext | None) -> Mapping[str, Any]:
+    if context is None or context.caller_client is None:
+        raise ToolError("no model to ask: the caller is not certain, or does not support sampling")
+    return await context.caller_client.sample(request.params)
+
+
+FORWARD_TO_CALLER = McpCallbacks(elicit=_elicit_from_caller, sample=_sample_from_caller)
+"""Forwards a server's requests to whoever made the call. For a toolspace that serves other clients.
+
+Roots are not forwarded: a server would keep the folders of one caller for all others.
+"""

@@ -18,7 +18,6 @@ from yarl import URL
 from toolspace.core import json_text
 from toolspace.core.names import sanitise, short_hash
 from toolspace.errors import ProviderError
-from toolspace.providers.openapi.bodies import RequestBody, read_request_body
 from toolspace.providers.openapi.document import (
     DocumentFile,
     JsonObject,
@@ -27,7 +26,14 @@ from toolspace.providers.openapi.document import (
     as_list,
     as_object,
 )
-from toolspace.providers.openapi.parameters import LOCATIONS, OpenApiParameter, implied_path_parameter, read_parameter
+from toolspace.providers.openapi.inputs import (
+    LOCATIONS,
+    OpenApiParameter,
+    RequestBody,
+    implied_path_parameter,
+    read_parameter,
+    read_request_body,
+)
 from toolspace.providers.openapi.schemas import Refs, SchemaConverter, add_definitions
 from toolspace.providers.openapi.security import SecurityRequirements, SecuritySchemes
 

@@ -18,7 +18,6 @@ from toolspace.core.result import ToolResult
 from toolspace.core.secret_masking import mask_secrets
 from toolspace.core.tool import NO_ANNOTATIONS, Annotations, Tool, ToolCategory
 from toolspace.errors import ToolExecutionError, ToolNotFoundError
-from toolspace.providers.openapi.bodies import is_json_type
 from toolspace.providers.openapi.document import (
     JsonObject,
     OpenApiDocument,
@@ -28,6 +27,7 @@ from toolspace.providers.openapi.document import (
     is_url,
     load_document,
 )
+from toolspace.providers.openapi.inputs import is_json_type
 from toolspace.providers.openapi.operations import OpenApiOperation, OperationList, read_operations
 from toolspace.providers.openapi.request_builder import compile_operation
 from toolspace.providers.openapi.schemas import Refs, SchemaConverter, add_definitions

@@ -10,19 +10,20 @@ from yarl import URL
 
 from toolspace.core.http_messages import basic_authorization
 from toolspace.errors import ToolValidationError
-from toolspace.providers.openapi.bodies import EncodedBody, compile_body_encoder
-from toolspace.providers.openapi.operations import PATH_PLACEHOLDER, OpenApiOperation, OperationInputs
-from toolspace.providers.openapi.parameters import (
+from toolspace.providers.openapi.inputs import (
+    EncodedBody,
     WritePairs,
     WriteValue,
+    compile_body_encoder,
     cookie_writer,
     header_writer,
     path_writer,
     query_writer,
 )
+from toolspace.providers.openapi.operations import PATH_PLACEHOLDER, OpenApiOperation, OperationInputs
 from toolspace.providers.openapi.security import OperationCredentials
 from toolspace.providers.rest.client import BuildRequest, HttpRequest
-from toolspace.providers.rest.url_template import check_path_segment
+from toolspace.providers.rest.templates import check_path_segment
 
 _LITERAL_SAFE = "%!$&'()*+,;=:@~-._"
 _ACCEPT = "application/json, */*;q=0.8"

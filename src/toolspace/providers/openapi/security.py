@@ -21,7 +21,7 @@ from toolspace.core.names import did_you_mean
 from toolspace.core.secret_masking import mask_secrets, register_secrets
 from toolspace.errors import ToolError, ToolPermissionError, ToolTransportError
 from toolspace.providers.openapi.document import JsonObject, OpenApiDocument, OpenApiError, as_list, as_object
-from toolspace.providers.openapi.parameters import percent_encode
+from toolspace.providers.openapi.inputs import percent_encode
 from toolspace.providers.rest.client import HttpClient, HttpRequest, HttpResponse
 
 SecurityRequirements = list[JsonObject]

@@ -19,19 +19,20 @@ from toolspace.core.http_messages import FRAMING_HEADERS, SAFE_METHODS, is_heade
 from toolspace.core.secret_masking import is_secret_name, register_secrets
 from toolspace.errors import ToolDefinitionError, ToolValidationError
 from toolspace.providers.rest.client import BuildRequest, HttpRequest
-from toolspace.providers.rest.template import (
+from toolspace.providers.rest.templates import (
     ABSENT,
     Escape,
     Fill,
     Placeholder,
     TemplateParts,
+    UrlTemplate,
     argument_text,
     compile_data,
     compile_text,
+    encode_query_parameter,
     iter_placeholders,
     parse_template,
 )
-from toolspace.providers.rest.url_template import UrlTemplate, encode_query_parameter
 
 if TYPE_CHECKING:
     from toolspace.providers.rest.provider import RestSpec

@@ -6,18 +6,27 @@ handshake era, `suspended_calls` in the stateless era.
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import secrets
 import uuid
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from collections.abc import Awaitable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, cast
 
 import mcp_types as types
 from mcp.server.session import ServerSession
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import ServerMessageMetadata
+from mcp_types import methods
+from mcp_types.version import LATEST_MODERN_VERSION
 from pydantic import BaseModel, ValidationError
 
-from toolspace.core.elicitation import ElicitationResult
-from toolspace.errors import ToolError
+from toolspace.core import json_text
+from toolspace.core.context import ElicitationResult, ToolContext
+from toolspace.core.result import ToolResult
+from toolspace.errors import ToolCanceledError, ToolError, ToolLimitError
+from toolspace.orchestrator.call import Arguments
+from toolspace.server.mcp.tools import McpService, with_caller_client
 
 ClientRequest = types.ElicitRequest | types.CreateMessageRequest | types.ListRootsRequest
 ResultT = TypeVar("ResultT", bound=BaseModel)
@@ -162,3 +171,270 @@ async def _refuse_after_call(request: ClientRequest, result_type: type[ResultT],
 def _first_problem(error: ValidationError) -> str:
     problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
     return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}".removeprefix(": ")
+
+
+# MERGED from suspended_calls: Calls that wait for their client's answers between two requests, as the stateless era re
+
+EXPIRY_SECONDS = 300.0
+"""How long a call waits for its client. The tool's own time-out applies as well."""
+MAX_SUSPENDED = 1_000
+MAX_PER_CALLER = 50
+_MAX_QUESTIONS = 16
+_STATE_BYTES = 32
+
+
+class InvalidRequestState(Exception):
+    """The client sent a state that belongs to no suspended call of its own."""
+
+
+class MissingClientCapability(Exception):
+    """The call failed because its client does not support a question that it asked."""
+
+    def __init__(self, required: types.ClientCapabilities) -> None:
+        self.data: dict[str, Any] = {"requiredCapabilities": required.model_dump(by_alias=True, exclude_none=True)}
+        super().__init__("the tool asks something that the client did not declare a capability for")
+
+
+class CallIdentity(NamedTuple):
+    """Caller, tool and arguments of a call. A state is valid for the same identity only."""
+
+    context: ToolContext | None
+    name: str
+    arguments: Arguments
+
+    @property
+    def caller(self) -> tuple[str | None, ...]:
+        context = self.context
+        if context is None:
+            return ()
+        return context.user_id, context.agent_entity_id, context.agent_id, context.session_id, context.space_id
+
+    @property
+    def digest(self) -> bytes:
+        """The same for equal arguments, however they are formatted."""
+        arguments = json_text.parse_arguments(self.arguments)
+        return hashlib.sha256(json_text.encode_canonical([self.caller, self.name, arguments])).digest()
+
+
+class InputRequired(NamedTuple):
+    """Returned instead of a result: the questions that the client has to answer first."""
+
+    wire: dict[str, Any]
+
+
+class _Question(NamedTuple):
+    request: ClientRequest
+    result_type: type[BaseModel]
+    result: asyncio.Future[Any]
+
+
+class _Call:
+    """One call and its open questions."""
+
+    def __init__(
+        self, id: str, abilities: ClientAbilities, *, client: Hashable | None, early_answers: Mapping[str, Any]
+    ) -> None:
+        self.id = id
+        self.caller: tuple[str | None, ...] = ()
+        self.digest = b""
+        """The digest of its identity. The arguments may be large and are not kept."""
+        self.caller_client = McpCallerClient(abilities, self._ask, client=client)
+        self.expiry: asyncio.TimerHandle | None = None
+        self._early_answers = dict(early_answers)
+        """Answers that came before their questions, by key."""
+        self._questions: dict[str, _Question] = {}
+        self._question_count = 0
+        self._changed: asyncio.Future[None] | None = None
+        self.task: asyncio.Task[ToolResult] | None = None
+
+    def start(self, work: Awaitable[ToolResult]) -> None:
+        self.task = asyncio.ensure_future(work)
+        self.task.add_done_callback(self._handle_end)
+
+    @property
+    def is_over(self) -> bool:
+        return self.task is not None and self.task.done()
+
+    async def wait(self) -> None:
+        """Returns when the call has ended or has open questions."""
+        while not self.is_over and not self._questions:
+            self._changed = asyncio.get_running_loop().create_future()
+            await self._changed
+
+    def encode_questions(self) -> dict[str, Any]:
+        return {
+            key: {"params": {}, **question.request.model_dump(by_alias=True, mode="json", exclude_none=True)}
+            for key, question in self._questions.items()
+        }
+
+    def answer(self, answers: Mapping[str, Any]) -> None:
+        """Resolves questions. An invalid answer leaves its question open, so that it is asked again."""
+        for key, question in list(self._questions.items()):
+            if key not in answers:
+                continue
+            try:
+                result = question.result_type.model_validate(answers[key], by_name=False)
+            except ValidationError:
+                continue
+            del self._questions[key]
+            if not question.result.done():
+                question.result.set_result(result)
+
+    def fail_questions(self, error: ToolError) -> None:
+        for question in self._questions.values():
+            if not question.result.done():
+                question.result.set_exception(error)
+        self._questions.clear()
+
+    async def _ask(self, request: ClientRequest, result_type: type[ResultT], key: str | None) -> ResultT:
+        self._question_count += 1
+        key = key if key is not None and key not in self._questions else f"question-{self._question_count}"
+        if key in self._early_answers:
+            try:
+                return result_type.model_validate(self._early_answers.pop(key), by_name=False)
+            except ValidationError:
+                pass  # The question is asked.
+        if len(self._questions) >= _MAX_QUESTIONS:
+            raise ToolError(f"a call may ask at most {_MAX_QUESTIONS} questions at once")
+        question = _Question(request, result_type, asyncio.get_running_loop().create_future())
+        self._questions[key] = question
+        self._wake()
+        try:
+            return await question.result
+        finally:
+            if self._questions.get(key) is question:
+                del self._questions[key]
+
+    def _handle_end(self, task: asyncio.Task[ToolResult]) -> None:
+        if not task.cancelled():
+            task.exception()  # Marked as retrieved: the client may never come back for it.
+        self.caller_client.close()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+
+
+class SuspendedCalls:
+    """The suspended calls of one endpoint. Leaving its `async with` cancels them.
+
+    `client` identifies the only client of an endpoint that cannot have more than one.
+    """
+
+    def __init__(self, service: McpService, *, client: Hashable | None = None) -> None:
+        self._service = service
+        self._client = client
+        self._calls: dict[str, _Call] = {}
+        """Suspended calls by state."""
+        self._ending: set[asyncio.Task[ToolResult]] = set()
+        self._is_open = False
+
+    async def __aenter__(self) -> Self:
+        self._is_open = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._is_open = False
+        for state in list(self._calls):
+            self._expire(state)
+        if self._ending:
+            await asyncio.wait(self._ending)
+
+    async def start(
+        self,
+        identity: CallIdentity,
+        call_id: str,
+        abilities: ClientAbilities,
+        early_answers: Mapping[str, Any] | None = None,
+    ) -> ToolResult | InputRequired:
+        """Runs a call until it ends or asks. Raises `UnknownToolError`, `MissingClientCapability`."""
+        client = self._client or (identity.caller if any(identity.caller) else None)
+        call = _Call(call_id, abilities, client=client, early_answers=early_answers or {})
+        context = with_caller_client(identity.context, call.caller_client)
+        work = self._service.call(identity.name, identity.arguments, context=context, call_id=call_id)
+        if not any(abilities):  # The client cannot be asked, so the call need not outlive its request.
+            try:
+                return _check_result(call, await work)
+            finally:
+                call.caller_client.close()
+        call.start(work)
+        return await self._wait_for_call(call, identity)
+
+    def get_call_id(self, state: str, identity: CallIdentity) -> str:
+        """Returns the id of a suspended call. Raises `InvalidRequestState`."""
+        return self._get(state, identity).id
+
+    async def resume(
+        self, state: str, identity: CallIdentity, answers: Mapping[str, Any]
+    ) -> ToolResult | InputRequired:
+        """Continues a suspended call. Raises `InvalidRequestState`, and the same as `start`."""
+        call = self._get(state, identity)
+        self._remove(state)
+        call.answer(answers)
+        return await self._wait_for_call(call, identity)
+
+    async def _wait_for_call(self, call: _Call, identity: CallIdentity) -> ToolResult | InputRequired:
+        assert call.task is not None
+        while True:
+            try:
+                await call.wait()
+            except asyncio.CancelledError:
+                self._service.cancel(call.id)
+                await asyncio.wait((call.task,))
+                raise
+            if call.is_over:
+                return _check_result(call, call.task.result())
+            try:
+                return self._suspend(call, identity)
+            except ToolError as error:
+                call.fail_questions(error)
+
+    def _check_limits(self, identity: CallIdentity) -> None:
+        if not self._is_open:
+            raise ToolCanceledError("the server is stopping", executed=True)
+        caller_count = sum(call.caller == identity.caller for call in self._calls.values())
+        if len(self._calls) >= MAX_SUSPENDED or caller_count >= MAX_PER_CALLER:
+            reason = "too many calls wait for the answers of their clients; try again later"
+            raise ToolLimitError(reason, executed=True)
+
+    def _suspend(self, call: _Call, identity: CallIdentity) -> InputRequired:
+        self._check_limits(identity)
+        # Random and used once: a client learns nothing else of a call, and can forge nothing.
+        state = secrets.token_urlsafe(_STATE_BYTES)
+        wire = {"resultType": "input_required", "inputRequests": call.encode_questions(), "requestState": state}
+        try:
+            outcome = InputRequired(methods.serialize_server_result("tools/call", LATEST_MODERN_VERSION, wire))
+        except ValidationError:
+            raise ToolError(
+                'the question cannot be asked over MCP: its schema needs type "object" and properties'
+            ) from None
+        call.caller, call.digest = identity.caller, identity.digest
+        self._calls[state] = call
+        call.expiry = asyncio.get_running_loop().call_later(EXPIRY_SECONDS, self._expire, state)
+        return outcome
+
+    def _get(self, state: str, identity: CallIdentity) -> _Call:
+        call = self._calls.get(state)
+        if call is None or call.digest != identity.digest:
+            raise InvalidRequestState("Invalid or expired requestState")
+        return call
+
+    def _remove(self, state: str) -> _Call:
+        call = self._calls.pop(state)
+        if call.expiry is not None:
+            call.expiry.cancel()
+        return call
+
+    def _expire(self, state: str) -> None:
+        call = self._remove(state)
+        if call.task is not None and not call.task.done():
+            self._ending.add(call.task)
+            call.task.add_done_callback(self._ending.discard)
+            self._service.cancel(call.id)
+
+
+def _check_result(call: _Call, result: ToolResult) -> ToolResult:
+    if not result.ok and call.caller_client.missing_capability is not None:
+        raise MissingClientCapability(call.caller_client.missing_capability)
+    return result

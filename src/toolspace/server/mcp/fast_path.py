@@ -23,16 +23,21 @@ from mcp_types.version import LATEST_MODERN_VERSION
 from toolspace.core import json_text
 from toolspace.core.context import ToolContext
 from toolspace.core.result import ToolResult
-from toolspace.server.asgi import Receive, Send
 from toolspace.server.mcp import json_rpc
-from toolspace.server.mcp.elicitation import NO_ABILITIES, ClientAbilities
+from toolspace.server.mcp.elicitation import (
+    NO_ABILITIES,
+    CallIdentity,
+    ClientAbilities,
+    InputRequired,
+    MissingClientCapability,
+    SuspendedCalls,
+)
 from toolspace.server.mcp.json_rpc import INVALID_PARAMS, HttpExchange, RequestId
 from toolspace.server.mcp.progress import ProgressQueue, ProgressReport
-from toolspace.server.mcp.results import encode_call_result
-from toolspace.server.mcp.service import McpService, UnknownToolError
+from toolspace.server.mcp.results_and_resources import encode_call_result
 from toolspace.server.mcp.sessions import HandshakeSession
-from toolspace.server.mcp.suspended_calls import CallIdentity, InputRequired, MissingClientCapability, SuspendedCalls
-from toolspace.server.mcp.tool_definitions import InvalidCursor
+from toolspace.server.mcp.tools import InvalidCursor, McpService, UnknownToolError
+from toolspace.server.requests import Receive, Send
 
 Headers = Mapping[bytes, bytes]
 _VERSION = LATEST_MODERN_VERSION.encode()

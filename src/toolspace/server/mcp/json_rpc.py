@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from toolspace.server.asgi import Receive, Send
 from toolspace.server.mcp.progress import WakeSignal
+from toolspace.server.requests import Receive, Send
 
 RequestId = int | str
 Headers = Iterable[tuple[bytes, bytes]]

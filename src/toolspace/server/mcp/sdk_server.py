@@ -32,18 +32,26 @@ from pydantic import ValidationError
 from toolspace import __version__
 from toolspace.core.context import ToolContext
 from toolspace.core.result import ToolResult
-from toolspace.server.mcp.elicitation import STDIO_CLIENT, ClientAbilities, McpCallerClient, SendInSession
-from toolspace.server.mcp.progress import ProgressQueue, WakeSignal
-from toolspace.server.mcp.results import RESOURCE_TEMPLATE, ResourceNotFound, build_call_result
-from toolspace.server.mcp.service import McpService, UnknownToolError, session_context, with_caller_client
-from toolspace.server.mcp.suspended_calls import (
+from toolspace.server.mcp.elicitation import (
+    STDIO_CLIENT,
     CallIdentity,
+    ClientAbilities,
     InputRequired,
     InvalidRequestState,
+    McpCallerClient,
     MissingClientCapability,
+    SendInSession,
     SuspendedCalls,
 )
-from toolspace.server.mcp.tool_definitions import InvalidCursor
+from toolspace.server.mcp.progress import ProgressQueue, WakeSignal
+from toolspace.server.mcp.results_and_resources import RESOURCE_TEMPLATE, ResourceNotFound, build_call_result
+from toolspace.server.mcp.tools import (
+    InvalidCursor,
+    McpService,
+    UnknownToolError,
+    session_context,
+    with_caller_client,
+)
 
 CALLER_SCOPE_KEY = "toolspace.caller"
 """The key of the caller's context in the ASGI scope."""

@@ -11,9 +11,9 @@ import msgspec
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from toolspace.core.context import ToolContext
-from toolspace.server.asgi import Message, Send
 from toolspace.server.mcp.elicitation import create_unsupported_client
-from toolspace.server.mcp.service import session_context, with_caller_client
+from toolspace.server.mcp.tools import session_context, with_caller_client
+from toolspace.server.requests import Message, Send
 
 MAX_SESSIONS = 10_000
 MAX_SESSIONS_PER_CALLER = MAX_SESSIONS // 10

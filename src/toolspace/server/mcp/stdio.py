@@ -12,11 +12,10 @@ from mcp.shared.message import SessionMessage
 
 from toolspace.core import json_text
 from toolspace.server.mcp import json_rpc
-from toolspace.server.mcp.elicitation import STDIO_CLIENT
+from toolspace.server.mcp.elicitation import STDIO_CLIENT, SuspendedCalls
 from toolspace.server.mcp.sdk_server import ChangeNotifier, ToolspaceMcpServer
-from toolspace.server.mcp.service import McpService
 from toolspace.server.mcp.stdio_pipes import ClaimedPipes, PipeWriter, read_lines
-from toolspace.server.mcp.suspended_calls import SuspendedCalls
+from toolspace.server.mcp.tools import McpService
 from toolspace.toolspace import Toolspace
 
 _LAST_RESPONSES_SECONDS = 1.0

@@ -30,9 +30,8 @@ from toolspace.server.api_types import (
 )
 from toolspace.server.authorization import Access
 from toolspace.server.idempotency import run_once
-from toolspace.server.problems import Problem, not_found
 from toolspace.server.requests import Request
-from toolspace.server.responses import NO_CONTENT, Response
+from toolspace.server.responses import NO_CONTENT, Problem, Response, not_found
 from toolspace.server.routes.agents import get_agent_id
 from toolspace.server.routing import Route
 from toolspace.spaces.ledger import Effects

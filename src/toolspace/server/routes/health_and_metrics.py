@@ -13,11 +13,10 @@ import msgspec
 from toolspace.errors import StorageError
 from toolspace.server.authorization import Access
 from toolspace.server.metrics import CONTENT_TYPE, render_metrics
-from toolspace.server.problems import Problem
 from toolspace.server.requests import Request
-from toolspace.server.responses import Response
+from toolspace.server.responses import Problem, Response
 from toolspace.server.routing import Route
-from toolspace.storage.queries import open_work_counts
+from toolspace.storage.queries import runs
 
 _log = logging.getLogger("toolspace.server")
 
@@ -111,10 +110,10 @@ async def get_ready(request: Request) -> Ready:
 
 async def get_metrics(request: Request) -> Response:
     gateway = request.gateway
-    counts: open_work_counts.OpenWorkCounts | None
+    counts: runs.OpenWorkCounts | None
     try:
         async with asyncio.timeout(_COUNT_SECONDS):
-            counts = await gateway.ledger.read(open_work_counts.count_open_work)
+            counts = await gateway.ledger.read(runs.count_open_work)
     except (StorageError, TimeoutError):
         counts = None  # The other metrics are useful without the database.
     text = render_metrics(gateway.metrics, gateway.toolspace, gateway.count_live(), counts)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, UnsetType
 
 from toolspace.core.records import Entity
-from toolspace.server import keys
+from toolspace.server import api_keys
 from toolspace.server.api_types import (
     ONE_LINE,
     Id,
@@ -20,9 +20,8 @@ from toolspace.server.api_types import (
     build_page,
 )
 from toolspace.server.authorization import Access, EntityCaller, SecretKeyCaller, ToolKeyCaller
-from toolspace.server.problems import Problem, not_found
 from toolspace.server.requests import Request
-from toolspace.server.responses import NO_CONTENT, Response
+from toolspace.server.responses import NO_CONTENT, Problem, Response, not_found
 from toolspace.server.routing import Route
 from toolspace.server.tokens import MAX_TOKEN_SECONDS
 from toolspace.storage.queries import entities_and_spaces
@@ -146,14 +145,14 @@ async def create_key(request: Request) -> Response:
         agent = await request.gateway.ledger.read(entities_and_spaces.find_entity, body.agent_entity_id)
         if agent is None or agent.type != "agent":
             raise Problem(400, f'Agent "{body.agent_entity_id}" not found', path="$.agentEntityId")
-    record, key = await keys.create_key(request.gateway.ledger, body.kind, body.name, scope)
+    record, key = await api_keys.create_key(request.gateway.ledger, body.kind, body.name, scope)
     return Response(_to_response(record, key=key), status=201)
 
 
 async def revoke_key(request: Request) -> Response:
     gateway = request.gateway
     key_id = request.params["keyId"]
-    outcome = await keys.revoke_key(
+    outcome = await api_keys.revoke_key(
         gateway.ledger, key_id, has_other_access=gateway.authenticator.has_configured_secret_key
     )
     if outcome == "unknown":

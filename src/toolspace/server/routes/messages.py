@@ -26,9 +26,8 @@ from toolspace.server.api_types import (
 )
 from toolspace.server.authorization import Access, EntityCaller, get_visible_space
 from toolspace.server.idempotency import run_once
-from toolspace.server.problems import Problem
 from toolspace.server.requests import Request
-from toolspace.server.responses import Response
+from toolspace.server.responses import Problem, Response
 from toolspace.server.routing import Route
 from toolspace.spaces.messaging import send_message
 from toolspace.storage.database import Program, read_page

@@ -11,15 +11,13 @@ from msgspec import Meta
 from toolspace.core.ids import new_id
 from toolspace.core.records import CallRecord
 from toolspace.server.api_types import Id, JsonRequestBody, NewId, QueryParameters, ResponseBody, ResultPage
-from toolspace.server.asgi import Receive, Scope, Send
 from toolspace.server.authorization import Access
-from toolspace.server.problems import Problem
-from toolspace.server.requests import Request
-from toolspace.server.responses import NO_CONTENT, Response
+from toolspace.server.requests import Receive, Request, Scope, Send
+from toolspace.server.responses import NO_CONTENT, Problem, Response
 from toolspace.server.routing import Route
 from toolspace.server.sse import PING, PermissionCheck, SseResponse, StreamRegistry, encode_event
 from toolspace.spaces.workers import WorkerConnection, WorkerEvent, Workers
-from toolspace.storage.queries import workers as worker_rows
+from toolspace.storage.queries import workers_and_presence as worker_rows
 from toolspace.storage.streams.hub import StreamClosed
 from toolspace.toolspace import Toolspace
 

@@ -16,6 +16,7 @@ from typing import Any, Final, Self, TypeVar
 from toolspace.errors import StorageError, StorageInDoubt, StorageUnavailable, UnstorableValueError
 from toolspace.storage.database import (
     FOR_UPDATE,
+    SCHEMES,
     SKIP_LOCKED,
     Database,
     DeferredT,
@@ -25,9 +26,12 @@ from toolspace.storage.database import (
     Row,
     RowBatch,
     StaleError,
+    connection_errors,
+    describe_error,
+    load_driver,
+    shown_address,
 )
-from toolspace.storage.postgres.driver import SCHEMES, connection_errors, describe_error, load_driver, shown_address
-from toolspace.storage.queries import deferred_writes
+from toolspace.storage.queries import events
 from toolspace.storage.schema import migrate
 
 _log = logging.getLogger("toolspace.storage")
@@ -118,7 +122,7 @@ class PostgresDatabase(Database):
         def with_deferred_writes() -> Program[T]:
             result = yield from program()
             if deferred is not None:
-                yield from deferred_writes.write((deferred(),))
+                yield from events.write_deferred((deferred(),))
             return result
 
         started_at = time.perf_counter()
@@ -138,7 +142,7 @@ class PostgresDatabase(Database):
     ) -> bool:
         try:
             await self.run(
-                lambda: deferred_writes.resolve_calls(deferred),
+                lambda: events.resolve_deferred_calls(deferred),
                 on_commit=lambda _: on_commit(deferred),
                 deferred=lambda: deferred,
             )

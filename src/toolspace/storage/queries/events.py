@@ -13,7 +13,8 @@ from typing import Final
 from toolspace.core import json_text
 from toolspace.core.ids import now_ms
 from toolspace.core.records import NewEvent, StoredEvent
-from toolspace.storage.database import DeferredWrites, Program, Row, RowBatch, long_running
+from toolspace.storage.database import DeferredWrites, Program, Row, RowBatch, StaleError, long_running
+from toolspace.storage.queries import calls, inbox
 from toolspace.storage.queries.columns import insert_into
 
 COLUMNS: Final = ("stream", "id", "type", "data", "exposure", "at")
@@ -118,3 +119,19 @@ def delete_events_of_stream(stream: str) -> Program[None]:
 def _decode(row: Row) -> StoredEvent:
     stream, event_id, type, data, visibility, at = row
     return StoredEvent(stream, event_id, type, json_text.decode(data), at, visibility)
+
+
+# MERGED from deferred_writes: SQL programs for the writes at the end of a transaction. Those of many programs share fe
+
+
+def resolve_deferred_calls(deferred: DeferredWrites) -> Program[None]:
+    """Stores the results of calls. Raises `StaleError` if a call is not as it is remembered."""
+    for resolution in deferred.resolved_calls:
+        if not (yield from calls.apply_resolution(resolution)):
+            raise StaleError
+
+
+def write_deferred(writes: Sequence[DeferredWrites]) -> Program[None]:
+    """Stores everything else. Events come last: an append locks the counter of its stream."""
+    yield from inbox.add_rows([row for deferred in writes for row in deferred.inbox_rows])
+    yield from append_deferred(writes)

@@ -27,11 +27,14 @@ from toolspace.errors import StorageError, StorageUnavailable
 from toolspace.storage.database import Database, DeferredT, DeferredWrites, OperationKind, Program
 from toolspace.storage.private_files import make_private_folder
 from toolspace.storage.schema import migrate
-from toolspace.storage.sqlite import wal_and_lock
-from toolspace.storage.sqlite.fast_writes import NO_BATCH_WRITER, BatchWriter, PreparedBatch
+from toolspace.storage.sqlite import files
+from toolspace.storage.sqlite.files import WriteAheadLog, run_checkpoint
 from toolspace.storage.sqlite.group_commit import (
+    NO_BATCH_WRITER,
+    BatchWriter,
     DeferredJob,
     Job,
+    PreparedBatch,
     TransactionJob,
     commit,
     deferred_writes_of,
@@ -41,7 +44,6 @@ from toolspace.storage.sqlite.group_commit import (
     run_program,
     to_storage_error,
 )
-from toolspace.storage.sqlite.wal_and_lock import WriteAheadLog, run_checkpoint
 
 T = TypeVar("T")
 
@@ -140,7 +142,7 @@ class SqliteDatabase(Database):
         return future
 
     def check_free_space(self) -> None:
-        if wal_and_lock.free_bytes(self.path) < wal_and_lock.LEAST_ROOM:
+        if files.free_bytes(self.path) < files.LEAST_ROOM:
             raise StorageUnavailable(f"the disk of {self.path} is full")
 
     async def aclose(self) -> None:
@@ -172,7 +174,7 @@ class SqliteDatabase(Database):
         connections: list[sqlite3.Connection] = []
         try:
             make_private_folder(self.path.parent)
-            self._lock = wal_and_lock.lock(self.path)
+            self._lock = files.lock(self.path)
             self._prepare_file(self._connect(connections))
             self._log = WriteAheadLog(connections[0], self.path)
             for _ in range(1 + _READERS):
@@ -195,7 +197,7 @@ class SqliteDatabase(Database):
         if mode != "wal":
             raise StorageError(f"{self.path} is on a file system that SQLite cannot share memory on; name a local one")
         writer.execute("PRAGMA wal_autocheckpoint = 0")
-        writer.execute(f"PRAGMA journal_size_limit = {wal_and_lock.LONGEST_LOG}")
+        writer.execute(f"PRAGMA journal_size_limit = {files.LONGEST_LOG}")
         writer.execute("BEGIN IMMEDIATE")
         # In the transaction: a file that is marked as ours has tables.
         writer.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
@@ -390,7 +392,7 @@ class SqliteDatabase(Database):
             self._checkpoint_due.clear()
             if copied_jobs != self._committed_jobs:
                 copied_jobs = self._committed_jobs
-                self._log_is_long = run_checkpoint(connection, self.path) >= wal_and_lock.CHECKPOINT_BYTES
+                self._log_is_long = run_checkpoint(connection, self.path) >= files.CHECKPOINT_BYTES
         connection.close()
 
     def _read(self, connection: sqlite3.Connection) -> None:

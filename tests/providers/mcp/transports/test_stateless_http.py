@@ -252,8 +252,8 @@ async def test_restarted_server_answers_again(service: Service) -> None:
 @pytest.mark.spec("3.16")
 async def test_question_is_answered_within_the_call(service: Service) -> None:
     from toolspace.core.context import ToolContext
-    from toolspace.providers.mcp.callbacks import ElicitationRequest, McpCallbacks
-    from toolspace.providers.mcp.callbacks import ElicitationResult as Said
+    from toolspace.providers.mcp.spec import ElicitationRequest, McpCallbacks
+    from toolspace.providers.mcp.spec import ElicitationResult as Said
 
     async def ask(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
         params = message["params"]

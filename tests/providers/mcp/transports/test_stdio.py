@@ -15,9 +15,9 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCRequest
 
 from tests.providers.mcp.processes import lives, plain
+from toolspace.providers.mcp.connect import open_transport
 from toolspace.providers.mcp.spec import ServerSpec
 from toolspace.providers.mcp.transports.base import OpenTransport
-from toolspace.providers.mcp.transports.factory import open_transport
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
 

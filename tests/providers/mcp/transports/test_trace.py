@@ -9,9 +9,9 @@ from mcp.server.mcpserver import MCPServer
 
 from tests.providers.mcp.processes import plain
 from tests.providers.mcp.transports.test_streamable_http import serve
+from toolspace.providers.mcp.connect import open_transport
 from toolspace.providers.mcp.spec import ServerSpec
-from toolspace.providers.mcp.transports.factory import open_transport
-from toolspace.providers.mcp.transports.trace import create_tracer
+from toolspace.providers.mcp.transports.base import create_tracer
 
 SECRET = "hunter2-hunter2"
 

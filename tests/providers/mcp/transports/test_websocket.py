@@ -15,8 +15,8 @@ from websockets.asyncio.server import Request, Response, ServerConnection, serve
 from websockets.datastructures import Headers
 
 from toolspace.errors import ProviderError
+from toolspace.providers.mcp.connect import open_transport
 from toolspace.providers.mcp.spec import ServerSpec
-from toolspace.providers.mcp.transports.factory import open_transport
 
 Handle = Callable[[ServerConnection, dict[str, Any]], Awaitable[None]]
 

@@ -24,7 +24,7 @@ from toolspace.providers.mcp.oauth.http import (
     replace_with_error,
     revoke_login,
 )
-from toolspace.providers.mcp.oauth.redirect_listener import OpenLoginPage
+from toolspace.providers.mcp.oauth.login_flow import OpenLoginPage
 from toolspace.providers.mcp.oauth.settings import OAuthSettings, find_url_problem, parse_oauth_settings
 from toolspace.providers.mcp.oauth.token_store import LoginFile, StoredLogin, TokenStore
 from toolspace.providers.mcp.spec import ServerSpec

@@ -9,12 +9,24 @@ import asyncio
 import json
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextvars import Context
 from types import TracebackType
 from typing import Any, Self, cast
 
 import anyio
+import httpx2
+from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
-from mcp_types import PARSE_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
+from mcp_types import (
+    CONNECTION_CLOSED,
+    INVALID_REQUEST,
+    PARSE_ERROR,
+    UNSUPPORTED_PROTOCOL_VERSION,
+    ErrorData,
+    JSONRPCError,
+    jsonrpc_message_adapter,
+)
 from pydantic import ValidationError
 
 from toolspace.core.secret_masking import mask_secrets
@@ -156,3 +168,158 @@ async def wait_until_done(task: asyncio.Task[None]) -> None:
         raise cancellation
     if not task.cancelled():
         task.result()
+
+
+# MERGED from errors: Errors between Toolspace and an MCP server, classified by what may be done next. Handles none of 
+
+_SERVER_ERROR = CONNECTION_CLOSED
+"""The code that servers use for errors without a code of their own."""
+_SDK_CLOSED_MESSAGE = "Connection closed"
+_UNKNOWN_SESSION_WORDS = ("session", "not initialized", "protocol version")
+
+
+class ServerUnreachable(MCPError):
+    """The server cannot be reached, or the connection was lost. `sent`: whether it may have received the request."""
+
+    def __init__(self, reason: str, *, sent: bool) -> None:
+        super().__init__(CONNECTION_CLOSED, reason)
+        self.sent = sent
+
+
+class HttpStatusError(MCPError):
+    """An HTTP response that is not JSON-RPC."""
+
+    def __init__(self, status: int, reason: str, *, challenge: str = "") -> None:
+        super().__init__(INVALID_REQUEST, reason)
+        self.status = status
+        self.challenge = challenge
+        """The `WWW-Authenticate` header."""
+
+
+def classify_error(error: MCPError) -> MCPError:
+    """Returns the error that a transport encoded in the data of a JSON-RPC error, else the error itself."""
+    data: object = error.data
+    fields = cast("dict[str, object]", data) if isinstance(data, dict) else {}
+    if error.code == CONNECTION_CLOSED and isinstance(sent := fields.get("sent"), bool):
+        return ServerUnreachable(error.message, sent=sent)
+    if error.code == INVALID_REQUEST and len(fields) == 1 and type(status := fields.get("status")) is int:
+        return HttpStatusError(status, error.message)
+    return error
+
+
+def is_connection_lost(error: MCPError) -> bool:
+    """Whether the connection is gone. A request that was sent may have run."""
+    if isinstance(error, ServerUnreachable):
+        return True
+    # The code alone is not enough: servers also use it for errors of no special kind.
+    return error.code == CONNECTION_CLOSED and error.message == _SDK_CLOSED_MESSAGE and error.data is None
+
+
+def may_be_unknown_session(error: MCPError) -> bool:
+    """Whether an HTTP server may have refused because it no longer knows the session or the protocol version.
+
+    Servers word it differently, and a tool's own error may contain the same words. Confirm it with a probe.
+    """
+    if error.code == UNSUPPORTED_PROTOCOL_VERSION:
+        return True
+    text = error.message.casefold()
+    return error.code in (INVALID_REQUEST, _SERVER_ERROR) and any(word in text for word in _UNKNOWN_SESSION_WORDS)
+
+
+def is_temporary(error: MCPError) -> bool:
+    """Whether an HTTP status says nothing about the server: the caller is refused, or a proxy has a problem."""
+    return isinstance(error, HttpStatusError) and (error.status in (401, 403, 407, 408, 429) or error.status >= 500)
+
+
+def unwrap_group(error: BaseException) -> BaseException:
+    """Returns the first exception inside the exception groups of task groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    return error
+
+
+def describe_error(error: BaseException) -> str:
+    """Returns the reason in one line."""
+    error = unwrap_group(error)
+    if isinstance(error, httpx2.TransportError) and not str(error):
+        return type(error).__name__
+    text = " ".join(str(error).split())
+    if isinstance(error, TimeoutError) and not text:
+        return "it did not answer in time"
+    return text or type(error).__name__
+
+
+# MERGED from trace: Logs every message to and from a server (`traceMCP`), with secrets masked. Changes no message.
+
+_MAX_CHARACTERS = 4_000
+_log = logging.getLogger("toolspace.mcp")
+
+TraceFunction = Callable[[str, bytes], None]
+"""Called with a direction (`→` to the server, `←` from it) and the JSON of a message."""
+
+
+def create_tracer(server_name: str) -> TraceFunction:
+    """Returns a function that logs encoded messages."""
+
+    def trace(direction: str, data: bytes) -> None:
+        if _log.isEnabledFor(logging.DEBUG):
+            try:
+                _log_message(server_name, direction, json.loads(data))
+            except (ValueError, RecursionError):
+                _log_message(server_name, direction, data[: 2 * _MAX_CHARACTERS].decode("utf-8", "replace"))
+
+    return trace
+
+
+def trace_streams(server_name: str, streams: MessageStreams) -> MessageStreams:
+    """Wraps streams so that every message is logged."""
+    reader, writer = streams
+    return _TracedReader(server_name, reader), _TracedWriter(server_name, writer)
+
+
+class _TracedReader(MessageReader):
+    def __init__(self, server_name: str, inner: MessageReader) -> None:
+        self._server_name = server_name
+        self._inner = inner
+
+    @property
+    def last_context(self) -> Context | None:
+        """The SDK handles a message in the context of its sender, if the reader knows it."""
+        return getattr(self._inner, "last_context", None)
+
+    async def receive(self) -> SessionMessage | Exception:
+        item = await self._inner.receive()
+        _log_item(self._server_name, "←", item)
+        return item
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class _TracedWriter(MessageWriter):
+    def __init__(self, server_name: str, inner: MessageWriter) -> None:
+        self._server_name = server_name
+        self._inner = inner
+
+    async def send(self, item: SessionMessage, /) -> None:
+        _log_item(self._server_name, "→", item)
+        await self._inner.send(item)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+def _log_item(server_name: str, direction: str, item: SessionMessage | Exception) -> None:
+    if not _log.isEnabledFor(logging.DEBUG):
+        return
+    if isinstance(item, Exception):
+        _log_message(server_name, direction, str(item))
+    else:
+        _log_message(server_name, direction, item.message.model_dump(mode="json", by_alias=True, exclude_unset=True))
+
+
+def _log_message(server_name: str, direction: str, message: Any) -> None:
+    # Masked before it is cut, because a part of a secret must not be logged either.
+    text = json.dumps(mask_secrets(message), ensure_ascii=False, separators=(",", ":"))
+    suffix = f"… ({len(text):,} characters)" if len(text) > _MAX_CHARACTERS else ""
+    _log.debug("%s %s %s%s", server_name, direction, text[:_MAX_CHARACTERS], suffix)

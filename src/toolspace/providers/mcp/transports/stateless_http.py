@@ -33,9 +33,8 @@ from yarl import URL
 
 from toolspace.core.http_errors import os_error_reason
 from toolspace.core.sse import SseDecoder, SseSizeError
-from toolspace.providers.mcp.errors import HttpStatusError, ServerUnreachable
 from toolspace.providers.mcp.oauth.authorization import AuthChallenge, HttpAuth
-from toolspace.providers.mcp.transports.trace import TraceFunction
+from toolspace.providers.mcp.transports.base import HttpStatusError, ServerUnreachable, TraceFunction
 
 MAX_RESPONSE_BYTES = 64 * 1024 * 1024
 CONNECT_SECONDS = 10.0

@@ -1,0 +1,493 @@
+"""The transactions of a session: a cycle begins, saves a step, pauses, ends. Asks no model.
+
+The scheduler, the cycle runner and the cycle commit them. Each one checks the lease first, so a process that lost the
+session to another one changes nothing more.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, cast
+
+import msgspec
+
+from toolspace.agents import handoff
+from toolspace.agents.loop import PlannedCall
+from toolspace.core import inbox_text, json_text
+from toolspace.core.ids import new_id, now_ms
+from toolspace.core.json_text import quote_name, quote_truncated
+from toolspace.core.model import ModelToolResult, ModelTurn, ResultsTurn, Turn, Usage, UserTurn
+from toolspace.core.records import ENDED_RUN, OPEN_CALL, CallRecord, InboxEvent, RunRecord
+from toolspace.core.tokens import estimate_tokens
+from toolspace.errors import ToolspaceError
+from toolspace.spaces import call_transactions, messaging, runs
+from toolspace.spaces.ledger import Effects
+from toolspace.storage.database import Program
+from toolspace.storage.queries import calls as call_rows
+from toolspace.storage.queries import inbox, sessions
+from toolspace.storage.queries import runs as run_rows
+from toolspace.storage.queries.calls import NewCall
+from toolspace.storage.queries.sessions import HistoryTurn, NewTurn, SessionRecord, StoredTurn
+
+LEASE_MS = 6_000
+"""How long a process may be silent before another one takes its sessions over."""
+_CLAIM_MS = 20 * 365 * 86_400_000
+"""The claim on a cycle's events does not expire: a cycle that is interrupted continues, and still needs them."""
+_PREVIEWED_EVENTS = 8
+_MAX_INBOX_TEXT, _MIN_EVENT_TEXT = 300_000, 2_000
+"""Characters of one cycle's inbox text, about; and of one event, however many there are."""
+_MAX_CONTINUED_RESULT = 2_000
+"""Characters of a late result that the CONTINUE note repeats."""
+_MAX_ERROR = 10_000
+AWAITING_RESULT = "(no result yet: the run waits for it)"
+"""Marks a result in the stored conversation that the run waits for."""
+
+WriteProgram = Callable[[Effects], Program[None]]
+"""Writes that are committed together with something else."""
+
+
+class LeaseLost(ToolspaceError):
+    """Another process has the lease of the session now."""
+
+
+class RunEnded(ToolspaceError):
+    """The run was ended from outside: canceled, or its agent was removed."""
+
+
+class SessionLease(msgspec.Struct, frozen=True):
+    """The right to run a session. Every write names the token; it is void once another process has a higher one."""
+
+    session_id: str
+    agent_entity_id: str
+    token: int
+
+
+class StartedCycle(msgspec.Struct, frozen=True, kw_only=True):
+    """A cycle under way."""
+
+    run: RunRecord
+    cycle: int
+    """Its number in the session."""
+    events: Sequence[InboxEvent] = ()
+    """The inbox events of a new cycle; empty for a cycle that continues."""
+
+
+class CycleStep(msgspec.Struct, frozen=True, kw_only=True):
+    """What is stored of a step, before its calls are executed."""
+
+    run_id: str
+    cycle: int
+    turns: Sequence[Turn]
+    planned_calls: Sequence[PlannedCall] = ()
+    number: int = 0
+    usage: Usage | None = None
+    new_calls: Sequence[NewCall] = ()
+    """Calls of this process that can be stored together with the step."""
+    write_stream: WriteProgram | None = None
+    """Publishes the output of the model that subscribers have not received yet."""
+
+
+# The lease
+
+
+def acquire(effects: Effects, session_id: str, node_id: str) -> Program[SessionRecord | None]:
+    """Acquires the lease of a session. Returns None if another process has it."""
+    return (yield from sessions.acquire_lease(session_id, node_id, lease_ms=LEASE_MS))
+
+
+def release(effects: Effects, lease: SessionLease) -> Program[None]:
+    """Releases the lease. If a run of the session is under way, other processes are notified."""
+    if (yield from sessions.release_lease(lease.session_id, lease.token)):
+        effects.wake_keys.append("sessions")
+
+
+def renew(lease: SessionLease) -> Program[None]:
+    """Renews the lease. Raises `LeaseLost` if another process has it."""
+    if not (yield from sessions.renew_lease(lease.session_id, lease.token, lease_ms=LEASE_MS)):
+        raise LeaseLost(f"session {lease.session_id}: another process has the lease; stopping here")
+
+
+# The start of a cycle
+
+
+def begin(
+    effects: Effects, lease: SessionLease, *, batch: int, max_agent_turns: int, is_router: bool = False
+) -> Program[StartedCycle | Literal[False] | None]:
+    """Claims the events of the inbox and opens a run for them. Returns None, and releases the lease, if there are none.
+
+    Returns False if the events need no run: they were results for runs that wait for them, agents have answered one
+    another `max_agent_turns` times, or they are answers to requests that a router (`is_router`) has handed off.
+    """
+    yield from renew(lease)
+    session = yield from sessions.find(lease.session_id)
+    if session is None:
+        raise LeaseLost(f"session {lease.session_id} does not exist any more")
+    run_id = new_id("run")
+    claim = f"run:{run_id}"
+    agent_id = lease.agent_entity_id
+    events = yield from inbox.claim(agent_id, claim, count=batch, lease_ms=_CLAIM_MS)
+    if not events:
+        yield from sessions.release_lease(lease.session_id, lease.token)
+        return None
+    events, resumed_run_id = yield from _deliver_awaited_results(effects, lease, claim, events)
+    if resumed_run_id is not None:
+        yield from inbox.undo_claim(agent_id, claim, [event.event_id for event in events])
+        return (yield from _resume(effects, lease, resumed_run_id))
+    if not events:
+        return False
+    is_from_agents = all(_is_from_agent(event) for event in events)
+    turn = inbox_turn((yield from messaging.add_space_names(events)))
+    has_talked_enough = is_from_agents and session.agent_turns >= max_agent_turns
+    # A router that ran for such an answer would hand it off to the agent that gave it.
+    if has_talked_enough or (is_from_agents and is_router and (yield from _are_handoff_answers(agent_id, events))):
+        yield from sessions.append_turns(lease.session_id, session.cycle, [new_turn(turn)])
+        yield from inbox.acknowledge(agent_id, claim, [event.event_id for event in events])
+        return False
+    trigger = {"type": events[0].type, "events": [event.event_id for event in events]}
+    run = yield from runs.open_run(effects, agent_id, run_id=run_id, trigger=trigger)
+    agent_turns = session.agent_turns + 1 if is_from_agents else 0
+    cycle = yield from sessions.start_cycle(lease.session_id, run_id, agent_turns=agent_turns)
+    yield from sessions.append_turns(lease.session_id, cycle, [new_turn(turn, run_id)])
+    return StartedCycle(run=run, cycle=cycle, events=events)
+
+
+def reopen(effects: Effects, lease: SessionLease, on_ended: WriteProgram | None = None) -> Program[StartedCycle | None]:
+    """Returns the cycle that is under way in the session. None: there is none, or its run was ended from outside.
+
+    `on_ended` is committed if the run was ended from outside.
+    """
+    yield from renew(lease)
+    session = yield from sessions.find(lease.session_id)
+    if session is None or session.run_id is None:
+        return None
+    run = yield from run_rows.find(session.run_id)
+    if run is None or run.status in ENDED_RUN:
+        yield from close_left_open(effects, session.run_id)
+        yield from _close(effects, lease, session.run_id)
+        if on_ended is not None:
+            yield from on_ended(effects)
+        return None
+    yield from _insert_awaited_results(session.id, run.id)
+    return StartedCycle(run=run, cycle=session.cycle)
+
+
+def load_conversation(
+    lease: SessionLease, run: RunRecord
+) -> Program[tuple[str | None, list[HistoryTurn], tuple[str, ...]]]:
+    """Reads what a cycle continues from: the session's summary, its turns, and who handed the request off before."""
+    session = yield from sessions.find(lease.session_id)
+    turns = yield from sessions.list_turns(lease.session_id)
+    path = yield from handoff.handoff_path(run)
+    return session.summary if session is not None else None, turns, path
+
+
+def adopt_calls(
+    effects: Effects, lease: SessionLease, call_ids: Sequence[str], node_id: str
+) -> Program[dict[str, tuple[CallRecord, bool]]]:
+    """Takes over the calls of an interrupted turn. Returns those that were started, each with whether its result goes
+    to the inbox."""
+    yield from renew(lease)
+    adopted: dict[str, tuple[CallRecord, bool]] = {}
+    for call_id in call_ids:
+        yield from call_rows.adopt(call_id, node_id)
+        match = yield from call_rows.find_for_caller(call_id)
+        if match is not None and match[0].status == "waiting":
+            # The process that waited for the result is gone, so the result will come to the inbox.
+            record, is_inline = yield from call_transactions.make_pending(effects, call_id)
+            match = (record, not is_inline)
+        if match is not None:
+            adopted[call_id] = match
+            # A result that was meant for the waiting process is in the conversation now, so not in the inbox, too.
+            yield from call_rows.mark_delivered([call_id])
+    return adopted
+
+
+# Its steps
+
+
+def save_step(
+    effects: Effects, lease: SessionLease, step: CycleStep
+) -> Program[Mapping[str, call_transactions.StartedCall]]:
+    """Stores a step. Returns the calls that were stored with it, by id. Raises `RunEnded`."""
+    yield from renew(lease)
+    usage = json_text.encode(msgspec.to_builtins(step.usage)) if step.usage is not None else None
+    if not (yield from run_rows.record_step(step.run_id, step.number, usage)):
+        raise RunEnded(f'the run "{step.run_id}" has ended')
+    yield from sessions.append_turns(lease.session_id, step.cycle, new_turns(step))
+    if step.write_stream is not None:
+        yield from step.write_stream(effects)
+    started: dict[str, call_transactions.StartedCall] = {}
+    for call in step.new_calls:
+        started[call.call_id] = yield from call_transactions.start(effects, call)
+    return started
+
+
+def inbox_preview(agent_entity_id: str) -> Program[UserTurn | None]:
+    """A short note about the events that have arrived during the cycle, oldest first. None if there are none."""
+    events, total = yield from inbox.list_waiting(agent_entity_id, limit=_PREVIEWED_EVENTS)
+    if not total:
+        return None
+    events = yield from messaging.add_space_names(events)
+    lines = [f"[INBOX PREVIEW — {total} waiting]", *(f"  {inbox_text.preview(event)}" for event in events)]
+    if total > len(events):
+        lines.append(f"  … and {total - len(events)} more")
+    lines.append("(peek_inbox takes them now; else they come in your next cycle.)")
+    return UserTurn("\n".join(lines))
+
+
+# Its end
+
+
+def end(
+    effects: Effects,
+    lease: SessionLease,
+    step: CycleStep,
+    *,
+    status: Literal["completed", "failed"],
+    error: str | None = None,
+    retries_events: bool = False,
+    also: WriteProgram | None = None,
+) -> Program[None]:
+    """Ends a run, and commits `also` with it. `retries_events`: its events return to the inbox and are tried again."""
+    yield from renew(lease)
+    if error is not None:
+        error = json_text.storable_text(error)[:_MAX_ERROR]  # Models and providers may send any characters.
+    if step.turns:
+        yield from sessions.append_turns(lease.session_id, step.cycle, new_turns(step))
+    run = yield from runs.get_run(step.run_id)
+    if retries_events and run.steps == 0:
+        # The model never answered: the next run tells it the same events again.
+        yield from sessions.delete_turns_of_run(lease.session_id, step.run_id)
+    if run.status not in ENDED_RUN:
+        usage = msgspec.to_builtins(step.usage) if step.usage is not None else None
+        yield from runs.close_run(effects, step.run_id, status, error=error, usage=usage)
+    yield from _close(effects, lease, step.run_id, acknowledges=not retries_events, error=error)
+    if also is not None:
+        yield from also(effects)
+
+
+def pause(effects: Effects, lease: SessionLease, step: CycleStep) -> Program[bool]:
+    """Stores that a run waits for a result; its session is free for other cycles until then.
+
+    Returns False if the result has already come: the run continues at once. Raises `RunEnded`.
+    """
+    yield from renew(lease)
+    run = yield from run_rows.find(step.run_id)
+    if run is None or run.status in ENDED_RUN:
+        raise RunEnded(f'the run "{step.run_id}" has ended')
+    yield from sessions.append_turns(lease.session_id, step.cycle, new_turns(step))
+    if run.status == "running":
+        return False
+    yield from _close(effects, lease, step.run_id)
+    return True
+
+
+def postpone(
+    effects: Effects, lease: SessionLease, step: CycleStep, delays: Sequence[int], *, at_least: int = 0
+) -> Program[int | None]:
+    """Releases the session and schedules its run to continue later. Returns the delay in milliseconds.
+
+    Returns None, and changes nothing, if the run was postponed `len(delays)` times without a step: it has failed.
+    """
+    yield from renew(lease)
+    session = yield from sessions.find(lease.session_id)
+    attempts = 0 if step.turns or session is None else session.attempts
+    if attempts >= len(delays):
+        return None
+    if step.turns:
+        yield from sessions.append_turns(lease.session_id, step.cycle, new_turns(step))
+    delay = max(delays[attempts], at_least)
+    yield from sessions.postpone(lease.session_id, lease.token, now_ms() + delay)
+    return delay
+
+
+def abandon(
+    effects: Effects, lease: SessionLease, run_id: str, reason: str, also: WriteProgram | None = None
+) -> Program[bool]:
+    """Cleans up after a run that was ended from outside, and commits `also`. Returns False if the run has not ended."""
+    yield from renew(lease)
+    run = yield from run_rows.find(run_id)
+    if run is not None and run.status not in ENDED_RUN:
+        return False
+    yield from messaging.abandon_messages_of_run(effects, run_id, reason)
+    yield from _close(effects, lease, run_id)
+    if also is not None:
+        yield from also(effects)
+    return True
+
+
+def end_without_agent(
+    effects: Effects, lease: SessionLease, run_id: str, reason: str, also: WriteProgram | None
+) -> Program[None]:
+    """Cancels an interrupted run whose agent no process has any more, and commits `also`."""
+    run = yield from run_rows.find(run_id)
+    if run is not None and run.status not in ENDED_RUN:
+        yield from runs.cancel_run(effects, run_id)
+    yield from close_left_open(effects, run_id)
+    yield from abandon(effects, lease, run_id, reason, also)
+
+
+def close_left_open(effects: Effects, run_id: str) -> Program[None]:
+    """Ends the messages and calls that an ended run left open in a process that is gone."""
+    yield from messaging.abandon_messages_of_run(effects, run_id)
+    for call_id in (yield from call_rows.list_open_of_run(run_id)):
+        # Calls whose results others submit stay open: those results come to the inbox.
+        yield from runs.interrupt_call(effects, call_id)
+
+
+# Turns as they are stored
+
+
+def inbox_turn(events: Sequence[InboxEvent]) -> UserTurn:
+    """The events of a cycle as the model reads them."""
+    per_event = max(_MIN_EVENT_TEXT, _MAX_INBOX_TEXT // max(1, len(events)))
+    limit = min(inbox_text.MAX_EVENT_CHARACTERS, per_event)
+    return UserTurn("\n".join(["INBOX:", *(inbox_text.render(event, limit) for event in events)]))
+
+
+def new_turn(turn: Turn, run_id: str | None = None, call_ids: tuple[str, ...] = ()) -> NewTurn:
+    """A turn to be stored, with the number of tokens that it takes."""
+    return NewTurn(stored=StoredTurn(turn, call_ids), tokens=estimate_turn_tokens(turn), run_id=run_id)
+
+
+def new_turns(step: CycleStep) -> list[NewTurn]:
+    """The turns of a step to be stored: the model's turn with the ids of its calls."""
+    ids = tuple(plan.call_id for plan in step.planned_calls)
+    return [new_turn(turn, step.run_id, ids if isinstance(turn, ModelTurn) else ()) for turn in step.turns]
+
+
+def estimate_turn_tokens(turn: Turn) -> int:
+    """How many tokens a turn takes, about."""
+    if isinstance(turn, UserTurn):
+        return estimate_tokens(turn.text) + 4
+    if isinstance(turn, ResultsTurn):
+        return sum(estimate_tokens(result.text) + 8 for result in turn.results)
+    return estimate_tokens(turn.text) + sum(estimate_tokens(call.arguments) + 12 for call in turn.calls) + 4
+
+
+def _close(
+    effects: Effects, lease: SessionLease, run_id: str, *, acknowledges: bool = True, error: str | None = None
+) -> Program[None]:
+    """Marks that the session has no run under way. Acknowledges the run's events, or returns them to the inbox."""
+    yield from sessions.clear_run(lease.session_id)
+    claim = f"run:{run_id}"
+    events = yield from inbox.list_claimed(lease.agent_entity_id, claim)
+    if acknowledges:
+        yield from inbox.acknowledge(lease.agent_entity_id, claim, events)
+    elif events:
+        yield from inbox.release(lease.agent_entity_id, claim, events, error=error)
+        effects.notify_inbox(lease.agent_entity_id)
+
+
+# Results that a paused run waits for
+
+
+def _deliver_awaited_results(
+    effects: Effects, lease: SessionLease, claim: str, events: Sequence[InboxEvent]
+) -> Program[tuple[list[InboxEvent], str | None]]:
+    """Delivers results to the runs that wait for them. Returns the other events, and the run of this session that can
+    continue, if there is one."""
+    remaining: list[InboxEvent] = []
+    resumed_run_id: str | None = None
+    for event in events:
+        call = yield from _find_awaited_call(event)
+        run = (yield from run_rows.find(call.run_id)) if call is not None and call.run_id is not None else None
+        session_id = (yield from sessions.find_id_by_run(run.id)) if run is not None else None
+        if call is None or run is None or session_id is None:
+            remaining.append(event)
+            continue
+        is_own = session_id == lease.session_id
+        if is_own and run.status == "running" and resumed_run_id not in (None, run.id):
+            remaining.append(event)  # Another run of this session continues first.
+            continue
+        delivered = yield from _insert_awaited_results(session_id, run.id)
+        if run.status in ENDED_RUN and (call.call_id in delivered or event.attempts > 1):
+            remaining.append(event)  # The run has ended: its result comes as any late result does.
+        elif is_own and run.status == "running":
+            resumed_run_id = run.id
+            # The run claims the event: if it fails, the result comes again.
+            yield from inbox.transfer_claim(lease.agent_entity_id, claim, [event.event_id], f"run:{run.id}")
+        else:
+            yield from inbox.acknowledge(lease.agent_entity_id, claim, [event.event_id])
+            if run.status == "running":
+                yield from sessions.set_run(session_id, run.id)
+                effects.wake_keys.append("sessions")
+    return remaining, resumed_run_id
+
+
+def _resume(effects: Effects, lease: SessionLease, run_id: str) -> Program[StartedCycle]:
+    """Continues a run of this session that has waited for a result."""
+    session = yield from sessions.find(lease.session_id)
+    assert session is not None
+    yield from sessions.set_run(lease.session_id, run_id)
+    turns = yield from sessions.list_turns_of_run(lease.session_id, run_id)
+    if turns and turns[-1].seq != session.last_seq:
+        # Other cycles ran in between: the model is reminded of the calls.
+        last_turn = turns[-1].stored.turn
+        results = last_turn.results if isinstance(last_turn, ResultsTurn) else ()
+        lines = [
+            "CONTINUE: the result of an earlier call has come; go on with that.",
+            *(
+                f"{quote_name(result.name)}: {quote_truncated(result.text, _MAX_CONTINUED_RESULT)}"
+                for result in results
+            ),
+        ]
+        note = new_turn(UserTurn("\n".join(lines)), run_id)
+        yield from sessions.append_turns(lease.session_id, session.cycle, [note])
+    run = yield from runs.get_run(run_id)
+    return StartedCycle(run=run, cycle=session.cycle)
+
+
+def _find_awaited_call(event: InboxEvent) -> Program[CallRecord | None]:
+    """The call whose result an event contains, if its run waits for that result."""
+    data: Any = event.data
+    if event.type != "tool_result" or not isinstance(data, dict):
+        return None
+    match = yield from call_rows.find_with_submission(str(cast("dict[str, Any]", data).get("callId")))
+    return match[0] if match is not None and match[3] else None
+
+
+def _insert_awaited_results(session_id: str, run_id: str) -> Program[set[str]]:
+    """Replaces the marks in a run's conversation by the results that have come. Returns the ids of their calls."""
+    turns = yield from sessions.list_turns_of_run(session_id, run_id)
+    delivered: set[str] = set()
+    for model_row, results_row in itertools.pairwise(turns):
+        turn = results_row.stored.turn
+        if not isinstance(turn, ResultsTurn) or not any(_is_awaited(result) for result in turn.results):
+            continue
+        results = list(turn.results)
+        for index, call_id in enumerate(model_row.stored.call_ids):
+            call = (yield from call_rows.find(call_id)) if _is_awaited(results[index]) else None
+            if call is not None and call.status not in OPEN_CALL:
+                results[index] = _result_of(call, results[index])
+                delivered.add(call_id)
+        yield from sessions.replace_turn(session_id, results_row.seq, StoredTurn(ResultsTurn(tuple(results))))
+    return delivered
+
+
+def _is_awaited(result: ModelToolResult) -> bool:
+    return result.text.startswith(AWAITING_RESULT)
+
+
+def _result_of(call: CallRecord, mark: ModelToolResult) -> ModelToolResult:
+    """The result of an ended call as the model reads it, in place of its mark."""
+    value = call.result if isinstance(call.result, str) else json_text.encode(call.result)
+    text = f"(tool failed: {value})" if call.is_error else value
+    return ModelToolResult(mark.id, mark.name, text, call.is_error)
+
+
+def _are_handoff_answers(agent_entity_id: str, events: Sequence[InboxEvent]) -> Program[bool]:
+    for event in events:
+        if not (yield from handoff.is_answer_to_handoff(agent_entity_id, event)):
+            return False
+    return True
+
+
+def _is_from_agent(event: InboxEvent) -> bool:
+    data: Any = event.data
+    return (
+        event.type == "space_message"
+        and isinstance(data, dict)
+        and cast("dict[str, Any]", data).get("senderType") == "agent"
+    )

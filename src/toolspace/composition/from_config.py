@@ -1,0 +1,373 @@
+"""Builds the parts of a toolspace from its configuration: tools, rules, queues and the context. Starts nothing.
+
+Also builds the tools that `tools.definitions` defines. Used by `Toolspace.open` and at each reload.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from toolspace.composition.providers import ConfiguredProvider, belongs_to_one_provider, build_providers
+from toolspace.config.configuration import AgentSpec, Config
+from toolspace.config.tool_settings import QueueSettings, ToolDefinition
+from toolspace.config.validation import camel_case
+from toolspace.core.context import ToolContext
+from toolspace.core.names import SEPARATOR, did_you_mean
+from toolspace.core.result import ToolResult
+from toolspace.core.secret_masking import register_secrets
+from toolspace.core.tool import Tool, ToolCategory
+from toolspace.errors import ConfigError, ToolDefinitionError, ToolExecutionError
+from toolspace.orchestrator.settings import CallDefaults, ProviderRules, SourcedValue, ToolRules
+from toolspace.orchestrator.stages.queue import QueueSpec, RateLimit
+from toolspace.providers.configured_tools import ToolExecution, build_execution
+from toolspace.providers.functions import list_loaded_files, load_functions
+from toolspace.providers.mcp.spec import NO_CALLBACKS, McpCallbacks
+
+if TYPE_CHECKING:
+    from toolspace.providers.rest.client import HttpClient
+
+AgentCaller = Callable[[str, Mapping[str, Any], ToolContext, str], Awaitable[ToolResult]]
+"""Lets an agent answer a call: its name, the arguments, the context, and the prompt if the arguments have none."""
+_AGENT_KEYS = ("agent", "agentName", "name", "agentId")
+_NAME_THE_AGENT = "say which under execution.agent"
+_IMAGE_MARGIN_SECONDS = 20
+"""The timeout of an image tool is longer than the model's own timeout, whose error message is better."""
+_READ_OUTPUT = "agent__read_output"
+_UNUSED_SETTINGS = (("storage", "redis"),)
+
+
+class ConfiguredParts(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts that a configuration describes."""
+
+    context: ToolContext
+    defaults: CallDefaults
+    queues: Mapping[str, QueueSpec]
+    aliases: Mapping[str, str]
+    rules: ProviderRules
+    """For local tools: built-in tools, functions and definitions."""
+    builtins: Sequence[Tool]
+    functions: Sequence[Tool]
+    definitions: Sequence[Tool]
+    providers: Mapping[str, ConfiguredProvider]
+    """The enabled providers, by section and name: `mcpServers.github`."""
+    client: HttpClient | None
+    """The HTTP client of the definitions; None if no definition needs one. The toolspace closes it."""
+    files: Callable[[], Sequence[Path]]
+    """The files of the configuration, and the Python files of its functions and providers."""
+    warnings: Sequence[str]
+    agents: Sequence[AgentSpec] = ()
+
+
+def build_parts(
+    config: Config,
+    previous: ConfiguredParts | None = None,
+    callbacks: McpCallbacks = NO_CALLBACKS,
+    *,
+    single_tool: str | None = None,
+    call_agent: AgentCaller | None = None,
+) -> ConfiguredParts:
+    """The parts that a configuration describes. Imports the user's functions and providers.
+
+    `previous`: the parts before a reload. Its HTTP client and its providers whose entry has not changed are used again.
+    `single_tool`: the only tool that will be called. Providers that it cannot need are left out.
+    `call_agent`: executes the tools that are agents.
+    """
+    register_secrets(config.secret_values)  # Before the user's code runs, which may log them.
+    # A file and one of its functions may both be listed.
+    functions = list(dict.fromkeys(tool for entry in config.functions for tool in _load_functions(entry, config)))
+    rules = _build_local_rules(config)
+    builtins = _select_builtins(config)
+    http_client = _SharedHttpClient(previous.client if previous is not None else None)
+    definitions = _build_defined_tools(config, http_client, call_agent)
+    return ConfiguredParts(
+        context=_build_context(config),
+        defaults=_build_defaults(config),
+        queues={name: _build_queue(queue) for name, queue in config.queues.items()},
+        aliases=config.tools.aliases,
+        rules=rules,
+        builtins=builtins,
+        functions=functions,
+        definitions=definitions,
+        providers=build_providers(
+            config,
+            rules.overrides,
+            previous.providers if previous is not None else {},
+            callbacks,
+            single_tool=_resolve_single_tool(config, single_tool, builtins, [*functions, *definitions]),
+        ),
+        client=http_client.client,
+        files=lambda: list(dict.fromkeys((*config.files(), *list_loaded_files()))),
+        warnings=[
+            *config.warnings,
+            *_list_unused_settings(config),
+            *_list_missing_queues(config, functions),
+            *_list_tools_without_agent(config),
+            *_list_unmatched_rules(config, [*builtins, *functions, *definitions]),
+        ],
+        agents=tuple(config.agents.values()),
+    )
+
+
+def _resolve_single_tool(
+    config: Config, tool: str | None, builtins: Sequence[Tool], local_tools: Sequence[Tool]
+) -> str | None:
+    """The full name of the tool if its call needs one provider at most, else None.
+
+    A bare name may belong to any provider; functions and batches may call any tool.
+    """
+    for _ in config.tools.aliases:  # An alias may lead to another one; at most once to each.
+        tool = config.tools.aliases.get(tool or "", tool)
+    if tool is None or any(local.name == tool for local in local_tools):
+        return None
+    needs_no_provider = tool == _READ_OUTPUT or any(builtin.name == tool for builtin in builtins)
+    return tool if needs_no_provider or belongs_to_one_provider(config, tool) else None
+
+
+def _build_context(config: Config) -> ToolContext:
+    tools = config.tools
+    return ToolContext(
+        allowed_paths=tools.allowed_paths if tools.allowed_paths is not None else (Path.cwd(),),
+        # Also the main file's: an agent must not change its permissions through the main configuration.
+        protected_paths=(*config.files(), *(config.parent.files() if config.parent else ()), *list_loaded_files()),
+        allowed_env=tools.allowed_env,
+        allowed_hosts=tools.allowed_hosts,
+        memory_dir=tools.memory_dir or Path.cwd() / ".toolspace" / "memory",
+        session_dir=tools.session_dir,
+        web_search=msgspec.to_builtins(tools.web_search) if tools.web_search is not None else None,
+    )
+
+
+def _build_defaults(config: Config) -> CallDefaults:
+    return CallDefaults(
+        **{
+            name: SourcedValue(getattr(config.defaults, name), config.source("defaults", camel_case(name)))
+            for name in CallDefaults.__struct_fields__
+        }
+    )
+
+
+def _build_queue(queue: QueueSettings) -> QueueSpec:
+    rate = RateLimit(queue.rate.count, queue.rate.seconds) if queue.rate is not None else None
+    return QueueSpec(
+        concurrent=queue.concurrent, rate=rate, max_waiting=queue.max_waiting, wait_timeout=queue.wait_timeout
+    )
+
+
+def _build_local_rules(config: Config) -> ProviderRules:
+    tools = config.tools
+    overrides: dict[str, ToolRules] = {}
+    for name, override in tools.overrides.items():
+        values = {field: getattr(override, field) for field in override.__struct_fields__}
+        overrides[name] = ToolRules(**values, source=config.source("tools", "overrides", name))
+    return ProviderRules(tools_allowed=tools.tools_allowed, tools_denied=tools.tools_denied, overrides=overrides)
+
+
+def _select_builtins(config: Config) -> Sequence[Tool]:
+    selection = config.tools.builtins
+    if selection is False:
+        return ()
+    from toolspace.builtin.catalog import builtin_tools
+
+    if selection is True:
+        return builtin_tools
+    patterns = [pattern.casefold() for pattern in selection]
+    names = [tool.name for tool in builtin_tools]
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            place = config.source("tools", "builtins")
+            raise ConfigError(f"{place}: no built-in tool is called {pattern!r}; they are {', '.join(names)}")
+    return [tool for tool in builtin_tools if any(fnmatch.fnmatchcase(tool.name, pattern) for pattern in patterns)]
+
+
+def _load_functions(entry: str, config: Config) -> list[Tool]:
+    try:
+        return load_functions(entry, config.base_dir)
+    except ConfigError as error:
+        place = config.source("functions").partition(" ")[0]
+        raise ConfigError(f"{place}: {error}") from error.__cause__
+
+
+def _list_unmatched_rules(config: Config, tools: Sequence[Tool]) -> list[str]:
+    """A warning for each rule that matches no local tool: most likely it is misspelt."""
+    names = [tool.name.casefold() for tool in tools]
+    # The tools of providers are unknown before the start, so a rule with a namespace may still match one.
+    has_providers = any((config.providers, config.mcp_servers, config.rest_tools, config.openapi))
+    rules = {
+        "toolsAllowed": config.tools.tools_allowed or (),
+        "toolsDenied": config.tools.tools_denied,
+        # Overrides apply to the tools of providers too, by their names without the namespace.
+        "overrides": () if has_providers else tuple(config.tools.overrides),
+    }
+    warnings = [
+        f'tools.{key}: "{pattern}" fits no tool'
+        for key, patterns in rules.items()
+        for pattern in patterns
+        if SEPARATOR not in pattern and not fnmatch.filter(names, pattern.casefold())
+    ]
+    targets = {*names, *(alias.casefold() for alias in config.tools.aliases)}
+    return warnings + [
+        f'tools.aliases: "{alias}" means "{target}", which no tool is called'
+        for alias, target in config.tools.aliases.items()
+        if SEPARATOR not in target and not has_providers and target.casefold() not in targets
+    ]
+
+
+def _list_missing_queues(config: Config, tools: Sequence[Tool]) -> list[str]:
+    return [
+        f'tool "{tool.name}" asks for the queue "{tool.queue}", which is not configured; add it under queues'
+        for tool in tools
+        if tool.queue is not None and tool.queue not in config.queues
+    ]
+
+
+def _list_unused_settings(config: Config) -> list[str]:
+    """A warning for each configured setting that this version does not use."""
+    sources = [config.source(*path) for path in _UNUSED_SETTINGS]
+    return [
+        f"{source}: not in effect, this version has no part that uses it" for source in sources if source != "default"
+    ]
+
+
+# Tools that the configuration defines
+
+
+class _SharedHttpClient:
+    """The client of defined tools that are HTTP requests. The first of them creates it."""
+
+    def __init__(self, client: HttpClient | None) -> None:
+        self.client = client
+
+    def __call__(self) -> HttpClient:
+        if self.client is None:
+            from toolspace.providers.rest.client import HttpClient
+
+            self.client = HttpClient()
+        return self.client
+
+
+def _build_defined_tools(config: Config, http_client: _SharedHttpClient, call_agent: AgentCaller | None) -> list[Tool]:
+    """The enabled tools. Raises `ConfigError` with all problems."""
+    tools: list[Tool] = []
+    problems: list[str] = []
+    for definition in config.tools.definitions.values():
+        if definition.enabled:
+            try:
+                if definition.execution_type == "agent" and call_agent is not None:
+                    tools.append(_build_tool(definition, _build_agent_execution(definition, config, call_agent)))
+                else:
+                    tools.append(_build_defined_tool(definition, http_client))
+            except ToolDefinitionError as error:
+                key, _, reason = str(error).removeprefix(f"REST tool {definition.name!r}: ").partition(": ")
+                place = config.source("tools", "definitions", definition.name, "execution", key)
+                problems.append(f"{place}: {reason}")
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return tools
+
+
+def _list_tools_without_agent(config: Config) -> list[str]:
+    """A warning for each tool of the type `agent` that names no agent."""
+    return [
+        f"{config.source('tools', 'definitions', tool.name)}: it names no agent, and calls of it fail; "
+        f"{_NAME_THE_AGENT}"
+        for tool in config.tools.definitions.values()
+        if tool.enabled and tool.execution_type == "agent" and _find_agent_key(tool) is None
+    ]
+
+
+def _build_defined_tool(definition: ToolDefinition, http_client: _SharedHttpClient) -> Tool:
+    description, category = definition.description, definition.category
+    if definition.execution_type == "prebuilt":
+        # Imported here: it imports the whole storage.
+        from toolspace.agents.prebuilt.provider import build_handler, get_action
+
+        action = get_action(str(definition.execution["action"]))
+        input_schema = definition.input_schema or action.input_schema
+        execution = ToolExecution(handler=build_handler(action), input_schema=input_schema)
+        description = description or action.description
+        category = action.category if category is ToolCategory.CUSTOM else category
+    elif definition.execution_type == "image":
+        from toolspace.models.images import PROMPT_SCHEMA, create_image_handler
+
+        handler = create_image_handler(definition.name, definition.execution)
+        execution = ToolExecution(handler=handler, input_schema=definition.input_schema or PROMPT_SCHEMA)
+        description = description or "Draws a picture of what the prompt says."
+    else:
+        execution = build_execution(
+            definition.name,
+            definition.execution_type,
+            definition.execution,
+            input_schema=definition.input_schema,
+            client=http_client,
+        )
+    return _build_tool(definition, execution, description=description, category=category)
+
+
+def _build_agent_execution(definition: ToolDefinition, config: Config, call_agent: AgentCaller) -> ToolExecution:
+    from toolspace.agents.subagents import AGENT_INPUT  # Imported here: it imports the whole agent runtime.
+
+    key = _find_agent_key(definition)
+    name = str(definition.execution[key]) if key is not None else ""
+    agents = (config.parent or config).agents
+    if key is not None and name not in agents:
+        hint = did_you_mean(name, agents) or (f"; there are {', '.join(agents)}" if agents else "; there is none")
+        raise ToolDefinitionError(f'{key}: there is no agent "{name}"{hint}')
+
+    async def handle(parameters: dict[str, Any], context: ToolContext) -> ToolResult:
+        if not name:
+            raise ToolExecutionError(f'tool "{definition.name}" names no agent; {_NAME_THE_AGENT}', executed=False)
+        return await call_agent(name, parameters, context, definition.description)
+
+    return ToolExecution(handler=handle, input_schema=definition.input_schema or AGENT_INPUT)
+
+
+def _find_agent_key(definition: ToolDefinition) -> str | None:
+    """The key of `execution` that names the agent."""
+    return next((key for key in _AGENT_KEYS if definition.execution.get(key)), None)
+
+
+def _build_tool(
+    definition: ToolDefinition,
+    execution: ToolExecution,
+    *,
+    description: str | None = None,
+    category: ToolCategory | None = None,
+) -> Tool:
+    timeout = definition.timeout
+    if timeout is None and definition.execution_type == "agent":
+        timeout = math.inf  # The agent has its own limits.
+    elif timeout is None and definition.execution_type == "image":
+        from toolspace.models.images import IMAGE_TIMEOUT_SECONDS
+
+        timeout = IMAGE_TIMEOUT_SECONDS + _IMAGE_MARGIN_SECONDS
+    return Tool(
+        definition.name,
+        definition.description if description is None else description,
+        execution.input_schema,
+        handler=execution.handler,
+        output_schema=definition.output_schema,
+        category=definition.category if category is None else category,
+        execution_type=definition.execution_type,
+        visible=definition.visible and definition.execution_type != "prebuilt",
+        is_async=definition.is_async,
+        timeout=timeout,
+        execution=definition.execution,
+        queue=definition.queue,
+        cache=definition.cache,
+        cache_per_user=definition.cache_per_user,
+        annotations=definition.annotations,
+        tags=definition.tags,
+        version=definition.version,
+        expires_after=definition.expires_after,
+        pauses_run=definition.pauses_run,
+    )
+
+
+if TYPE_CHECKING:
+    from toolspace.providers.rest.client import HttpClient

@@ -1,0 +1,425 @@
+"""Reads the values of a document into typed sections and reports everything that is wrong with them.
+
+A `Section` declares its settings on its fields: `Annotated[type, Setting(value_type, effect)] = default`. That is the
+only place where a setting is described; the reader, the documentation, `toolspace explain`, the starter file, the
+environment variables and the JSON Schema are derived from it. A `ValueType` reads one value, and a `SectionType` reads
+a mapping into a section. A reader that cannot continue raises `InvalidValue`, which becomes a problem at its place;
+reading goes on with the next value, so that users see all problems at once.
+
+Used by the other modules of `config`. Knows no particular setting.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar, cast
+
+import msgspec
+
+from toolspace.config.file_formats import ConfigDocument, ConfigProblem, KeyPath, format_key_path, format_value
+from toolspace.core.names import did_you_mean
+
+T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
+
+_TYPO_SIMILARITY = 0.85
+"""How similar an unknown key must be to a setting to count as its misspelling and not as another program's key."""
+_REQUIRED: Any = object()
+"""The default of a setting that has none."""
+_WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+
+class InvalidValue(Exception):
+    """A value is not what its setting accepts. The text says what is expected: `an integer of at least 1`."""
+
+    def __init__(self, expected: str, hint: str = "") -> None:
+        super().__init__(expected)
+        self.hint = hint
+
+
+class AlreadyReported(Exception):
+    """A value cannot be used, and its problem has been reported already."""
+
+
+class ReadingContext:
+    """The state of reading one document: its inputs, and the problems, warnings and origins that come out."""
+
+    def __init__(
+        self,
+        document: ConfigDocument,
+        *,
+        base_dir: Path,
+        original_texts: Mapping[KeyPath, str] | None = None,
+        overrides: Mapping[KeyPath, tuple[str, Any]] | None = None,
+        problems: Iterable[ConfigProblem] = (),
+    ) -> None:
+        self.document = document
+        self.base_dir = base_dir
+        """The directory that relative paths are relative to."""
+        self.original_texts = original_texts or {}
+        """The text of each value before its variables were filled in. Messages show it instead of the value."""
+        self.overrides = overrides or {}
+        """Key of a setting → the environment variable that overrides it, and its value."""
+        self.problems = list(problems)
+        self.warnings: list[str] = []
+        self.origins: dict[KeyPath, KeyPath | str] = {}
+        """Key of a setting → its place in the document, or the name of its environment variable."""
+        self._failed_paths = {problem.path for problem in self.problems}
+
+    def without_overrides(self) -> ReadingContext:
+        """A context for one part of the document that no variable overrides. Its problems are reported here."""
+        part = ReadingContext(self.document, base_dir=self.base_dir, original_texts=self.original_texts)
+        part.problems, part.warnings, part._failed_paths = self.problems, self.warnings, self._failed_paths
+        return part
+
+    def report(self, path: KeyPath, message: str, variable: str | None = None) -> None:
+        if variable is not None or path not in self._failed_paths:  # A failed expansion has been reported already.
+            self.problems.append(ConfigProblem(path, message, variable))
+
+    def warn(self, path: KeyPath, message: str) -> None:
+        self.warnings.append(f"{self.document.format_location(path)}: {format_key_path(path)}: {message}")
+
+    def has_override_below(self, key: KeyPath) -> bool:
+        return any(path[: len(key)] == key for path in self.overrides)
+
+
+class Value:
+    """One value, with its place in the document (`path`) and in the configuration (`key`)."""
+
+    __slots__ = ("context", "data", "key", "path", "variable")
+
+    def __init__(
+        self, data: Any, context: ReadingContext, path: KeyPath = (), key: KeyPath = (), variable: str | None = None
+    ) -> None:
+        self.data = data
+        self.context = context
+        self.path = path
+        self.key = key
+        self.variable = variable
+        """The environment variable that the value comes from, if it does."""
+
+    def child(self, part: str | int, data: Any, *, key: str | None = None) -> Value:
+        inner_key = (*self.key, part if key is None else key)
+        return Value(data, self.context, (*self.path, part), inner_key, self.variable)
+
+    def with_key(self, *key: str | int) -> Value:
+        """The same value under another key of the configuration."""
+        return Value(self.data, self.context, self.path, key, self.variable)
+
+    def report(self, message: str) -> None:
+        self.context.report(self.path, message, self.variable)
+
+    def report_invalid(self, expected: str, hint: str = "", *, secret: bool = False) -> None:
+        """Reports the expected and the actual value. Never shows the content of a variable or a secret."""
+        if self.path in self.context.original_texts and self.variable is None:
+            actual = f"what {format_value(self.context.original_texts[self.path])} expands to"
+        else:
+            actual = "something else" if secret and isinstance(self.data, str) else format_value(self.data)
+        self.report(f"expected {expected}, got {actual}{hint}")
+
+    def record_origin(self) -> None:
+        self.context.origins[self.key] = self.variable or self.path
+
+    def mapping(self) -> Mapping[str, Any]:
+        data: object = self.data
+        if not isinstance(data, Mapping):
+            raise InvalidValue("a mapping")
+        return cast("Mapping[str, Any]", data)
+
+    def items(self) -> list[tuple[str, Value]]:
+        """The pairs of a mapping."""
+        return [(key, self.child(key, data)) for key, data in self.mapping().items()]
+
+    def elements(self) -> list[Value]:
+        """The elements of a list. A single string counts as a list with one element."""
+        data: object = self.data
+        if isinstance(data, str):
+            return [self]
+        if not isinstance(data, list):
+            raise InvalidValue("a list")
+        return [self.child(index, item) for index, item in enumerate(cast("list[Any]", data))]
+
+
+def format_default(value: object) -> str:
+    """A default as users would write it in the file; empty for anything but text, numbers and booleans."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, str | int) else ""
+
+
+class ValueType(Generic[T]):
+    """A type of value: how to read it, and its name in messages and in the documentation."""
+
+    def __init__(
+        self,
+        label: str,
+        expected: str,
+        read: Callable[[Value], T],
+        *,
+        schema: Mapping[str, Any],
+        nullable: bool = False,
+        separator: str | None = None,
+        fits_variable: bool = True,
+        has_settings: bool = False,
+        format_default: Callable[[Any], str] = format_default,
+    ) -> None:
+        self.label = label
+        """Its name in the documentation: `list of strings`."""
+        self.expected = expected
+        """Its name in messages: `a list of strings`."""
+        self._read = read
+        self.schema = schema
+        """The JSON Schema of its values in a file. Where it has another `ValueType`, the schema of that is meant."""
+        self.nullable = nullable
+        """Whether `null` is a value of its own. Elsewhere it means that the setting is absent."""
+        self.separator = separator
+        """The separator between list elements in an environment variable."""
+        self.fits_variable = fits_variable
+        """Whether one environment variable can hold it."""
+        self.has_settings = has_settings
+        """Whether it has settings of its own. Variables may set some of them though the section itself is absent."""
+        self.format_default = format_default
+
+    def read(self, value: Value) -> T:
+        return self._read(value)
+
+
+def read_value(value_type: ValueType[T], value: Value, *, secret: bool = False) -> T:
+    """Reads a value and records its origin. Reports an invalid value and raises `AlreadyReported`."""
+    try:
+        result = value_type.read(value)
+    except InvalidValue as error:
+        value.report_invalid(str(error), error.hint, secret=secret)
+        raise AlreadyReported from None
+    value.record_origin()
+    return result
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """The declaration of one setting, in the annotation of the field that holds it.
+
+    The key, the default and whether it is required follow from the field; see `declared_settings`.
+    """
+
+    value_type: ValueType[Any]
+    effect: str
+    """What it does, for the documentation, `toolspace explain` and editors."""
+    key: str = ""
+    """Empty: the field's name in camel case."""
+    aliases: tuple[str, ...] = ()
+    """Other keys with the same meaning."""
+    secret: bool = False
+    """Whether messages and logs must not show it."""
+    environment: bool = True
+    """Whether an environment variable may override it."""
+    attribute: str = ""
+    default: Any = _REQUIRED
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is _REQUIRED
+
+    @property
+    def default_text(self) -> str:
+        """The default as users would write it; empty if there is none."""
+        if self.default is None:
+            return "null" if self.value_type.nullable else ""
+        return "" if self.is_required else self.value_type.format_default(self.default)
+
+    def bind(self, attribute: str, default: object) -> Setting:
+        """The setting of this field."""
+        key = self.key or camel_case(attribute)
+        default = _REQUIRED if default is msgspec.NODEFAULT else default
+        return msgspec.structs.replace(self, key=key, attribute=attribute, default=default)
+
+
+@functools.cache
+def declared_settings(section: type[msgspec.Struct]) -> tuple[Setting, ...]:
+    """The settings that the fields of a section declare, in the order of the fields."""
+    fields, defaults = section.__struct_fields__, section.__struct_defaults__
+    field_defaults = dict(zip(reversed(fields), reversed(defaults), strict=False))
+    return tuple(
+        setting.bind(attribute, field_defaults.get(attribute, msgspec.NODEFAULT))
+        for base in reversed(section.__mro__)
+        for attribute, annotation in inspect.get_annotations(base).items()
+        for setting in getattr(annotation, "__metadata__", ())
+        if isinstance(setting, Setting)
+    )
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the configuration. Its `repr` shows no secret, so that it may be logged."""
+
+    hidden: ClassVar[frozenset[str]] = frozenset()
+    """Fields that `repr` does not show, besides those of secret settings."""
+
+    def __repr__(self) -> str:
+        hidden = self.hidden.union(setting.attribute for setting in declared_settings(type(self)) if setting.secret)
+        values = ((name, getattr(self, name)) for name in self.__struct_fields__)
+        fields = (f"{name}={'…' if name in hidden and value else repr(value)}" for name, value in values)
+        return f"{type(self).__name__}({', '.join(fields)})"
+
+
+class SectionType(ValueType[S]):
+    """A mapping with known keys, read into a section.
+
+    The settings are those that the section declares, unless others are given. A section with a field `name` that is no
+    setting gets the name of its entry there. A section with a field `extra` keeps unknown keys there; in all others an
+    unknown key is an error.
+    """
+
+    def __init__(
+        self,
+        section: type[S],
+        *,
+        settings: Iterable[Setting] | None = None,
+        shorthand: str | None = None,
+        is_ignored: Callable[[str], bool] = lambda key: False,
+    ) -> None:
+        super().__init__("mapping", "a mapping", self._read_section, schema={}, fits_variable=False, has_settings=True)
+        self.section = section
+        self.settings = declared_settings(section) if settings is None else tuple(settings)
+        self.shorthand = shorthand
+        """The key that a bare string stands for."""
+        self.is_ignored = is_ignored
+        self._by_key = {key: setting for setting in self.settings for key in (setting.key, *setting.aliases)}
+        other_fields = set(section.__struct_fields__).difference(setting.attribute for setting in self.settings)
+        self._has_name = settings is None and "name" in other_fields
+        self.keeps_unknown = "extra" in other_fields
+
+    def find_setting(self, key: str) -> Setting | None:
+        return next((setting for setting in self.settings if setting.key == key), None)
+
+    def _read_section(self, value: Value) -> S:
+        data = value.data
+        if isinstance(data, str) and self.shorthand is not None:
+            data = {self.shorthand: data}
+        if data is None:
+            data = {}
+        if not isinstance(data, Mapping):
+            raise InvalidValue("a mapping")
+        mapping = cast("Mapping[str, Any]", data)
+        fields, is_valid = self._read_fields(value, mapping)
+        unknown = self._check_unknown_keys(value, mapping)
+        if self.keeps_unknown:
+            fields["extra"] = unknown
+        elif unknown:
+            is_valid = False
+        if self._has_name:
+            fields["name"] = str(value.key[-1])
+        if not is_valid:
+            raise AlreadyReported
+        return self.section(**fields)
+
+    def _read_fields(self, value: Value, mapping: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+        fields: dict[str, Any] = {}
+        is_valid = True
+        for setting in self.settings:
+            value_type = setting.value_type
+            inner = self._find_value(value, mapping, setting)
+            if inner is None or (inner.data is None and not value_type.nullable and not value_type.has_settings):
+                if setting.is_required:
+                    value.report(f'"{setting.key}" is missing; expected {value_type.expected}')
+                    is_valid = False
+                continue
+            if inner.data is None and value_type.nullable:
+                inner.record_origin()
+                fields[setting.attribute] = None
+                continue
+            try:
+                fields[setting.attribute] = read_value(value_type, inner, secret=setting.secret)
+            except AlreadyReported:
+                is_valid = False
+        return fields, is_valid
+
+    def _find_value(self, value: Value, mapping: Mapping[str, Any], setting: Setting) -> Value | None:
+        """The value of a setting: from the environment, else under its key, else under an alias."""
+        key = (*value.key, setting.key)
+        if key in value.context.overrides:
+            variable, data = value.context.overrides[key]
+            return Value(data, value.context, key, key, variable)
+        present_keys = [name for name in (setting.key, *setting.aliases) if mapping.get(name) is not None]
+        for duplicate in present_keys[1:]:
+            value.child(duplicate, None).report(
+                f'means the same as "{present_keys[0]}", which is given too; remove one'
+            )
+        if present_keys:
+            return value.child(present_keys[0], mapping[present_keys[0]], key=setting.key)
+        if setting.key in mapping:
+            return value.child(setting.key, None)
+        if setting.value_type.has_settings and value.context.has_override_below(key):
+            return Value({}, value.context, key, key)
+        return None
+
+    def _check_unknown_keys(self, value: Value, mapping: Mapping[str, Any]) -> dict[str, Any]:
+        unknown: dict[str, Any] = {}
+        for key, data in mapping.items():
+            if key in self._by_key or self.is_ignored(key):
+                continue
+            unknown[key] = data
+            inner = value.child(key, data)
+            if not self.keeps_unknown:
+                hint = f"; the keys here are {', '.join(setting.key for setting in self.settings)}"
+                inner.report(f"unknown key{did_you_mean(key, self._by_key) or hint}")
+            elif matches := difflib.get_close_matches(key, self._by_key, n=1, cutoff=_TYPO_SIMILARITY):
+                # Other programs have keys of their own, which are kept. A misspelt `toolsDenied` must be noticed.
+                inner.context.warn(inner.path, f'unknown key, kept without effect; did you mean "{matches[0]}"?')
+        return unknown
+
+
+def read_named_entries(value_type: ValueType[T], value: Value, *, entry_label: str) -> dict[str, T]:
+    """Entries by name: of a mapping, or of a list whose elements have a `name`. Leaves out invalid entries."""
+    entries: dict[str, T] = {}
+    for name, inner in list_named_values(value, entry_label=entry_label):
+        try:
+            entries[name] = read_value(value_type, inner)
+        except AlreadyReported:
+            continue
+    return entries
+
+
+def list_named_values(value: Value, *, entry_label: str) -> list[tuple[str, Value]]:
+    """The entries of a mapping, or of a list whose elements have a `name`, each with its name."""
+    if isinstance(value.data, Mapping):
+        return [(name, inner) for name, inner in value.items() if _has_content(inner)]
+    if not isinstance(value.data, list):
+        raise InvalidValue(f"a mapping of {entry_label} by name, or a list of them with a name each")
+    entries: dict[str, Value] = {}
+    for inner in value.elements():
+        try:
+            mapping = inner.mapping()
+        except InvalidValue as error:
+            inner.report_invalid(str(error))
+            continue
+        name = mapping.get("name")
+        if not isinstance(name, str) or not name:
+            inner.report('"name" is missing; expected a string')
+        elif name in entries:
+            first_line = value.context.document.find_line(entries[name].path)
+            inner.report(f"the name {format_value(name)} is given twice, first in line {first_line}")
+        else:
+            rest = {key: data for key, data in mapping.items() if key != "name"}
+            entries[name] = Value(rest, value.context, inner.path, (*value.key, name))
+    return list(entries.items())
+
+
+def _has_content(value: Value) -> bool:
+    if value.data is None:
+        value.report("is empty; expected a mapping")
+    return value.data is not None
+
+
+def camel_case(attribute: str) -> str:
+    """`tool_timeout` → `toolTimeout`."""
+    first, *rest = attribute.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def snake_case(key: str) -> str:
+    """`toolTimeout` → `tool_timeout`, `traceMCP` → `trace_mcp`."""
+    return _WORD_START.sub("_", key).lower()

@@ -1,0 +1,337 @@
+"""The MCP endpoint as an ASGI application: authorizes a request, reads its body, and chooses fast path or SDK.
+
+`toolspace mcp --http` serves it alone; `gateway_mount` serves it in the gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, suppress
+from functools import lru_cache
+from typing import Any, Final, Self
+
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+
+from toolspace.config.server_settings import ServerSettings
+from toolspace.core import json_text
+from toolspace.core.context import ToolContext
+from toolspace.server.api_keys import ToolKeyPolicy
+from toolspace.server.authentication import Authenticator
+from toolspace.server.authorization import Caller, EntityCaller
+from toolspace.server.host_and_cors import MCP_CORS, CorsMiddleware, HostCheck, allowed_hosts
+from toolspace.server.mcp.elicitation import SuspendedCalls
+from toolspace.server.mcp.fast_path import FastPath, FastRequest
+from toolspace.server.mcp.json_rpc import send_error
+from toolspace.server.mcp.sdk_server import CALLER_SCOPE_KEY, ChangeNotifier, ToolspaceMcpServer
+from toolspace.server.mcp.sessions import (
+    MAX_SESSIONS,
+    MAX_SESSIONS_PER_CALLER,
+    HandshakeSessions,
+    parse_session_opening,
+)
+from toolspace.server.mcp.tools import McpService
+from toolspace.server.rate_limit import RequestLimiter
+from toolspace.server.requests import MAX_BODY_BYTES, Message, Receive, Scope, Send, read_body
+from toolspace.server.responses import Problem, to_problem
+from toolspace.toolspace import Toolspace
+
+IDLE_SECONDS = 1800.0
+"""How long a session of the handshake era is kept without a request."""
+
+Authorize = Callable[[Scope], "ToolContext | Awaitable[ToolContext | None] | None"]
+"""Authenticates a request: returns the caller's context, or None for any caller. Raises `Problem` to refuse it."""
+
+
+class McpEndpoint:
+    """Serves a toolspace over streamable HTTP, wherever it is mounted. Works inside its `async with`.
+
+        async with Toolspace.open("toolspace.yaml") as ts, McpEndpoint(ts) as endpoint:
+            ...  # endpoint(scope, receive, send)
+
+    It accepts loopback host names and `allowed_hosts`; "*" accepts all, for a server behind a proxy that checks them.
+    """
+
+    def __init__(
+        self,
+        toolspace: Toolspace,
+        *,
+        allowed_hosts: Iterable[str] = (),
+        allowed_origins: Iterable[str] = (),
+        authorize: Authorize | None = None,
+        max_body: int = MAX_BODY_BYTES,
+        idle_seconds: float = IDLE_SECONDS,
+    ) -> None:
+        self._service = McpService(toolspace)
+        self._changes = ChangeNotifier()
+        self._suspended_calls = SuspendedCalls(self._service)
+        self._server = ToolspaceMcpServer(self._service, self._changes, self._suspended_calls)
+        host_check = HostCheck(allowed_hosts, allowed_origins)
+        self._app = CorsMiddleware(self._serve, host_check, MCP_CORS, refuse=_refuse)
+        self._authorize = authorize
+        self._max_body = max_body
+        # Body size, Host and Origin are checked here, for both paths.
+        self._manager = StreamableHTTPSessionManager(
+            self._server, max_request_body_size=max_body, session_idle_timeout=idle_seconds, max_sessions=MAX_SESSIONS
+        )
+        self._fast_path = FastPath(self._service, self._suspended_calls, self._server.server_info_stamp)
+        self._sessions = HandshakeSessions(idle_seconds)
+        self._runner: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self._service.on_tools_changed = self._notify_tools_changed
+        self._service.on_outputs_changed = self._changes.notify_resources_changed
+        started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._runner = asyncio.create_task(self._run(started))
+        await asyncio.wait((started, self._runner), return_when=asyncio.FIRST_COMPLETED)
+        if self._runner.done():
+            await self._runner  # Raises the reason.
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Ends sessions and streams. Running calls end by themselves, or the web server cancels them."""
+        self._stopping.set()
+        if self._runner is not None:
+            await self._runner
+
+    async def _run(self, started: asyncio.Future[None]) -> None:
+        # In its own task: the SDK's scopes must be left by the task that entered them, and two different tasks may
+        # enter and leave this endpoint.
+        async with self._service, self._suspended_calls, self._manager.run():
+            started.set_result(None)
+            await self._stopping.wait()
+            await self._changes.aclose()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"the MCP endpoint serves HTTP, not {scope['type']}; mount it below an application")
+        if self._runner is None or self._stopping.is_set():
+            await send_error(send, 503, "Service Unavailable: the server is starting or stopping")
+            return
+        await self._app(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves a request whose Host and Origin are allowed."""
+        header_pairs: list[tuple[bytes, bytes]] = scope["headers"]
+        headers = dict(header_pairs)
+        has_duplicates = len(headers) < len(header_pairs)
+        context, owner, body = None, None, b""
+        try:
+            if has_duplicates and sum(name == b"mcp-session-id" for name, _ in header_pairs) > 1:
+                raise Problem(400, "The header Mcp-Session-Id appears more than once; send it once")
+            if self._authorize is not None:
+                context = self._authorize(scope)
+                if inspect.isawaitable(context):
+                    context = await context
+            if scope["method"] == "POST":
+                body = await read_body(receive, headers.get(b"content-length"), limit=self._max_body)
+        except Exception as error:
+            await _refuse(send, to_problem(error))
+            return
+        if context is not None:
+            owner = _hash_caller(
+                context.user_id, context.agent_entity_id, context.agent_id, context.session_id, context.space_id
+            )
+            scope[CALLER_SCOPE_KEY] = context
+        if scope["method"] != "POST":
+            if scope["method"] == "DELETE" and (session := self._sessions.remove(headers, owner)) is not None:
+                for call_id in session.running_calls.values():
+                    self._service.cancel(call_id)
+            await self._serve_by_sdk(scope, receive, send, owner)
+            return
+        # `headers` hides one value of a duplicated header, so the SDK handles such requests.
+        if not has_duplicates and (request := self._match_fast_path(headers, body, context, owner)) is not None:
+            await request.run(receive, send)
+            return
+        if b"mcp-session-id" in headers:
+            send = self._sessions.watch_for_loss(headers, owner, send)
+        elif (opening := parse_session_opening(body)) is not None:
+            if self._sessions.has_too_many(owner):
+                message = f"Too many sessions: {MAX_SESSIONS_PER_CALLER} are open; end one with DELETE"
+                await send_error(send, 429, message)
+                return
+            send = self._sessions.watch_opening(opening, owner, context, send)
+        # Some web servers leave white space around header values.
+        trimmed_scope = {**scope, "headers": [(name, value.strip(b" \t")) for name, value in header_pairs]}
+        await self._serve_by_sdk(trimmed_scope, _replay(body, receive), send, owner)
+
+    async def _serve_by_sdk(self, scope: Scope, receive: Receive, send: Send, owner: str | None) -> None:
+        if owner is not None:
+            # The SDK lets only the user who opened a session use it.
+            scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=owner, scopes=[]))
+        await self._manager.handle_request(scope, receive, send)
+
+    def _match_fast_path(
+        self, headers: Mapping[bytes, bytes], body: bytes, context: ToolContext | None, owner: str | None
+    ) -> FastRequest | None:
+        if b"mcp-session-id" not in headers:
+            return self._fast_path.match_stateless(headers, body, context)
+        session = self._sessions.find(headers, owner)
+        return self._fast_path.match_in_session(session, headers, body) if session is not None else None
+
+    def _notify_tools_changed(self) -> None:
+        self._server.refresh()
+        self._changes.notify_tools_changed()
+
+
+async def _refuse(send: Send, problem: Problem) -> None:
+    """Sends a problem as MCP clients expect it: a JSON-RPC error."""
+    await send_error(send, problem.status, problem.detail, headers=problem.headers)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Returns a `receive` that starts with a body that has already been read."""
+    is_replayed = False
+
+    async def replaying_receive() -> Message:
+        nonlocal is_replayed
+        if is_replayed:
+            return await receive()
+        is_replayed = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replaying_receive
+
+
+@lru_cache(maxsize=1024)
+def _hash_caller(*ids: str | None) -> str:
+    """Cached, because it is needed for every request."""
+    return hashlib.sha256(json_text.encode_bytes(list(ids))).hexdigest()
+
+
+# MERGED from gateway_mount: The MCP endpoint inside the gateway, with the gateway's keys and limits: each key has its 
+
+_RELEASE_SCOPE_KEY: Final = "toolspace.release"
+_RECHECK_SECONDS: Final = 3.0
+"""How often the keys of open connections are checked again."""
+
+
+class McpMount:
+    """An ASGI application for `/mcp`. Works inside its `async with`.
+
+    Secret keys see every tool, tool keys those that they allow. Entities with a public key are refused.
+    """
+
+    def __init__(
+        self,
+        toolspace: Toolspace,
+        *,
+        authenticator: Authenticator,
+        limits: RequestLimiter,
+        tool_keys: ToolKeyPolicy,
+        server: ServerSettings,
+    ) -> None:
+        self._authenticator = authenticator
+        self._limits = limits
+        self._tool_keys = tool_keys
+        self._endpoint = McpEndpoint(
+            toolspace,
+            allowed_hosts=allowed_hosts(server),
+            allowed_origins=server.allowed_origins,
+            authorize=self._authorize,
+            max_body=server.max_body_bytes,
+        )
+        self._keys_changed = asyncio.Event()
+        authenticator.on_change(self._keys_changed.set)
+        self._requests: dict[asyncio.Task[Any], _OpenRequest] = {}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        await self._stack.enter_async_context(self._endpoint)
+        watcher = asyncio.create_task(self._watch_keys())
+        self._stack.push_async_callback(_cancel, watcher)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        request = self._requests[task] = _OpenRequest(scope, send)
+        try:
+            await self._endpoint(scope, receive, request.send)
+        except asyncio.CancelledError:
+            if not request.is_revoked:
+                raise
+            task.uncancel()
+            await request.end()
+        finally:
+            del self._requests[task]
+            if (release := scope.pop(_RELEASE_SCOPE_KEY, None)) is not None:
+                release()
+
+    def _authorize(self, scope: Scope) -> ToolContext | Awaitable[ToolContext]:
+        client = scope.get("client")
+        caller = self._authenticator.authenticate(scope["headers"], client[0] if client else "")
+        if isinstance(caller, Caller):
+            return self._admit(scope, caller)
+        return self._admit_later(scope, caller)
+
+    async def _admit_later(self, scope: Scope, caller: Awaitable[Caller]) -> ToolContext:
+        return self._admit(scope, await caller)
+
+    def _admit(self, scope: Scope, caller: Caller) -> ToolContext:
+        if isinstance(caller, EntityCaller):
+            raise Problem(403, "the MCP endpoint accepts secret keys and tool keys, not public keys")
+        scope[_RELEASE_SCOPE_KEY] = self._limits.admit(caller, stream=scope["method"] == "GET")
+        return self._tool_keys.context_for(caller)
+
+    async def _watch_keys(self) -> None:
+        """Ends requests whose key has been revoked: a stream may stay open for days."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_RECHECK_SECONDS):
+                    await self._keys_changed.wait()
+            started_before = time.monotonic() - (0.0 if self._keys_changed.is_set() else _RECHECK_SECONDS)
+            self._keys_changed.clear()
+            for task, request in list(self._requests.items()):
+                is_admitted = _RELEASE_SCOPE_KEY in request.scope
+                if request.started_at > started_before or request.is_revoked or not is_admitted:
+                    continue
+                try:
+                    is_valid = await self._authenticator.is_valid(request.scope["headers"])
+                except Exception as error:  # The database cannot be reached: all requests stay.
+                    to_problem(error)
+                    break
+                if not is_valid and task in self._requests:
+                    request.is_revoked = True
+                    task.cancel()
+
+
+class _OpenRequest:
+    """A request, and how much of its response has been sent."""
+
+    __slots__ = ("_is_ended", "_is_started", "_send", "is_revoked", "scope", "started_at")
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self.scope = scope
+        self.started_at = time.monotonic()
+        self.is_revoked = False
+        self._send = send
+        self._is_started = self._is_ended = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._is_started = True
+        elif not message.get("more_body", False):
+            self._is_ended = True
+        await self._send(message)
+
+    async def end(self) -> None:
+        """Sends 401, or ends the response that has started."""
+        if not self._is_started:
+            await self.send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]})
+        if not self._is_ended:
+            await self.send({"type": "http.response.body", "body": b""})
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

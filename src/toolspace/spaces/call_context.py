@@ -1,0 +1,188 @@
+"""The `CallHost` of the gateway: which run a call belongs to, where it is shown, and who resolves it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from toolspace.core.context import ToolContext
+from toolspace.core.result import ToolResult
+from toolspace.core.tool import Tool
+from toolspace.errors import (
+    RefusedError,
+    StorageError,
+    StorageUnavailable,
+    ToolError,
+    ToolExecutionError,
+    ToolPermissionError,
+)
+from toolspace.spaces.call_transactions import StartedCall
+from toolspace.spaces.document_library import DocumentLibrary
+from toolspace.spaces.ledger import Ledger
+
+if TYPE_CHECKING:
+    from toolspace.spaces.pending_calls import PendingCalls
+
+# MERGED from agent_services: What the tools of agents use besides the database: the document library, and notification
+
+
+class Notification(msgspec.Struct, frozen=True, kw_only=True):
+    """A notification of an agent to a person, outside of any space."""
+
+    title: str
+    body: str
+    to: str | None = None
+    """A mail address; None: the configured recipients."""
+    agent_id: str
+    agent_name: str
+    id: str
+    """Identifies the notification if it is sent twice."""
+
+
+class NotificationResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Which channels sent a notification."""
+
+    channels: Sequence[str]
+    """The channels that accepted it: `webhook`, `email`."""
+    recipients: Sequence[str]
+    """The mail addresses that it was sent to."""
+    failed: Mapping[str, str]
+    """The channels that failed, and why."""
+
+
+class Notifier(Protocol):
+    """Sends notifications to people."""
+
+    async def send(self, notification: Notification) -> NotificationResult:
+        """Raises a `ToolError` if every channel failed."""
+        ...
+
+
+class AgentServices:
+    """The services of all agents of a process."""
+
+    def __init__(
+        self,
+        library: DocumentLibrary | None = None,
+        *,
+        notifier: Notifier | None = None,
+        notifiers: Mapping[str, Notifier] | None = None,
+    ) -> None:
+        self.library = library
+        """None: documents are searched by words alone, without embeddings."""
+        self.notifier = notifier
+        self.notifiers = dict(notifiers or {})
+        """Notifiers of single agents, by the id of their entity."""
+
+    def find_notifier(self, agent_id: str) -> Notifier | None:
+        return self.notifiers.get(agent_id, self.notifier)
+
+
+class GatewayCallHost:
+    """What the calls of one request share. The `host` of their contexts.
+
+    `confirms_delivery`: the sender of the response says which results arrived. Without it, handing a result to the
+    sender counts as its delivery.
+    """
+
+    __slots__ = (
+        "_confirms_delivery",
+        "_opened_ids",
+        "agent_entity_id",
+        "duplicate_call_id",
+        "inline_call_ids",
+        "pending_calls",
+        "run_id",
+        "run_moves_on",
+        "space_id",
+        "storage_errors",
+        "stored_calls",
+    )
+
+    def __init__(
+        self,
+        pending_calls: PendingCalls,
+        *,
+        run_id: str | None = None,
+        agent_entity_id: str | None = None,
+        space_id: str | None = None,
+        confirms_delivery: bool = True,
+    ) -> None:
+        self._confirms_delivery = confirms_delivery
+        self.pending_calls = pending_calls
+        self.run_id = run_id
+        self.agent_entity_id = agent_entity_id
+        self.space_id = space_id
+        """Where visible calls are shown. `enter_space` changes it for the calls that follow."""
+        self.inline_call_ids: list[str] = []
+        """Calls whose results go back with the response."""
+        self.storage_errors: dict[str, StorageUnavailable] = {}
+        """Calls whose state is unknown, because the database did not answer."""
+        self.stored_calls: dict[str, StartedCall] = {}
+        """Calls that were stored before they are made, by id."""
+        self.duplicate_call_id: str | None = None
+        """A call whose id was in use already."""
+        self.run_moves_on = False
+        """Whether another process continues the run: it then handles the calls that are interrupted here."""
+        self._opened_ids: set[str] | None = None
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.pending_calls.ledger
+
+    @property
+    def services(self) -> AgentServices:
+        return self.pending_calls.services
+
+    def note_opened(self, call_id: str) -> None:
+        """A pending call of the run is stored."""
+        if self.run_id is not None:
+            self._opened_ids = self._opened_ids or set()
+            self._opened_ids.add(call_id)
+
+    def has_opened(self, call_id: str) -> bool:
+        return self._opened_ids is not None and call_id in self._opened_ids
+
+    def deliver_inline(self, call_id: str) -> None:
+        """The result of a call goes back with the response."""
+        if self._confirms_delivery:
+            self.inline_call_ids.append(call_id)
+        else:
+            self.pending_calls.mark_delivered((call_id,))
+
+    async def wait_for_result(self, tool: Tool, parameters: Mapping[str, Any], context: ToolContext) -> ToolResult:
+        if tool.execution_type == "space" and self.space_id is None:
+            reason = not_in_a_space if self.run_id is not None else _not_in_a_run
+            raise ToolPermissionError(reason(tool.name))
+        try:
+            return await self.pending_calls.execute(self, tool, parameters, context)
+        except (RefusedError, StorageError) as error:
+            if isinstance(error, StorageUnavailable):
+                self.storage_errors[context.call_id or ""] = error
+            raise as_tool_error(error) from error
+
+    async def ask_space(self, name: str, args: Mapping[str, Any], context: ToolContext, *, timeout: float) -> Any:
+        try:
+            return await self.pending_calls.ask_members(self, name, args, context, timeout=timeout)
+        except (RefusedError, StorageError) as error:
+            raise as_tool_error(error) from error
+
+
+def not_in_a_space(tool_name: str) -> str:
+    return f'Tool "{tool_name}" is visible but you are not in a space. Call enter_space first.'
+
+
+def _not_in_a_run(tool_name: str) -> str:
+    return (
+        f'Tool "{tool_name}" asks the people in a space, and this call is in none: '
+        "open a run there (POST /api/runs) and call it in that (POST /api/runs/{runId}/calls)"
+    )
+
+
+def as_tool_error(error: RefusedError | StorageError) -> ToolError:
+    """The error of a call that was not executed."""
+    if isinstance(error, StorageUnavailable):  # Not every caller may know the address of the database.
+        return ToolExecutionError("the database does not answer now; try again", executed=False)
+    return ToolExecutionError(str(error), executed=False)

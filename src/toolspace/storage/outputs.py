@@ -1,0 +1,211 @@
+"""`MemoryOutputs`: stored outputs in memory, for tests and for programs that must not use a disk."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+
+from toolspace.core.interfaces import OutputStore, OutputWriter, StoredOutput, TokenCounter
+from toolspace.core.tokens import estimate_tokens
+from toolspace.errors import ToolspaceError
+
+# MERGED from handles: What the output stores share: handles, who may read an output, and splitting bytes into lines.
+
+LINE_LIMIT = 1 << 20
+"""Characters; a longer line is split into pieces."""
+BLOCK = 256 * 1024
+"""Bytes of one read or write."""
+
+_READABLE = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+_HANDLE = re.compile(r"(session-[A-Za-z0-9_-]{1,64})/([0-9a-f]{16})", re.ASCII)
+
+
+def folder_of(session: str) -> str:
+    """The first half of a session's handles: readable if the session is a plain name, otherwise a hash of it."""
+    if _READABLE.fullmatch(session) and session != "session-":
+        return session if session.startswith("session-") else f"session-{session}"
+    import hashlib  # Here: few sessions need it.
+
+    return "session-" + hashlib.sha256(session.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def new_handle(session: str) -> str:
+    return f"{folder_of(session)}/{os.urandom(8).hex()}"
+
+
+def parse_handle(handle: str) -> tuple[str, str] | None:
+    """Folder and id of a handle. None for any other text: a model may send anything."""
+    match = _HANDLE.fullmatch(handle)
+    return (match[1], match[2]) if match else None
+
+
+def may_read(output: StoredOutput, *, session: str, owner: str | None) -> bool:
+    """A user may read its outputs from any session; without users, only the same session may.
+
+    Compares the sessions, not their folders: two sessions may share one.
+    """
+    return output.owner == owner and (owner is not None or output.session == session)
+
+
+def count_lines(newlines: int, last_character: str) -> int:
+    """A last line without a newline counts too."""
+    return newlines + (last_character not in ("", "\n"))
+
+
+def encode(text: str) -> bytes:
+    """UTF-8 of any text. Lone surrogates, which UTF-8 cannot encode, become escapes."""
+    return text.encode("utf-8", "backslashreplace")
+
+
+def decode_start(data: bytes) -> str:
+    """Decodes bytes that may end in the middle of a character, without that character."""
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(data)
+
+
+class LineSplitter:
+    """Splits blocks of bytes into lines, with no more than one line in memory."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = ""
+
+    def feed(self, block: bytes) -> list[str]:
+        """The lines that this block completes; an empty block means the end."""
+        lines = (self._rest + self._decoder.decode(block, final=not block)).split("\n")
+        self._rest = lines.pop()
+        if not block and self._rest:
+            lines.append(self._rest)
+            self._rest = ""
+        if max(map(len, lines), default=0) > LINE_LIMIT:
+            lines = [piece for line in lines for piece in _pieces(line)]
+        while len(self._rest) > LINE_LIMIT:
+            lines.append(self._rest[:LINE_LIMIT])
+            self._rest = self._rest[LINE_LIMIT:]
+        return lines
+
+
+def _pieces(line: str) -> Iterator[str]:
+    yield line[:LINE_LIMIT]
+    for start in range(LINE_LIMIT, len(line), LINE_LIMIT):
+        yield line[start : start + LINE_LIMIT]
+
+
+class MemoryOutputs(OutputStore):
+    """Stores outputs until they expire. Drops the oldest if all of them take more than `max_bytes`."""
+
+    def __init__(
+        self,
+        *,
+        ttl: float = 3600.0,
+        max_bytes: int = 64 * 1024 * 1024,
+        count_tokens: TokenCounter = estimate_tokens,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.ttl = ttl
+        self.max_bytes = max_bytes
+        self.count_tokens = count_tokens
+        self.clock = clock
+        self._outputs: dict[str, tuple[StoredOutput, bytes]] = {}
+        self._bytes = 0
+
+    async def create(self, *, session: str, owner: str | None, tool: str) -> OutputWriter:
+        return _MemoryWriter(self, session=session, owner=owner, tool=tool)
+
+    async def find(self, handle: str, *, session: str, owner: str | None) -> StoredOutput | None:
+        output = await self.inspect(handle)
+        return output if output is not None and may_read(output, session=session, owner=owner) else None
+
+    async def inspect(self, handle: str) -> StoredOutput | None:
+        entry = self._outputs.get(handle)
+        return entry[0] if entry is not None and entry[0].expires_at > self.clock() else None
+
+    async def lines(self, output: StoredOutput) -> AsyncIterator[list[str]]:
+        data = self._data(output)
+        splitter = LineSplitter()
+        for start in range(0, len(data) + BLOCK, BLOCK):  # One more than there are: the empty block means the end.
+            if lines := splitter.feed(data[start : start + BLOCK]):
+                yield lines
+
+    async def text(self, output: StoredOutput, *, limit: int) -> str:
+        return decode_start(self._data(output)[: max(0, limit)])
+
+    async def sessions(self) -> Sequence[str]:
+        now = self.clock()
+        return sorted({output.session for output, _ in self._outputs.values() if output.expires_at > now})
+
+    async def sweep(self) -> int:
+        now = self.clock()
+        expired = [handle for handle, (output, _) in self._outputs.items() if output.expires_at <= now]
+        for handle in expired:
+            self._drop(handle)
+        return len(expired)
+
+    def add(self, output: StoredOutput, data: bytes) -> None:
+        """For the writer: adds a finished output."""
+        self._outputs[output.handle] = (output, data)
+        self._bytes += len(data)
+        while self._bytes > self.max_bytes:
+            self._drop(next(iter(self._outputs)))
+
+    def _data(self, output: StoredOutput) -> bytes:
+        entry = self._outputs.get(output.handle)
+        if entry is None:
+            raise ToolspaceError(f"the output {output.handle!r} is gone: it expired, or newer ones needed the space")
+        return entry[1]
+
+    def _drop(self, handle: str) -> None:
+        self._bytes -= len(self._outputs.pop(handle)[1])
+
+
+class _MemoryWriter(OutputWriter):
+    def __init__(self, store: MemoryOutputs, *, session: str, owner: str | None, tool: str) -> None:
+        self._store = store
+        self._session = session
+        self._owner = owner
+        self._tool = tool
+        self._data = bytearray()
+        self._ended = False
+
+    async def write(self, piece: str) -> None:
+        self._check_open()
+        data = encode(piece)
+        if len(self._data) + len(data) > self._store.max_bytes:
+            await self.discard()
+            raise ToolspaceError(
+                f"the output of {self._tool!r} is larger than the {self._store.max_bytes} bytes that are stored in "
+                "memory; raise max_bytes or store outputs on disk"
+            )
+        self._data += data
+
+    async def commit(self, *, is_json: bool = False) -> StoredOutput:
+        self._check_open()
+        self._ended = True
+        store, data = self._store, bytes(self._data)
+        now = store.clock()
+        text = data.decode()
+        output = StoredOutput(
+            handle=new_handle(self._session),
+            session=self._session,
+            owner=self._owner,
+            tool=self._tool,
+            bytes=len(data),
+            lines=count_lines(text.count("\n"), text[-1:]),
+            tokens=store.count_tokens(text),
+            is_json=is_json,
+            created_at=now,
+            expires_at=now + store.ttl,
+        )
+        store.add(output, data)
+        self._data.clear()
+        return output
+
+    async def discard(self) -> None:
+        self._ended = True
+        self._data.clear()
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise ToolspaceError(f"the output of {self._tool!r} has ended; nothing can be added to it")

@@ -1,0 +1,267 @@
+"""SQL programs for workers: which tools each serves through which process, and which calls it has claimed.
+
+A worker is a holder in the table `presence`, with one topic for itself and one for each tool that it serves. The
+transaction that gives it a call reads those rows, so a worker that left or moved to another process gets none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from toolspace.core.ids import now_ms
+from toolspace.core.records import CallRecord
+from toolspace.storage.database import FOR_UPDATE, Program
+from toolspace.storage.queries import calls
+from toolspace.storage.queries.columns import placeholders
+
+# MERGED from presence: SQL programs for presence: the processes that share the database, and workers and subscribers c
+
+
+def record_heartbeat(node_id: str, *, started_at: int) -> Program[bool]:
+    """This process is alive. Whether it has to register anew: it is new, or others declared it dead."""
+    rows = yield "UPDATE nodes SET seen_at = ? WHERE id = ? RETURNING id", (now_ms(), node_id)
+    if rows:
+        return False
+    rows = yield (
+        # Two heartbeats may come at once; only one of them inserts the row.
+        "INSERT INTO nodes (id, started_at, seen_at) VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING RETURNING id",
+        (node_id, started_at, now_ms()),
+    )
+    return bool(rows)
+
+
+def list_heartbeats(*, except_node: str) -> Program[dict[str, int]]:
+    """The time of the last heartbeat of each other process, by its own clock."""
+    rows = yield "SELECT id, seen_at FROM nodes WHERE id <> ?", (except_node,)
+    return {row[0]: row[1] for row in rows}
+
+
+def list_dead_nodes(*, before: int, except_node: str) -> Program[list[str]]:
+    """The processes that sent no heartbeat since a time."""
+    rows = yield "SELECT id FROM nodes WHERE seen_at < ? AND id <> ?", (before, except_node)
+    return [row[0] for row in rows]
+
+
+def delete_node(node_id: str) -> Program[list[str]]:
+    """Deletes a process and everyone connected to it; returns their ids."""
+    yield "DELETE FROM nodes WHERE id = ?", (node_id,)
+    rows = yield "DELETE FROM presence WHERE node_id = ? RETURNING holder", (node_id,)
+    return sorted({row[0] for row in rows})
+
+
+def register_holder(holder: str, topics: Sequence[str], *, node_id: str) -> Program[None]:
+    """Someone is connected here, and serves these topics: `tool:NAME`, `space:ID`, `run:ID`."""
+    for topic in topics:
+        yield (
+            "INSERT INTO presence (topic, holder, node_id, left_at) VALUES (?, ?, ?, NULL) "
+            "ON CONFLICT (topic, holder) DO UPDATE SET node_id = excluded.node_id, left_at = NULL",
+            (topic, holder, node_id),
+        )
+
+
+def mark_left(holder: str, *, node_id: str) -> Program[bool]:
+    """The connection ended; the holder may come back. False if it is connected through another process."""
+    rows = yield (
+        "UPDATE presence SET left_at = ? WHERE holder = ? AND node_id = ? AND left_at IS NULL RETURNING holder",
+        (now_ms(), holder, node_id),
+    )
+    return bool(rows)
+
+
+def delete_departed(*, before: int) -> Program[list[str]]:
+    """Deletes the holders that left before a time and did not come back; returns their ids.
+
+    One statement: a holder that comes back in this moment is not among them.
+    """
+    rows = yield "DELETE FROM presence WHERE left_at < ? RETURNING holder", (before,)
+    return sorted({row[0] for row in rows})
+
+
+def is_any_served(topics: Sequence[str]) -> Program[bool]:
+    """Whether anyone serves one of these topics."""
+    if not topics:
+        return False
+    rows = yield f"SELECT 1 FROM presence WHERE topic IN ({placeholders(topics)}) LIMIT 1", tuple(topics)
+    return bool(rows)
+
+
+def list_topics() -> Program[list[tuple[str, str]]]:
+    """Every topic with each of its holders."""
+    rows = yield "SELECT topic, holder FROM presence ORDER BY topic, holder", ()
+    return [(row[0], row[1]) for row in rows]
+
+
+_WORKER, _TOOL = "worker:", "tool:"
+
+
+class WorkerCapacity(msgspec.Struct, frozen=True):
+    """A worker that can execute more calls."""
+
+    worker_id: str
+    tools: tuple[str, ...]
+    free_slots: int
+
+
+class CallAssignments(msgspec.Struct):
+    """Which calls each worker got."""
+
+    calls_by_worker: dict[str, list[CallRecord]]
+    disconnected_workers: list[str]
+    """Workers that are no longer connected through this process."""
+    has_more: bool
+    """Whether there may be more calls for workers with free slots."""
+
+
+class ClaimedCallState(msgspec.Struct, frozen=True):
+    """The status of a call, and the worker that has claimed it."""
+
+    call_id: str
+    status: str
+    worker_id: str | None
+
+
+def tool_topic(tool_name: str) -> str:
+    """The presence topic of those who serve a tool."""
+    return _TOOL + tool_name
+
+
+def register_worker(worker_id: str, tools: Sequence[str], *, node_id: str) -> Program[list[CallRecord]]:
+    """A worker is connected to this process and serves exactly these tools. Returns the calls that it has claimed."""
+    topics = sorted((_WORKER + worker_id, *map(tool_topic, tools)))  # Sorted, so that two writers cannot deadlock.
+    yield f"DELETE FROM presence WHERE holder = ? AND topic NOT IN ({placeholders(topics)})", (worker_id, *topics)
+    yield from register_holder(worker_id, topics, node_id=node_id)
+    return (yield from calls.list_claimed(worker_id))
+
+
+def assign_calls(workers: Sequence[WorkerCapacity], *, node_id: str) -> Program[CallAssignments]:
+    """Gives unclaimed calls to workers with free slots, in the order of `workers`.
+
+    None gets more than its share: other workers have free slots too, here and in other processes.
+    """
+    result = CallAssignments({}, [], False)
+    exhausted: set[str] = set()
+    for worker in workers:
+        if exhausted.issuperset(worker.tools):
+            continue
+        rows = yield (
+            # Locked: a worker that leaves in this moment waits, and its new calls are released with the others.
+            "SELECT topic FROM presence WHERE holder = ? AND node_id = ? AND left_at IS NULL "
+            f"ORDER BY topic {FOR_UPDATE}",
+            (worker.worker_id, node_id),
+        )
+        topics = {row[0] for row in rows}
+        if _WORKER + worker.worker_id not in topics:
+            result.disconnected_workers.append(worker.worker_id)
+            continue
+        tools = [tool for tool in worker.tools if tool_topic(tool) in topics and tool not in exhausted]
+        if not tools:
+            continue
+        slots = worker.free_slots
+        limit = 1 if slots == 1 else min(slots, (yield from _fair_share(tools, slots)))
+        claimed = yield from calls.claim(worker.worker_id, tools, limit=limit)
+        if claimed:
+            result.calls_by_worker[worker.worker_id] = claimed
+        if len(claimed) < limit:
+            exhausted.update(tools)
+        else:
+            result.has_more = True
+    return result
+
+
+def list_call_states(call_ids: Sequence[str]) -> Program[list[ClaimedCallState]]:
+    if not call_ids:
+        return []
+    rows = yield (
+        f"SELECT call_id, status, worker_id FROM calls WHERE call_id IN ({placeholders(call_ids)})",
+        tuple(call_ids),
+    )
+    return [ClaimedCallState(*row) for row in rows]
+
+
+def find_claimed_calls(worker_id: str, *, node_id: str) -> Program[list[CallRecord] | None]:
+    """The calls that a worker has claimed; None if it is no longer connected through this process."""
+    rows = yield (
+        "SELECT 1 FROM presence WHERE topic = ? AND holder = ? AND node_id = ? AND left_at IS NULL",
+        (_WORKER + worker_id, worker_id, node_id),
+    )
+    return (yield from calls.list_claimed(worker_id)) if rows else None
+
+
+def is_connected_elsewhere(worker_id: str, *, node_id: str) -> Program[bool]:
+    """Whether a worker is connected through another process now."""
+    rows = yield (
+        "SELECT 1 FROM presence WHERE topic = ? AND holder = ? AND node_id <> ? AND left_at IS NULL",
+        (_WORKER + worker_id, worker_id, node_id),
+    )
+    return bool(rows)
+
+
+def list_connected(*, node_id: str) -> Program[list[str]]:
+    """The ids of the workers that are connected through a process."""
+    rows = yield (
+        f"SELECT holder FROM presence WHERE topic LIKE '{_WORKER}%' AND node_id = ? AND left_at IS NULL",
+        (node_id,),
+    )
+    return [row[0] for row in rows]
+
+
+def retire(worker_id: str, finishing: Sequence[str]) -> Program[list[str] | None]:
+    """A worker takes no more calls and finishes those named; the others may be claimed again.
+
+    Returns the tools of the released calls; None if there is no such worker.
+    """
+    rows = yield "SELECT 1 FROM presence WHERE topic = ?", (_WORKER + worker_id,)
+    if not rows:
+        return None
+    # The worker's own row stays: it shows whether the worker dies before it has finished.
+    yield "DELETE FROM presence WHERE holder = ? AND topic <> ?", (worker_id, _WORKER + worker_id)
+    return (yield from calls.release_claims(worker_id, except_calls=finishing))
+
+
+def disconnect_workers_of_node(node_id: str) -> Program[None]:
+    """A process died: its workers have left, and may come back through another process."""
+    yield (
+        "UPDATE presence SET node_id = '', left_at = COALESCE(left_at, ?) WHERE node_id = ? AND holder IN "
+        f"(SELECT holder FROM presence WHERE topic LIKE '{_WORKER}%')",
+        (now_ms(), node_id),
+    )
+
+
+def release_departed(*, before: int) -> Program[set[str]]:
+    """Deletes holders that left before a time and did not come back. Returns the tools of the calls that they had."""
+    tools: set[str] = set()
+    for holder in (yield from delete_departed(before=before)):
+        tools.update((yield from calls.release_claims(holder)))
+    return tools
+
+
+def list_workers() -> Program[list[tuple[str, list[str], bool]]]:
+    """Every worker, the tools that it serves, and whether it is connected now."""
+    rows = yield f"SELECT holder, left_at FROM presence WHERE topic LIKE '{_WORKER}%' ORDER BY holder", ()
+    is_connected = {row[0]: row[1] is None for row in rows}
+    tools_of: dict[str, list[str]] = {worker_id: [] for worker_id in is_connected}
+    rows = yield f"SELECT holder, topic FROM presence WHERE topic LIKE '{_TOOL}%' ORDER BY topic", ()
+    for holder, topic in rows:
+        if holder in tools_of:
+            tools_of[holder].append(topic.removeprefix(_TOOL))
+    return [(worker_id, tools, is_connected[worker_id]) for worker_id, tools in tools_of.items()]
+
+
+def _fair_share(tools: Sequence[str], max_share: int) -> Program[int]:
+    """How many of the waiting calls of these tools one of their workers should get."""
+    marks = placeholders(tools)
+    rows = yield (
+        f"SELECT COUNT(DISTINCT holder) FROM presence WHERE topic IN ({marks}) AND left_at IS NULL",
+        tuple(map(tool_topic, tools)),
+    )
+    workers = max(1, rows[0][0])
+    if workers == 1:
+        return max_share
+    rows = yield (
+        f"SELECT COUNT(*) FROM (SELECT 1 FROM calls WHERE status IN {calls.OPEN} AND tool_name IN ({marks}) "
+        "AND worker_id IS NULL AND execution_type = 'external' LIMIT ?) AS waiting",
+        (*tools, max_share * workers),
+    )
+    return max(1, rows[0][0] // workers)
