@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, Generic, TypeVar
 
@@ -58,6 +59,13 @@ class JsonRequestBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel",
     """The body of a request. Unknown fields are refused, because they would have no effect."""
 
 
+class BodyWithMetadata(JsonRequestBody, frozen=True, kw_only=True):
+    metadata: Metadata = msgspec.field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        check_json_size("metadata", self.metadata, MAX_METADATA)
+
+
 class QueryParameters(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """The query of a request."""
 
@@ -95,10 +103,10 @@ def check_json_size(name: str, value: Any, limit: int) -> None:
         raise ValueError(f"`{name}` has {size} bytes of JSON; at most {limit} are accepted")
 
 
-def build_page(items: Sequence[T], limit: int, cursor: Callable[[T], str]) -> ResultPage[T]:
+def build_page(items: Sequence[T], limit: int, cursor: Callable[[T], str] = operator.attrgetter("id")) -> ResultPage[T]:
     """Builds a page from up to `limit + 1` items; the extra item shows that there is a next page.
 
-    `cursor` returns the cursor that continues after an item.
+    `cursor` returns the cursor that continues after an item: its id, unless it is given.
     """
     if len(items) <= limit:
         return ResultPage(items=items, next=None)

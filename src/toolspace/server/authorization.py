@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Callable
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
 
 import msgspec
 
@@ -19,6 +19,11 @@ from toolspace.server.responses import Problem, not_found
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.database import Program
 from toolspace.storage.queries import calls, entities_and_spaces, runs
+
+if TYPE_CHECKING:
+    from toolspace.server.requests import Request
+
+T = TypeVar("T")
 
 CONFIGURED_KEY_ID: Final = "key_configured"
 """The id of a key from the configuration, which has no database row."""
@@ -120,54 +125,36 @@ def is_admitted(access: Access, caller: Caller) -> bool:
     return isinstance(caller, _ADMITTED[access])
 
 
-async def get_visible_space(ledger: Ledger, caller: Caller, space_id: str) -> Space:
-    """Returns the space. Raises `Problem` 404, or 403 if the caller is not a member."""
-    space, is_visible = await ledger.read(_find_space, space_id, _entity_id(caller))
-    if space is None:
-        raise not_found("Space", space_id)
+class Resource(msgspec.Struct, Generic[T], frozen=True):
+    """A kind of resource that a path names: how to find it, and whether an entity may see it."""
+
+    noun: str
+    parameter: str
+    """The path parameter with its id."""
+    find: Callable[[str, str | None], Program[tuple[T | None, bool]]]
+    """Returns the resource, and whether the entity may see it; without an entity, everything is visible."""
+    refusal: str
+    """What a caller is told that may not see it."""
+
+
+def entity_id_of(caller: Caller) -> str | None:
+    """Returns the entity whose resources are visible; None if all are."""
+    if isinstance(caller, SecretKeyCaller):
+        return None
+    if isinstance(caller, EntityCaller):
+        return caller.entity_id
+    raise Problem(403, f"{caller.kind} credentials are not accepted; use a secret key, or a public key with a token")
+
+
+async def get_visible(request: Request, resource: Resource[T]) -> T:
+    """Returns the resource that the path names. Raises `Problem` 404, or 403 if the caller may not see it."""
+    id = request.params[resource.parameter]
+    record, is_visible = await request.ledger.read(resource.find, id, entity_id_of(request.caller))
+    if record is None:
+        raise not_found(resource.noun, id)
     if not is_visible:
-        raise Problem(403, f'You are not a member of space "{space_id}"')
-    return space
-
-
-async def get_visible_entity(ledger: Ledger, caller: Caller, entity_id: str) -> Entity:
-    """Returns the entity. Raises `Problem` 404, or 403 unless it is the caller or shares a space with the caller."""
-    entity, is_visible = await ledger.read(_find_entity, entity_id, _entity_id(caller))
-    if entity is None:
-        raise not_found("Entity", entity_id)
-    if not is_visible:
-        raise Problem(403, f'You share no space with entity "{entity_id}"')
-    return entity
-
-
-async def get_visible_agent(ledger: Ledger, caller: Caller, agent_id: str) -> Entity:
-    """Returns the agent. Raises `Problem` 404, or 403 if it shares no space with the caller."""
-    agent, is_visible = await ledger.read(_find_entity, agent_id, _entity_id(caller))
-    if agent is None or agent.type != "agent":
-        raise not_found("Agent", agent_id)
-    if not is_visible:
-        raise Problem(403, f'You share no space with agent "{agent_id}"')
-    return agent
-
-
-async def get_visible_run(ledger: Ledger, caller: Caller, run_id: str) -> RunRecord:
-    """Returns the run. Raises `Problem` 404, or 403 unless all spaces in which it was active are the caller's."""
-    run, is_visible = await ledger.read(_find_run, run_id, _entity_id(caller))
-    if run is None:
-        raise not_found("Run", run_id)
-    if not is_visible:
-        raise Problem(403, f'Run "{run_id}" is not in one of your spaces')
-    return run
-
-
-async def get_visible_call(ledger: Ledger, caller: Caller, call_id: str) -> CallRecord:
-    """Returns the call. Raises `Problem` 404, or 403 unless it is visible in a space of the caller."""
-    call, is_visible = await ledger.read(_find_call, call_id, _entity_id(caller))
-    if call is None:
-        raise not_found("Call", call_id)
-    if not is_visible:
-        raise Problem(403, f'Call "{call_id}" is not visible in one of your spaces')
-    return call
+        raise Problem(403, resource.refusal.format(id=id))
+    return record
 
 
 class MembershipCache:
@@ -211,15 +198,6 @@ class MembershipCache:
         return entry
 
 
-def _entity_id(caller: Caller) -> str | None:
-    """Returns the entity whose resources are visible; None if all are."""
-    if isinstance(caller, SecretKeyCaller):
-        return None
-    if isinstance(caller, EntityCaller):
-        return caller.entity_id
-    raise Problem(403, f"{caller.kind} credentials are not accepted; use a secret key, or a public key with a token")
-
-
 def _find_space(space_id: str, entity_id: str | None) -> Program[tuple[Space | None, bool]]:
     space = yield from entities_and_spaces.find_space(space_id)
     if space is None or entity_id is None:
@@ -232,6 +210,11 @@ def _find_entity(id: str, entity_id: str | None) -> Program[tuple[Entity | None,
     if entity is None or entity_id is None or id == entity_id:
         return entity, True
     return entity, (yield from entities_and_spaces.share_space(id, entity_id))
+
+
+def _find_agent(id: str, entity_id: str | None) -> Program[tuple[Entity | None, bool]]:
+    agent, is_visible = yield from _find_entity(id, entity_id)
+    return agent if agent is not None and agent.type == "agent" else None, is_visible
 
 
 def _find_run(run_id: str, entity_id: str | None) -> Program[tuple[RunRecord | None, bool]]:
@@ -256,3 +239,10 @@ def _find_call(call_id: str, entity_id: str | None) -> Program[tuple[CallRecord 
     if call.space_id is None or not call.visible:
         return call, False
     return call, (yield from entities_and_spaces.is_member(call.space_id, entity_id))
+
+
+SPACE: Final = Resource("Space", "spaceId", _find_space, 'You are not a member of space "{id}"')
+ENTITY: Final = Resource("Entity", "entityId", _find_entity, 'You share no space with entity "{id}"')
+AGENT: Final = Resource("Agent", "agentId", _find_agent, 'You share no space with agent "{id}"')
+RUN: Final = Resource("Run", "runId", _find_run, 'Run "{id}" is not in one of your spaces')
+CALL: Final = Resource("Call", "callId", _find_call, 'Call "{id}" is not visible in one of your spaces')

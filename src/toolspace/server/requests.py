@@ -111,6 +111,7 @@ def _too_large(limit: int) -> Problem:
 if TYPE_CHECKING:
     from toolspace.server.gateway import Gateway
     from toolspace.server.routing import Route
+    from toolspace.spaces.ledger import Ledger
 
 T = TypeVar("T")
 
@@ -158,6 +159,10 @@ class Request:
         self._headers: dict[bytes, bytes] | None = None
         self._max_body = max_body
         self._body: bytes | None = None
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.gateway.ledger
 
     @property
     def method(self) -> str:

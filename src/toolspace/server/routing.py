@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Handler = Callable[["Request"], Awaitable[Any]]
 """Returns a `Response`, a `StreamingResponse`, bytes of encoded JSON, or any other value to be encoded as JSON."""
+HandlerT = TypeVar("HandlerT", bound=Handler)
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +65,33 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """The route in messages and documents: `GET /api/spaces/{spaceId}`."""
         return f"{self.method} {self.path}"
+
+
+class RouteTable(list[Route]):
+    """The routes of one module. `add` decorates their handlers."""
+
+    def __init__(self, tag: str) -> None:
+        super().__init__()
+        self._tag = tag
+
+    def add(
+        self, method: str, path: str, summary: str, *, access: Access = Access.SECRET, **fields: Any
+    ) -> Callable[[HandlerT], HandlerT]:
+        """Adds a route with further `fields` of `Route`. Its response has the type that the handler returns.
+
+        A handler that returns a `Response` or bytes names the type of its content as `response`.
+        """
+
+        def decorate(handler: HandlerT) -> HandlerT:
+            content = get_type_hints(handler)["return"]
+            has_no_type = content is Response or "is_stream" in fields
+            defaults: dict[str, Any] = {"tag": self._tag, "response": None if has_no_type else content}
+            self.append(
+                Route(method=method, path=path, summary=summary, access=access, handler=handler, **(defaults | fields))
+            )
+            return handler
+
+        return decorate
 
 
 class RouteMatch(msgspec.Struct, frozen=True):
@@ -135,7 +163,7 @@ def _find_node(node: _Node, segments: Sequence[str], index: int, values: list[st
     return match
 
 
-# MERGED from app: The ASGI application of the HTTP API: finds the route, authenticates, runs the handler, sends the re
+# MERGED from app: The ASGI application of the HTTP API: finds the route, authenticates, runs the handler, sends the response.
 
 if TYPE_CHECKING:
     from toolspace.server.gateway import Gateway

@@ -419,7 +419,7 @@ def _stopping() -> Problem:
     return unavailable("The gateway is stopping; try again")
 
 
-# MERGED from call_stream: Streams one tool call: its progress and partial output as events, then its result. The tool 
+# MERGED from call_stream: Streams one tool call: its progress and partial output as events, then its result. The tool
 
 _CALL_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

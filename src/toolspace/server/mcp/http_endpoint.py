@@ -205,7 +205,7 @@ def _hash_caller(*ids: str | None) -> str:
     return hashlib.sha256(json_text.encode_bytes(list(ids))).hexdigest()
 
 
-# MERGED from gateway_mount: The MCP endpoint inside the gateway, with the gateway's keys and limits: each key has its 
+# MERGED from gateway_mount: The MCP endpoint inside the gateway, with the gateway's keys and limits: each key has its
 
 _RELEASE_SCOPE_KEY: Final = "toolspace.release"
 _RECHECK_SECONDS: Final = 3.0

@@ -25,7 +25,7 @@ from toolspace.server.mcp.progress import ProgressSubscriptions
 from toolspace.server.mcp.results_and_resources import StoredOutputs
 from toolspace.toolspace import Toolspace
 
-# MERGED from tool_definitions: Converts tools to MCP tool definitions, encodes each of them once, and returns them in 
+# MERGED from tool_definitions: Converts tools to MCP tool definitions, encodes each of them once, and returns them in
 
 PAGE_TOOLS = 1_000
 PAGE_BYTES = 900_000

@@ -1,4 +1,7 @@
-"""Routes of calls: list them, submit their results, cancel them. Calls are made in `tools`."""
+"""Routes of calls: list them, submit their results, cancel them, read their stored outputs.
+
+`tools_and_servers` has the routes that call tools.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from toolspace.core import json_text
 from toolspace.core.records import CallRecord, CallStatus, ExecutionTarget, ResultSource, Visibility
 from toolspace.errors import RefusedError
 from toolspace.server.api_types import Id, Limit, PageQuery, QueryParameters, ResponseBody, ResultPage
-from toolspace.server.authorization import Access, EntityCaller, get_visible_call, get_visible_run
+from toolspace.server.authorization import CALL, RUN, Access, entity_id_of, get_visible
 from toolspace.server.redaction import redact_calls, viewer_of
 from toolspace.server.requests import Request
 from toolspace.server.responses import Problem, Response
-from toolspace.server.routing import Route
+from toolspace.server.routing import RouteTable
 from toolspace.spaces.call_transactions import Submission
 from toolspace.storage.database import Program, read_page
 from toolspace.storage.queries import calls
@@ -25,6 +28,9 @@ _MAX_SEQ = 2**53
 _MAX_KEY_LENGTH = 255
 
 ToolName = Annotated[str, Meta(min_length=1, max_length=256)]
+
+routes = RouteTable("calls")
+output_routes = RouteTable("outputs")
 
 
 class CallResponse(CallRecord, frozen=True, kw_only=True):
@@ -115,10 +121,20 @@ class SpaceResultBody(ResultBody, kw_only=True, rename="camel", forbid_unknown_f
     """The id of the call."""
 
 
+@routes.add(
+    "GET",
+    "/api/calls",
+    "List calls, newest first",
+    access=Access.MEMBER,
+    description="With a token: the visible calls in the spaces of the entity. "
+    "Pending calls: `?status=waiting,pending`.",
+    query=CallListQuery,
+    response=ResultPage[CallResponse],
+)
 async def list_calls(request: Request) -> dict[str, Any]:
     query = request.query(CallListQuery)
-    caller = request.caller
     statuses = _parse_statuses(query.status)
+    member = entity_id_of(request.caller)
 
     def read(last: CallRecord | None, limit: int) -> Program[list[CallRecord]]:
         return calls.list_calls(
@@ -126,47 +142,84 @@ async def list_calls(request: Request) -> dict[str, Any]:
             run_id=query.run_id,
             agent_entity_id=query.agent_entity_id,
             space_id=query.space_id,
-            member=caller.entity_id if isinstance(caller, EntityCaller) else None,
+            member=member,
             tool_name=query.tool_name,
             before=query.cursor if last is None else last.call_id,
             limit=limit,
         )
 
-    records, has_more = await request.gateway.ledger.read(read_page, read, _size, query.limit)
+    records, has_more = await request.ledger.read(read_page, read, _size, query.limit)
     return {"items": [call.wire() for call in records], "next": records[-1].call_id if has_more else None}
 
 
+@routes.add("GET", "/api/calls/{callId}", "Get a call and its result", access=Access.MEMBER, response=CallResponse)
 async def get_call(request: Request) -> dict[str, Any]:
-    return (await get_visible_call(request.gateway.ledger, request.caller, request.params["callId"])).wire()
+    return (await get_visible(request, CALL)).wire()
 
 
+@routes.add(
+    "GET",
+    "/api/runs/{runId}/calls",
+    "List the calls of a run, in order",
+    access=Access.MEMBER,
+    tag="runs",
+    description="With a token: only the id and the tool name of calls that are not visible.",
+    query=RunCallListQuery,
+    response=ResultPage[RunCallResponse],
+)
 async def list_run_calls(request: Request) -> dict[str, Any]:
     query = request.query(RunCallListQuery)
-    run = await get_visible_run(request.gateway.ledger, request.caller, request.params["runId"])
+    run = await get_visible(request, RUN)
 
     def read(last: tuple[CallRecord, Visibility] | None, limit: int) -> Program[list[tuple[CallRecord, Visibility]]]:
         return calls.list_of_run(run.id, after=query.cursor if last is None else last[0].seq, limit=limit)
 
-    records, has_more = await request.gateway.ledger.read(read_page, read, lambda item: _size(item[0]), query.limit)
+    records, has_more = await request.ledger.read(read_page, read, lambda item: _size(item[0]), query.limit)
     next_cursor = str(records[-1][0].seq) if has_more else None
     return {"items": redact_calls(records, viewer_of(request.caller)), "next": next_cursor}
 
 
+_SUBMISSION: dict[str, Any] = {
+    "access": Access.MEMBER,
+    "response": CallResponse,
+    "error_statuses": (403, 404, 409),
+    "headers": {"Idempotency-Key": "A submission with the same key gets the first response again."},
+}
+
+
+@routes.add(
+    "POST",
+    "/api/runs/{runId}/tool-results",
+    "Submit the result of a call of a run",
+    tag="runs",
+    body=RunResultBody,
+    **_SUBMISSION,
+)
 async def submit_run_result(request: Request) -> bytes:
     body = await request.json(RunResultBody)
     return await _submit(request, body.call_id, body, run_id=request.params["runId"])
 
 
+@routes.add(
+    "POST",
+    "/api/spaces/{spaceId}/tool-results",
+    "Submit the result of a call that is visible in a space",
+    tag="spaces",
+    body=SpaceResultBody,
+    **_SUBMISSION,
+)
 async def submit_space_result(request: Request) -> bytes:
     body = await request.json(SpaceResultBody)
     return await _submit(request, body.tool_call_id, body, run_id=body.run_id, space_id=request.params["spaceId"])
 
 
+@routes.add("POST", "/api/calls/{callId}/result", "Submit the result of a call", body=ResultBody, **_SUBMISSION)
 async def submit_call_result(request: Request) -> bytes:
     body = await request.json(ResultBody)
     return await _submit(request, request.params["callId"], body)
 
 
+@routes.add("POST", "/api/calls/{callId}/cancel", "Cancel a call", error_statuses=(404, 409))
 async def cancel_call(request: Request) -> dict[str, Any]:
     gateway = request.gateway
     call_id = request.params["callId"]
@@ -183,7 +236,7 @@ async def _submit(
     request: Request, call_id: str, body: ResultBody, *, run_id: str | None = None, space_id: str | None = None
 ) -> bytes:
     caller = request.caller
-    entity_id = caller.entity_id if isinstance(caller, EntityCaller) else None
+    entity_id = entity_id_of(caller)
     key = request.header("idempotency-key")
     if key is not None:
         if not 0 < len(key) <= _MAX_KEY_LENGTH:
@@ -216,92 +269,7 @@ def _parse_statuses(text: str | None) -> list[str]:
     return statuses
 
 
-_SUBMIT_ERRORS = (403, 404, 409)
-_SUBMIT_HEADERS = {"Idempotency-Key": "A submission with the same key gets the first response again."}
-
-ROUTES = [
-    Route(
-        method="GET",
-        path="/api/calls",
-        handler=list_calls,
-        access=Access.MEMBER,
-        tag="calls",
-        summary="List calls, newest first",
-        description="With a token: the visible calls in the spaces of the entity. "
-        "Pending calls: `?status=waiting,pending`.",
-        query=CallListQuery,
-        response=ResultPage[CallResponse],
-    ),
-    Route(
-        method="GET",
-        path="/api/calls/{callId}",
-        handler=get_call,
-        access=Access.MEMBER,
-        tag="calls",
-        summary="Get a call and its result",
-        response=CallResponse,
-    ),
-    Route(
-        method="GET",
-        path="/api/runs/{runId}/calls",
-        handler=list_run_calls,
-        access=Access.MEMBER,
-        tag="runs",
-        summary="List the calls of a run, in order",
-        description="With a token: only the id and the tool name of calls that are not visible.",
-        query=RunCallListQuery,
-        response=ResultPage[RunCallResponse],
-    ),
-    Route(
-        method="POST",
-        path="/api/runs/{runId}/tool-results",
-        handler=submit_run_result,
-        access=Access.MEMBER,
-        tag="runs",
-        summary="Submit the result of a call of a run",
-        body=RunResultBody,
-        response=CallResponse,
-        error_statuses=_SUBMIT_ERRORS,
-        headers=_SUBMIT_HEADERS,
-    ),
-    Route(
-        method="POST",
-        path="/api/spaces/{spaceId}/tool-results",
-        handler=submit_space_result,
-        access=Access.MEMBER,
-        tag="spaces",
-        summary="Submit the result of a call that is visible in a space",
-        body=SpaceResultBody,
-        response=CallResponse,
-        error_statuses=_SUBMIT_ERRORS,
-        headers=_SUBMIT_HEADERS,
-    ),
-    Route(
-        method="POST",
-        path="/api/calls/{callId}/result",
-        handler=submit_call_result,
-        access=Access.MEMBER,
-        tag="calls",
-        summary="Submit the result of a call",
-        body=ResultBody,
-        response=CallResponse,
-        error_statuses=_SUBMIT_ERRORS,
-        headers=_SUBMIT_HEADERS,
-    ),
-    Route(
-        method="POST",
-        path="/api/calls/{callId}/cancel",
-        handler=cancel_call,
-        access=Access.SECRET,
-        tag="calls",
-        summary="Cancel a call",
-        response=dict[str, Any],
-        error_statuses=(404, 409),
-    ),
-]
-
-
-# MERGED from outputs: Routes of stored outputs: results that were too large for a model, as whole texts, for operators.
+# Stored outputs
 
 MAX_BYTES = 16 * 1024 * 1024
 """Limit of one response. The text is read at once, so that a slow client keeps no file open."""
@@ -312,6 +280,15 @@ class OutputQuery(QueryParameters, frozen=True, kw_only=True):
     """Maximum number of bytes; the rest is cut off."""
 
 
+@output_routes.add(
+    "GET",
+    "/api/outputs/{session}/{outputId}",
+    "Get a stored output",
+    description="The path is the handle in the tool's result. `x-output-bytes` is the size of the whole output.",
+    parameter_descriptions={"session": "The part of the handle before the slash."},
+    query=OutputQuery,
+    media_type="text/plain",
+)
 async def get_output(request: Request) -> Response:
     query = request.query(OutputQuery)
     handle = f"{request.params['session']}/{request.params['outputId']}"
@@ -327,19 +304,3 @@ async def get_output(request: Request) -> Response:
     )
     # Always text/plain: a browser must not run a tool's result as a page or script of this server.
     return Response(text, media_type="text/plain; charset=utf-8", headers=headers)
-
-
-OUTPUT_ROUTES = [
-    Route(
-        method="GET",
-        path="/api/outputs/{session}/{outputId}",
-        handler=get_output,
-        access=Access.SECRET,
-        tag="outputs",
-        summary="Get a stored output",
-        description="The path is the handle in the tool's result. `x-output-bytes` is the size of the whole output.",
-        parameter_descriptions={"session": "The part of the handle before the slash."},
-        query=OutputQuery,
-        media_type="text/plain",
-    ),
-]

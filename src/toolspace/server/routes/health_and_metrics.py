@@ -15,7 +15,7 @@ from toolspace.server.authorization import Access
 from toolspace.server.metrics import CONTENT_TYPE, render_metrics
 from toolspace.server.requests import Request
 from toolspace.server.responses import Problem, Response
-from toolspace.server.routing import Route
+from toolspace.server.routing import RouteTable
 from toolspace.storage.queries import runs
 
 _log = logging.getLogger("toolspace.server")
@@ -30,6 +30,8 @@ _CACHE_SECONDS = 0.5
 """How long a check is cached: anyone may ask, as often as they like."""
 _COUNT_SECONDS = 5.0
 """How long the database may take to count open work."""
+
+routes = RouteTable("operations")
 
 
 class Readiness:
@@ -98,16 +100,26 @@ class Ready(msgspec.Struct, frozen=True):
     """Always `ready`."""
 
 
+@routes.add("GET", "/health", "Check that the process is alive", access=Access.OPEN)
 async def get_health(_: Request) -> Health:
     return Health()
 
 
+@routes.add(
+    "GET",
+    "/ready",
+    "Check that the process can serve requests",
+    access=Access.OPEN,
+    description="503 with `reasons` while it starts or stops, and while the database is unavailable.",
+    error_statuses=(503,),
+)
 async def get_ready(request: Request) -> Ready:
     if reasons := await request.gateway.readiness.list_reasons():
         raise Problem(503, f"Not ready: {'; '.join(reasons)}", headers=((b"retry-after", b"1"),), reasons=reasons)
     return Ready()
 
 
+@routes.add("GET", "/metrics", "Get metrics in the Prometheus format", media_type="text/plain")
 async def get_metrics(request: Request) -> Response:
     gateway = request.gateway
     counts: runs.OpenWorkCounts | None
@@ -118,36 +130,3 @@ async def get_metrics(request: Request) -> Response:
         counts = None  # The other metrics are useful without the database.
     text = render_metrics(gateway.metrics, gateway.toolspace, gateway.count_live(), counts)
     return Response(text, media_type=CONTENT_TYPE)
-
-
-ROUTES = [
-    Route(
-        method="GET",
-        path="/health",
-        handler=get_health,
-        access=Access.OPEN,
-        tag="operations",
-        summary="Check that the process is alive",
-        response=Health,
-    ),
-    Route(
-        method="GET",
-        path="/ready",
-        handler=get_ready,
-        access=Access.OPEN,
-        tag="operations",
-        summary="Check that the process can serve requests",
-        description="503 with `reasons` while it starts or stops, and while the database is unavailable.",
-        response=Ready,
-        error_statuses=(503,),
-    ),
-    Route(
-        method="GET",
-        path="/metrics",
-        handler=get_metrics,
-        access=Access.SECRET,
-        tag="operations",
-        summary="Get metrics in the Prometheus format",
-        media_type="text/plain",
-    ),
-]

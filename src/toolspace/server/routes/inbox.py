@@ -21,12 +21,11 @@ from toolspace.server.api_types import (
     ResultPage,
     check_json_size,
 )
-from toolspace.server.authorization import Access
 from toolspace.server.idempotency import run_once
 from toolspace.server.requests import Request
 from toolspace.server.responses import Response
 from toolspace.server.routes.agents import get_agent_id
-from toolspace.server.routing import Route
+from toolspace.server.routing import RouteTable
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program
 from toolspace.storage.queries import inbox
@@ -40,6 +39,8 @@ _MAX_LEASE_SECONDS = 3600
 
 Wait = Annotated[float, Meta(ge=0, le=MAX_WAIT, description="Seconds to wait if there is no event.")]
 EventIds = Annotated[list[Id], Meta(min_length=1, max_length=_MAX_EVENTS)]
+
+routes = RouteTable("inbox")
 
 
 class InboxListQuery(QueryParameters, frozen=True, kw_only=True):
@@ -128,6 +129,12 @@ class ReleaseResponse(ResponseBody, frozen=True, kw_only=True):
     """Events that the claim does not hold. They are unchanged."""
 
 
+@routes.add(
+    "GET",
+    "/api/agents/{agentId}/inbox",
+    "List the inbox events of an agent, in the order in which they are handled",
+    query=InboxListQuery,
+)
 async def list_inbox(request: Request) -> ResultPage[InboxEvent]:
     query = request.query(InboxListQuery)
     agent_id = await get_agent_id(request)
@@ -139,6 +146,15 @@ async def list_inbox(request: Request) -> ResultPage[InboxEvent]:
     return ResultPage(items=await _poll(request, agent_id, query.wait, read), next=None)
 
 
+@routes.add(
+    "POST",
+    "/api/agents/{agentId}/inbox",
+    "Push an event from a service to an agent",
+    body=NewInboxEvent,
+    response=PushResponse,
+    status=201,
+    accepts_idempotency_key=True,
+)
 async def push_event(request: Request) -> Response:
     body = await request.json(NewInboxEvent)
     agent_id = await get_agent_id(request)
@@ -153,6 +169,13 @@ async def push_event(request: Request) -> Response:
     return await run_once(request, push)
 
 
+@routes.add(
+    "POST",
+    "/api/agents/{agentId}/inbox/claim",
+    "Claim the next inbox events",
+    description="The claim holds the events until its lease ends; then others can claim them.",
+    body=ClaimBody,
+)
 async def claim_events(request: Request) -> ClaimResponse:
     body = await request.json(ClaimBody)
     agent_id = await get_agent_id(request)
@@ -162,7 +185,7 @@ async def claim_events(request: Request) -> ClaimResponse:
     async def claim() -> list[InboxEvent]:
         nonlocal lease_until
         lease_until = now_ms() + lease_ms
-        return await request.gateway.ledger.write(
+        return await request.ledger.write(
             inbox.claim, agent_id, claim_id, count=body.count, lease_ms=lease_ms, types=body.types or ()
         )
 
@@ -170,23 +193,32 @@ async def claim_events(request: Request) -> ClaimResponse:
     return ClaimResponse(claim=claim_id, lease_until=lease_until, items=events)
 
 
+@routes.add("POST", "/api/agents/{agentId}/inbox/done", "Acknowledge claimed inbox events", body=AcknowledgeBody)
 async def acknowledge_events(request: Request) -> AcknowledgeResponse:
     body = await request.json(AcknowledgeBody)
     agent_id = await get_agent_id(request)
-    acknowledged = await request.gateway.ledger.write(inbox.acknowledge, agent_id, body.claim, body.event_ids)
+    acknowledged = await request.ledger.write(inbox.acknowledge, agent_id, body.claim, body.event_ids)
     return AcknowledgeResponse(done=acknowledged, not_held=_remaining(body.event_ids, acknowledged))
 
 
+@routes.add(
+    "POST",
+    "/api/agents/{agentId}/inbox/return",
+    "Release claimed inbox events",
+    description="They become pending again after a delay that grows with each attempt, or fail after the last.",
+    body=ReleaseBody,
+)
 async def release_events(request: Request) -> ReleaseResponse:
     body = await request.json(ReleaseBody)
     agent_id = await get_agent_id(request)
-    events = await request.gateway.ledger.commit(_release, agent_id, body)
+    events = await request.ledger.commit(_release, agent_id, body)
     return ReleaseResponse(items=events, not_held=_remaining(body.event_ids, [event.event_id for event in events]))
 
 
+@routes.add("POST", "/api/agents/{agentId}/inbox/{eventId}/retry", "Retry a failed inbox event", error_statuses=(409,))
 async def retry_event(request: Request) -> InboxEvent:
     agent_id = await get_agent_id(request)
-    return await request.gateway.ledger.commit(_retry, agent_id, request.params["eventId"])
+    return await request.ledger.commit(_retry, agent_id, request.params["eventId"])
 
 
 async def _poll(request: Request, agent_id: str, seconds: float, read: Callable[[], Awaitable[list[T]]]) -> list[T]:
@@ -239,71 +271,3 @@ def _retry(effects: Effects, agent_id: str, event_id: str) -> Program[InboxEvent
         raise RefusedError("conflict", f'Inbox event "{event_id}" is {event.status}; only failed events can be retried')
     effects.notify_inbox(agent_id)
     return event
-
-
-ROUTES = [
-    Route(
-        method="GET",
-        path="/api/agents/{agentId}/inbox",
-        handler=list_inbox,
-        access=Access.SECRET,
-        tag="inbox",
-        summary="List the inbox events of an agent, in the order in which they are handled",
-        query=InboxListQuery,
-        response=ResultPage[InboxEvent],
-    ),
-    Route(
-        method="POST",
-        path="/api/agents/{agentId}/inbox",
-        handler=push_event,
-        access=Access.SECRET,
-        tag="inbox",
-        summary="Push an event from a service to an agent",
-        body=NewInboxEvent,
-        response=PushResponse,
-        status=201,
-        accepts_idempotency_key=True,
-    ),
-    Route(
-        method="POST",
-        path="/api/agents/{agentId}/inbox/claim",
-        handler=claim_events,
-        access=Access.SECRET,
-        tag="inbox",
-        summary="Claim the next inbox events",
-        description="The claim holds the events until its lease ends; then others can claim them.",
-        body=ClaimBody,
-        response=ClaimResponse,
-    ),
-    Route(
-        method="POST",
-        path="/api/agents/{agentId}/inbox/done",
-        handler=acknowledge_events,
-        access=Access.SECRET,
-        tag="inbox",
-        summary="Acknowledge claimed inbox events",
-        body=AcknowledgeBody,
-        response=AcknowledgeResponse,
-    ),
-    Route(
-        method="POST",
-        path="/api/agents/{agentId}/inbox/return",
-        handler=release_events,
-        access=Access.SECRET,
-        tag="inbox",
-        summary="Release claimed inbox events",
-        description="They become pending again after a delay that grows with each attempt, or fail after the last.",
-        body=ReleaseBody,
-        response=ReleaseResponse,
-    ),
-    Route(
-        method="POST",
-        path="/api/agents/{agentId}/inbox/{eventId}/retry",
-        handler=retry_event,
-        access=Access.SECRET,
-        tag="inbox",
-        summary="Retry a failed inbox event",
-        response=InboxEvent,
-        error_statuses=(409,),
-    ),
-]

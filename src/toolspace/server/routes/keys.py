@@ -22,7 +22,7 @@ from toolspace.server.api_types import (
 from toolspace.server.authorization import Access, EntityCaller, SecretKeyCaller, ToolKeyCaller
 from toolspace.server.requests import Request
 from toolspace.server.responses import NO_CONTENT, Problem, Response, not_found
-from toolspace.server.routing import Route
+from toolspace.server.routing import RouteTable
 from toolspace.server.tokens import MAX_TOKEN_SECONDS
 from toolspace.storage.queries import entities_and_spaces
 from toolspace.storage.queries import keys as rows
@@ -39,6 +39,8 @@ Pattern = Annotated[
     ),
 ]
 Patterns = Annotated[tuple[Pattern, ...], Meta(max_length=500)]
+
+routes = RouteTable("access")
 
 
 class NewKeyBody(JsonRequestBody, frozen=True, kw_only=True):
@@ -124,12 +126,22 @@ class CallerResponse(ResponseBody, frozen=True, kw_only=True):
     """The agent on whose behalf a tool key calls tools."""
 
 
+@routes.add("GET", "/api/keys", "List keys, including revoked ones", query=PageQuery)
 async def list_keys(request: Request) -> ResultPage[KeyShape]:
     query = request.query(PageQuery)
-    records = await request.gateway.ledger.read(rows.list_keys, after=query.cursor or "", limit=query.limit + 1)
-    return build_page([_to_response(record) for record in records], query.limit, lambda key: key.id)
+    records = await request.ledger.read(rows.list_keys, after=query.cursor or "", limit=query.limit + 1)
+    return build_page([_to_response(record) for record in records], query.limit)
 
 
+@routes.add(
+    "POST",
+    "/api/keys",
+    "Create a key",
+    description="Only this response has the key itself. A repeated request creates another key.",
+    body=NewKeyBody,
+    response=KeyShape,
+    status=201,
+)
 async def create_key(request: Request) -> Response:
     body = await request.json(NewKeyBody)
     scope = KeyScope(
@@ -142,13 +154,21 @@ async def create_key(request: Request) -> Response:
             400, f"toolsAllowed, toolsDenied and agentEntityId are only for tool keys, not for a {body.kind} key"
         )
     if body.agent_entity_id is not None:
-        agent = await request.gateway.ledger.read(entities_and_spaces.find_entity, body.agent_entity_id)
+        agent = await request.ledger.read(entities_and_spaces.find_entity, body.agent_entity_id)
         if agent is None or agent.type != "agent":
             raise Problem(400, f'Agent "{body.agent_entity_id}" not found', path="$.agentEntityId")
     record, key = await api_keys.create_key(request.gateway.ledger, body.kind, body.name, scope)
     return Response(_to_response(record, key=key), status=201)
 
 
+@routes.add(
+    "DELETE",
+    "/api/keys/{keyId}",
+    "Revoke a key",
+    description="It stops working within seconds. The last secret key cannot be revoked.",
+    status=204,
+    error_statuses=(409,),
+)
 async def revoke_key(request: Request) -> Response:
     gateway = request.gateway
     key_id = request.params["keyId"]
@@ -163,6 +183,16 @@ async def revoke_key(request: Request) -> Response:
     return NO_CONTENT
 
 
+@routes.add(
+    "POST",
+    "/api/entities/{entityId}/token",
+    "Create a token of an entity",
+    description="For backends without their own token issuer. The entity sends it together with a public key.",
+    body=TokenBody,
+    response=TokenShape,
+    status=201,
+    error_statuses=(409,),
+)
 async def create_token(request: Request) -> Response:
     gateway = request.gateway
     entity_id = request.params["entityId"]
@@ -176,10 +206,11 @@ async def create_token(request: Request) -> Response:
     return Response(TokenShape(token=token, entity_id=entity_id, expires_at=expires_at), status=201)
 
 
+@routes.add("GET", "/api/me", "Get the caller's identity", access=Access.ANY)
 async def get_me(request: Request) -> CallerResponse:
     caller = request.caller
     if isinstance(caller, EntityCaller):
-        entity = await request.gateway.ledger.read(entities_and_spaces.find_entity, caller.entity_id)
+        entity = await request.ledger.read(entities_and_spaces.find_entity, caller.entity_id)
         return CallerResponse(kind="public", key_id=caller.key_id, entity=entity, expires_at=caller.expires_at)
     if isinstance(caller, ToolKeyCaller):
         return CallerResponse(
@@ -209,62 +240,3 @@ def _to_response(record: KeyRecord, *, key: str | UnsetType = UNSET) -> KeyShape
         failed=record.failed,
         key=key,
     )
-
-
-ROUTES = [
-    Route(
-        method="GET",
-        path="/api/me",
-        handler=get_me,
-        access=Access.ANY,
-        tag="access",
-        summary="Get the caller's identity",
-        response=CallerResponse,
-    ),
-    Route(
-        method="GET",
-        path="/api/keys",
-        handler=list_keys,
-        access=Access.SECRET,
-        tag="access",
-        summary="List keys, including revoked ones",
-        query=PageQuery,
-        response=ResultPage[KeyShape],
-    ),
-    Route(
-        method="POST",
-        path="/api/keys",
-        handler=create_key,
-        access=Access.SECRET,
-        tag="access",
-        summary="Create a key",
-        description="Only this response has the key itself. A repeated request creates another key.",
-        body=NewKeyBody,
-        response=KeyShape,
-        status=201,
-    ),
-    Route(
-        method="DELETE",
-        path="/api/keys/{keyId}",
-        handler=revoke_key,
-        access=Access.SECRET,
-        tag="access",
-        summary="Revoke a key",
-        description="It stops working within seconds. The last secret key cannot be revoked.",
-        status=204,
-        error_statuses=(409,),
-    ),
-    Route(
-        method="POST",
-        path="/api/entities/{entityId}/token",
-        handler=create_token,
-        access=Access.SECRET,
-        tag="access",
-        summary="Create a token of an entity",
-        description="For backends without their own token issuer. The entity sends it together with a public key.",
-        body=TokenBody,
-        response=TokenShape,
-        status=201,
-        error_statuses=(409,),
-    ),
-]

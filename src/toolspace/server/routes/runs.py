@@ -1,4 +1,4 @@
-"""Routes of runs. Calls of tools in a run are in `tools`, their results in `calls`."""
+"""Routes of runs. Calls of tools in a run are in `tools_and_servers`, their results in `calls`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from toolspace.server.api_types import (
     build_page,
     check_json_size,
 )
-from toolspace.server.authorization import Access, get_visible_run
+from toolspace.server.authorization import RUN, Access, get_visible
 from toolspace.server.idempotency import run_once
 from toolspace.server.redaction import redact_run, viewer_of
 from toolspace.server.requests import Request
 from toolspace.server.responses import Response
-from toolspace.server.routing import Route
+from toolspace.server.routing import RouteTable
 from toolspace.spaces import runs
-from toolspace.storage.queries import runs as run_rows
+from toolspace.storage.queries import runs as run_queries
 
 _MAX_ERROR = 10_000
+
+routes = RouteTable("runs")
 
 
 class NewRun(JsonRequestBody, frozen=True, kw_only=True):
@@ -96,6 +98,18 @@ class RunShape(ResponseBody, frozen=True, kw_only=True):
     """Why the run failed."""
 
 
+@routes.add(
+    "POST",
+    "/api/runs",
+    "Open a run of an agent",
+    description="For programs with their own model loop, which call tools in the run and then close it. "
+    "If the agent already has a run with this id, that run is returned.",
+    body=NewRun,
+    response=RunRecord,
+    status=201,
+    accepts_idempotency_key=True,
+    error_statuses=(404,),
+)
 async def create_run(request: Request) -> Response:
     body = await request.json(NewRun)
     return await run_once(
@@ -106,92 +120,49 @@ async def create_run(request: Request) -> Response:
     )
 
 
+@routes.add("GET", "/api/runs", "List runs, newest first", query=RunListQuery)
 async def list_runs(request: Request) -> ResultPage[RunRecord]:
     query = request.query(RunListQuery)
-    records = await request.gateway.ledger.read(
-        run_rows.list_runs,
+    records = await request.ledger.read(
+        run_queries.list_runs,
         agent_entity_id=query.agent_entity_id,
         space_id=query.space_id,
         status=query.status,
         before=query.cursor,
         limit=query.limit + 1,
     )
-    return build_page(records, query.limit, lambda run: run.id)
+    return build_page(records, query.limit)
 
 
+@routes.add(
+    "GET",
+    "/api/runs/{runId}",
+    "Get a run",
+    access=Access.MEMBER,
+    description="With a token: a run in a space of the entity, without trigger, usage and error.",
+    response=RunShape,
+)
 async def get_run(request: Request) -> dict[str, Any]:
-    run = await get_visible_run(request.gateway.ledger, request.caller, request.params["runId"])
+    run = await get_visible(request, RUN)
     return redact_run(run, viewer_of(request.caller))
 
 
+@routes.add(
+    "POST",
+    "/api/runs/{runId}/close",
+    "Close a run",
+    description="Pending calls stay open; their results go to the agent's inbox.",
+    body=RunEnd,
+    error_statuses=(409,),
+)
 async def close_run(request: Request) -> RunRecord:
     body = await request.json(RunEnd)
     run_id = request.params["runId"]
-    run = await request.gateway.ledger.commit(runs.close_run, run_id, body.status, error=body.error, usage=body.usage)
+    run = await request.ledger.commit(runs.close_run, run_id, body.status, error=body.error, usage=body.usage)
     request.gateway.open_runs.remove(run_id)
     return run
 
 
+@routes.add("POST", "/api/runs/{runId}/cancel", "Cancel a run and its calls", error_statuses=(409,))
 async def cancel_run(request: Request) -> RunRecord:
-    return await request.gateway.ledger.commit(runs.cancel_run, request.params["runId"])
-
-
-ROUTES = [
-    Route(
-        method="POST",
-        path="/api/runs",
-        handler=create_run,
-        access=Access.SECRET,
-        tag="runs",
-        summary="Open a run of an agent",
-        description="For programs with their own model loop, which call tools in the run and then close it. "
-        "If the agent already has a run with this id, that run is returned.",
-        body=NewRun,
-        response=RunRecord,
-        status=201,
-        accepts_idempotency_key=True,
-        error_statuses=(404,),
-    ),
-    Route(
-        method="GET",
-        path="/api/runs",
-        handler=list_runs,
-        access=Access.SECRET,
-        tag="runs",
-        summary="List runs, newest first",
-        query=RunListQuery,
-        response=ResultPage[RunRecord],
-    ),
-    Route(
-        method="GET",
-        path="/api/runs/{runId}",
-        handler=get_run,
-        access=Access.MEMBER,
-        tag="runs",
-        summary="Get a run",
-        description="With a token: a run in a space of the entity, without trigger, usage and error.",
-        response=RunShape,
-    ),
-    Route(
-        method="POST",
-        path="/api/runs/{runId}/close",
-        handler=close_run,
-        access=Access.SECRET,
-        tag="runs",
-        summary="Close a run",
-        description="Pending calls stay open; their results go to the agent's inbox.",
-        body=RunEnd,
-        response=RunRecord,
-        error_statuses=(409,),
-    ),
-    Route(
-        method="POST",
-        path="/api/runs/{runId}/cancel",
-        handler=cancel_run,
-        access=Access.SECRET,
-        tag="runs",
-        summary="Cancel a run and its calls",
-        response=RunRecord,
-        error_statuses=(409,),
-    ),
-]
+    return await request.ledger.commit(runs.cancel_run, request.params["runId"])

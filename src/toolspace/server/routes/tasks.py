@@ -20,21 +20,20 @@ from toolspace.server.api_types import (
     build_page,
     full_match_pattern,
 )
-from toolspace.server.authorization import Access
 from toolspace.server.requests import Request
 from toolspace.server.routes.agents import get_agent_id
-from toolspace.server.routing import Route
+from toolspace.server.routing import RouteTable
 from toolspace.storage.database import Program
 from toolspace.storage.queries import sessions
-from toolspace.storage.queries import tasks as rows
+from toolspace.storage.queries import tasks as task_queries
 from toolspace.storage.queries.sessions import HistoryTurn, SessionRecord
 
 _AGENT = "/api/agents/{agentId}"
-_TASKS = f"{_AGENT}/tasks"
-_TASK = _TASKS + "/{taskId}"
-_TAG = "tasks"
+_TASK = f"{_AGENT}/tasks/{{taskId}}"
 _MAX_TASK_TURNS = 1_000
 """Turns of a task that are returned; only an agent with hundreds of allowed steps has more."""
+
+routes = RouteTable("tasks")
 
 
 class TaskListQuery(PageQuery, frozen=True, kw_only=True):
@@ -55,12 +54,13 @@ class HistoryQuery(QueryParameters, frozen=True, kw_only=True):
     """Where to continue: `next` of the previous page."""
 
 
+@routes.add("GET", f"{_AGENT}/tasks", "List the background tasks of an agent, newest first", query=TaskListQuery)
 async def list_tasks(request: Request) -> ResultPage[TaskRecord]:
     query = request.query(TaskListQuery)
     agent_id = await get_agent_id(request)
     since, until = tasks.day_range(query.date) if query.date is not None else (None, None)
-    records = await request.gateway.ledger.read(
-        rows.list_tasks,
+    records = await request.ledger.read(
+        task_queries.list_tasks,
         agent_id,
         since=since,
         until=until,
@@ -68,25 +68,40 @@ async def list_tasks(request: Request) -> ResultPage[TaskRecord]:
         before=query.cursor,
         limit=query.limit + 1,
     )
-    return build_page(records, query.limit, lambda task: task.id)
+    return build_page(records, query.limit)
 
 
+@routes.add("GET", _TASK, "Get a background task with its conversation")
 async def get_task(request: Request) -> TaskWithMessages:
     agent_id = await get_agent_id(request)
-    task, turns = await request.gateway.ledger.read(_read_task, agent_id, request.params["taskId"])
+    task, turns = await request.ledger.read(_read_task, agent_id, request.params["taskId"])
     return TaskWithMessages(**msgspec.structs.asdict(task), messages=to_turn_records(turns))
 
 
+@routes.add(
+    "POST",
+    f"{_TASK}/cancel",
+    "Cancel a background task",
+    description="The agent is notified. A task that has ended is not changed: 409.",
+    error_statuses=(409,),
+)
 async def cancel_task(request: Request) -> TaskRecord:
     agent_id = await get_agent_id(request)
-    return await request.gateway.ledger.commit(tasks.cancel, agent_id, request.params["taskId"])
+    return await request.ledger.commit(tasks.cancel, agent_id, request.params["taskId"])
 
 
+@routes.add(
+    "GET",
+    f"{_AGENT}/history",
+    "Get the conversation history of an agent: a summary and the latest turns",
+    description="The latest turns, oldest first; `next` continues with older turns.",
+    query=HistoryQuery,
+)
 async def get_history(request: Request) -> AgentHistory:
     query = request.query(HistoryQuery)
     agent_id = await get_agent_id(request)
     before = int(query.cursor) if query.cursor is not None else None
-    session, turns = await request.gateway.ledger.read(_read_history, agent_id, before, query.limit + 1)
+    session, turns = await request.ledger.read(_read_history, agent_id, before, query.limit + 1)
     page_turns = turns[-query.limit :]
     return AgentHistory(
         summary=session.summary if session is not None else None,
@@ -105,48 +120,3 @@ def _read_history(
 ) -> Program[tuple[SessionRecord | None, Sequence[HistoryTurn]]]:
     session = yield from sessions.find(agent_id)
     return session, (yield from sessions.list_turns(agent_id, before=before, limit=limit))
-
-
-ROUTES = [
-    Route(
-        method="GET",
-        path=_TASKS,
-        handler=list_tasks,
-        access=Access.SECRET,
-        tag=_TAG,
-        summary="List the background tasks of an agent, newest first",
-        query=TaskListQuery,
-        response=ResultPage[TaskRecord],
-    ),
-    Route(
-        method="GET",
-        path=_TASK,
-        handler=get_task,
-        access=Access.SECRET,
-        tag=_TAG,
-        summary="Get a background task with its conversation",
-        response=TaskWithMessages,
-    ),
-    Route(
-        method="POST",
-        path=f"{_TASK}/cancel",
-        handler=cancel_task,
-        access=Access.SECRET,
-        tag=_TAG,
-        summary="Cancel a background task",
-        description="The agent is notified. A task that has ended is not changed: 409.",
-        response=TaskRecord,
-        error_statuses=(409,),
-    ),
-    Route(
-        method="GET",
-        path=f"{_AGENT}/history",
-        handler=get_history,
-        access=Access.SECRET,
-        tag=_TAG,
-        summary="Get the conversation history of an agent: a summary and the latest turns",
-        description="The latest turns, oldest first; `next` continues with older turns.",
-        query=HistoryQuery,
-        response=AgentHistory,
-    ),
-]

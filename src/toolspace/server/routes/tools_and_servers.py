@@ -1,4 +1,7 @@
-"""Routes of tools: list and describe them, call them alone or in a run. Results from elsewhere are in `calls`."""
+"""Routes of tools and MCP servers: list and call tools, alone or in a run; show and restart servers.
+
+`calls` has the routes that submit the results of pending calls.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +28,20 @@ from toolspace.server.api_types import NewId, PageQuery, ResponseBody, ResultPag
 from toolspace.server.authorization import Access, ToolKeyCaller
 from toolspace.server.requests import Request
 from toolspace.server.responses import Problem, Response, StreamingResponse
-from toolspace.server.routing import Route
+from toolspace.server.routing import RouteTable
 from toolspace.server.sse import CallStream
 from toolspace.spaces.call_context import GatewayCallHost
 from toolspace.spaces.pending_calls import result_of
-from toolspace.storage.queries import calls as call_rows
-from toolspace.storage.queries import runs as run_rows
+from toolspace.storage.queries import calls as call_queries
+from toolspace.storage.queries import runs as run_queries
 
 _UNRESOLVED = (*OPEN_CALL, "running")
 _MAX_WAIT_SECONDS = 600.0
+_TOOL_NAME = {"name": "The name of the tool."}
+_SERVER_NAME = {"name": "The name of the MCP server."}
+
+tool_routes = RouteTable("tools")
+server_routes = RouteTable("servers")
 
 
 class ToolShape(ResponseBody, frozen=True, kw_only=True):
@@ -117,6 +125,14 @@ class CallToolResponse(ResponseBody, frozen=True, kw_only=True):
     """The id of the pending call, if the result comes later."""
 
 
+@tool_routes.add(
+    "GET",
+    "/api/tools",
+    "List the tools that the key may use, ordered by name",
+    access=Access.TOOLS,
+    query=ToolListQuery,
+    response=ResultPage[ToolShape],
+)
 async def list_tools(request: Request) -> ResultPage[dict[str, Any]]:
     query = request.query(ToolListQuery)
     toolspace = request.gateway.toolspace
@@ -133,6 +149,14 @@ async def list_tools(request: Request) -> ResultPage[dict[str, Any]]:
     return build_page([_describe(tool) for tool in tools[: query.limit + 1]], query.limit, lambda tool: tool["name"])
 
 
+@tool_routes.add(
+    "GET",
+    "/api/tools/{name}",
+    "Get a tool",
+    parameter_descriptions=_TOOL_NAME,
+    access=Access.TOOLS,
+    response=ToolShape,
+)
 async def get_tool(request: Request) -> dict[str, Any]:
     name = request.params["name"]
     tool = request.gateway.toolspace.find_tool(name)
@@ -143,25 +167,52 @@ async def get_tool(request: Request) -> dict[str, Any]:
     return _describe(tool)
 
 
+@tool_routes.add("GET", "/api/tools/stats", "Get the call statistics of all tools")
 async def get_stats(request: Request) -> ToolStats:
     return request.gateway.toolspace.get_stats()
 
 
+@tool_routes.add(
+    "POST",
+    "/api/tools/{name}/call",
+    "Call a tool",
+    parameter_descriptions=_TOOL_NAME,
+    access=Access.TOOLS,
+    description="Returns the result, or 202 with `pendingToolCallId` if the result comes later. With "
+    "`Accept: text/event-stream` it streams the events `tool.progress`, `tool.streaming` and finally `result`.",
+    body=CallBody,
+    response=CallToolResponse,
+    other_responses={202: CallToolResponse},
+    error_statuses=(403, 404, 409),
+)
 async def call_tool(request: Request) -> Response | StreamingResponse:
     """Calls a tool outside a run."""
     body = await request.json(CallBody)
     name = request.params["name"]
     caller = request.caller
-    agent_id = caller.agent_entity_id if isinstance(caller, ToolKeyCaller) else None
-    if isinstance(caller, ToolKeyCaller) and body.call_id is not None:
-        # Each key has its own call ids, so that no key can name another key's call and get its result.
-        body.call_id = derived_id("call", caller.key_id, body.call_id)
+    agent_id = None
+    if isinstance(caller, ToolKeyCaller):
+        agent_id = caller.agent_entity_id
+        if body.call_id is not None:
+            # Each key has its own call ids, so that no key can name another key's call and get its result.
+            body.call_id = derived_id("call", caller.key_id, body.call_id)
     if (response := await _find_earlier_response(request, body.call_id, None, name, body.args)) is not None:
         return response
     host = GatewayCallHost(request.gateway.pending_calls, agent_entity_id=agent_id)
     return await _call(request, name, body, host)
 
 
+@tool_routes.add(
+    "POST",
+    "/api/runs/{runId}/calls",
+    "Call a tool in a run",
+    tag="runs",
+    description="Like `POST /api/tools/{name}/call`, with the limits and the space of the run; the call is stored.",
+    body=RunCallBody,
+    response=CallToolResponse,
+    other_responses={202: CallToolResponse},
+    error_statuses=(404, 409),
+)
 async def call_tool_in_run(request: Request) -> Response | StreamingResponse:
     """Calls a tool in a run: with its limits, in its space, and stored."""
     gateway = request.gateway
@@ -173,11 +224,36 @@ async def call_tool_in_run(request: Request) -> Response | StreamingResponse:
     if body.turn is not None and run.turn < body.turn:
         run.turn = body.turn - 1
         run.next_turn()
-        await gateway.ledger.write(run_rows.advance_step, run_id, body.turn)
+        await gateway.ledger.write(run_queries.advance_step, run_id, body.turn)
     host = GatewayCallHost(
         gateway.pending_calls, run_id=run_id, agent_entity_id=record.agent_entity_id, space_id=record.space_id
     )
     return await _call(request, body.name, body, host, run)
+
+
+@server_routes.add("GET", "/api/servers", "List MCP servers and their status")
+async def list_servers(request: Request) -> ResultPage[ServerStatus]:
+    return ResultPage(items=request.gateway.toolspace.list_servers(), next=None)
+
+
+@server_routes.add("GET", "/api/servers/{name}", "Get the status of an MCP server", parameter_descriptions=_SERVER_NAME)
+async def get_server(request: Request) -> ServerStatus:
+    return _get_status(request)
+
+
+@server_routes.add(
+    "POST",
+    "/api/servers/{name}/restart",
+    "Restart an MCP server",
+    parameter_descriptions=_SERVER_NAME,
+    error_statuses=(502,),
+)
+async def restart_server(request: Request) -> ServerStatus:
+    name = _get_status(request).name
+    try:
+        return await request.gateway.toolspace.restart_server(name)
+    except ProviderError as error:
+        raise Problem(502, f'MCP server "{name}" did not start: {error}') from error
 
 
 def _describe(tool: Tool) -> dict[str, Any]:
@@ -219,20 +295,20 @@ async def _run_while_connected(
     If the client disconnects, the call is canceled; results from elsewhere then go to the agent's inbox.
     """
     task = asyncio.current_task()
+    assert task is not None
     is_disconnected = False
 
     async def cancel_on_disconnect() -> None:
         nonlocal is_disconnected
         await request.wait_for_disconnect()
         is_disconnected = True
-        if task is not None:
-            task.cancel()
+        task.cancel()
 
     watcher = asyncio.create_task(cancel_on_disconnect())
     try:
         result = await call
     except asyncio.CancelledError:
-        if not is_disconnected or task is None:
+        if not is_disconnected:
             raise
         task.uncancel()
         request.gateway.pending_calls.mark_undelivered(host.inline_call_ids)
@@ -240,8 +316,7 @@ async def _run_while_connected(
     finally:
         watcher.cancel()
     if is_disconnected:
-        if task is not None:
-            task.uncancel()
+        task.uncancel()
         call_ids, host.inline_call_ids = host.inline_call_ids, []  # The client does not get the response.
         request.gateway.pending_calls.mark_undelivered(call_ids)
     return result
@@ -254,7 +329,7 @@ async def _find_earlier_response(
     if call_id is None:
         return None
     gateway = request.gateway
-    call = await gateway.ledger.read(call_rows.find, call_id)
+    call = await gateway.ledger.read(call_queries.find, call_id)
     if call is None:
         return None
     tool = gateway.toolspace.find_tool(name)
@@ -266,7 +341,7 @@ async def _find_earlier_response(
         call = await gateway.pending_calls.wait_for_result(call_id, min(seconds, _MAX_WAIT_SECONDS))
     # A result from elsewhere goes either to the inbox or to this caller; one that was computed here is always readable.
     may_return = call.status not in _UNRESOLVED and (
-        call.execution_target == "server" or await gateway.ledger.write(call_rows.claim_result, call_id)
+        call.execution_target == "server" or await gateway.ledger.write(call_queries.claim_result, call_id)
     )
     if not may_return:
         data = {"ok": True, "status": "pending", PENDING_CALL_KEY: call.call_id, "callId": call.call_id}
@@ -312,129 +387,9 @@ def _build_response(request: Request, host: GatewayCallHost, result: ToolResult)
     )
 
 
-_PARAMETERS = {"name": "The name of the tool."}
-
-ROUTES = [
-    Route(
-        method="GET",
-        path="/api/tools",
-        handler=list_tools,
-        access=Access.TOOLS,
-        tag="tools",
-        summary="List the tools that the key may use, ordered by name",
-        query=ToolListQuery,
-        response=ResultPage[ToolShape],
-    ),
-    Route(
-        method="GET",
-        path="/api/tools/stats",
-        handler=get_stats,
-        access=Access.SECRET,
-        tag="tools",
-        summary="Get the call statistics of all tools",
-        response=ToolStats,
-    ),
-    Route(
-        method="GET",
-        path="/api/tools/{name}",
-        parameter_descriptions=_PARAMETERS,
-        handler=get_tool,
-        access=Access.TOOLS,
-        tag="tools",
-        summary="Get a tool",
-        response=ToolShape,
-    ),
-    Route(
-        method="POST",
-        path="/api/tools/{name}/call",
-        parameter_descriptions=_PARAMETERS,
-        handler=call_tool,
-        access=Access.TOOLS,
-        tag="tools",
-        summary="Call a tool",
-        description=(
-            "Returns the result, or 202 with `pendingToolCallId` if the result comes later. With "
-            "`Accept: text/event-stream` it streams the events `tool.progress`, `tool.streaming` and finally `result`."
-        ),
-        body=CallBody,
-        response=CallToolResponse,
-        other_responses={202: CallToolResponse},
-        error_statuses=(403, 404, 409),
-    ),
-    Route(
-        method="POST",
-        path="/api/runs/{runId}/calls",
-        handler=call_tool_in_run,
-        access=Access.SECRET,
-        tag="runs",
-        summary="Call a tool in a run",
-        description="Like `POST /api/tools/{name}/call`, with the limits and the space of the run; the call is stored.",
-        body=RunCallBody,
-        response=CallToolResponse,
-        other_responses={202: CallToolResponse},
-        error_statuses=(404, 409),
-    ),
-]
-
-
-# MERGED from servers: Routes of MCP servers: their status, and restarts.
-
-
-async def list_servers(request: Request) -> ResultPage[ServerStatus]:
-    return ResultPage(items=request.gateway.toolspace.list_servers(), next=None)
-
-
-async def get_server(request: Request) -> ServerStatus:
-    return _get_status(request)
-
-
-async def restart_server(request: Request) -> ServerStatus:
-    name = _get_status(request).name
-    try:
-        return await request.gateway.toolspace.restart_server(name)
-    except ProviderError as error:
-        raise Problem(502, f'MCP server "{name}" did not start: {error}') from error
-
-
 def _get_status(request: Request) -> ServerStatus:
     name = request.params["name"]
     servers = {status.name: status for status in request.gateway.toolspace.list_servers()}
     if name not in servers:
         raise Problem(404, f'MCP server "{name[:200]}" not found{did_you_mean(name, servers)}')
     return servers[name]
-
-
-_SERVER_PARAMETERS = {"name": "The name of the MCP server."}
-
-SERVER_ROUTES = [
-    Route(
-        method="GET",
-        path="/api/servers",
-        handler=list_servers,
-        access=Access.SECRET,
-        tag="servers",
-        summary="List MCP servers and their status",
-        response=ResultPage[ServerStatus],
-    ),
-    Route(
-        method="GET",
-        path="/api/servers/{name}",
-        parameter_descriptions=_SERVER_PARAMETERS,
-        handler=get_server,
-        access=Access.SECRET,
-        tag="servers",
-        summary="Get the status of an MCP server",
-        response=ServerStatus,
-    ),
-    Route(
-        method="POST",
-        path="/api/servers/{name}/restart",
-        parameter_descriptions=_SERVER_PARAMETERS,
-        handler=restart_server,
-        access=Access.SECRET,
-        tag="servers",
-        summary="Restart an MCP server",
-        response=ServerStatus,
-        error_statuses=(502,),
-    ),
-]

@@ -11,10 +11,9 @@ from msgspec import Meta
 from toolspace.core.ids import new_id
 from toolspace.core.records import CallRecord
 from toolspace.server.api_types import Id, JsonRequestBody, NewId, QueryParameters, ResponseBody, ResultPage
-from toolspace.server.authorization import Access
 from toolspace.server.requests import Receive, Request, Scope, Send
-from toolspace.server.responses import NO_CONTENT, Problem, Response
-from toolspace.server.routing import Route
+from toolspace.server.responses import NO_CONTENT, Problem, Response, StreamingResponse
+from toolspace.server.routing import RouteTable
 from toolspace.server.sse import PING, PermissionCheck, SseResponse, StreamRegistry, encode_event
 from toolspace.spaces.workers import WorkerConnection, WorkerEvent, Workers
 from toolspace.storage.queries import workers_and_presence as worker_rows
@@ -24,6 +23,8 @@ from toolspace.toolspace import Toolspace
 MAX_CONCURRENCY = 1_000
 _MAX_TOOLS = 500
 _TOOL_NAME = re.compile(r"[!-~]{1,256}")
+
+routes = RouteTable("workers")
 
 
 class WorkerStreamQuery(QueryParameters, frozen=True, kw_only=True):
@@ -53,7 +54,18 @@ class WorkerShape(ResponseBody, frozen=True, kw_only=True):
     """False if its connection was just lost; it may reconnect and keep its calls."""
 
 
-async def stream_calls(request: Request) -> CallOfferStream:
+@routes.add(
+    "GET",
+    "/api/tools/stream",
+    "Serve external tools as a worker",
+    description="Server-sent events: `worker.ready`; `call.offered` with a call that only this worker executes; "
+    "`call.canceled` and `call.answered` if its result is no longer needed. Submit results with `POST "
+    "/api/calls/{callId}/result`. A worker that reconnects with its `workerId` is offered its open calls again.",
+    query=WorkerStreamQuery,
+    media_type="text/event-stream",
+    is_stream=True,
+)
+async def stream_calls(request: Request) -> StreamingResponse:
     query = request.query(WorkerStreamQuery)
     gateway = request.gateway
     tools = _parse_tool_names(query.tools)
@@ -73,12 +85,21 @@ async def stream_calls(request: Request) -> CallOfferStream:
     )
 
 
+@routes.add("GET", "/api/workers", "List workers and the tools that they serve")
 async def list_workers(request: Request) -> ResultPage[WorkerShape]:
-    rows = await request.gateway.ledger.read(worker_rows.list_workers)
+    rows = await request.ledger.read(worker_rows.list_workers)
     workers = [WorkerShape(worker_id=id, tools=tools, connected=is_connected) for id, tools, is_connected in rows]
     return ResultPage(items=workers, next=None)
 
 
+@routes.add(
+    "POST",
+    "/api/workers/{workerId}/leave",
+    "Disconnect a worker",
+    description="The worker finishes the calls that it names; its other calls are offered to other workers.",
+    body=LeaveBody,
+    status=204,
+)
 async def leave_worker(request: Request) -> Response:
     body = await request.json(LeaveBody)
     worker_id = request.params["workerId"]
@@ -216,43 +237,3 @@ def _is_agent_tool(toolspace: Toolspace, name: str) -> bool:
         definition is not None and definition.enabled and definition.execution_type == "external"
         for definition in definitions
     )
-
-
-ROUTES = [
-    Route(
-        method="GET",
-        path="/api/tools/stream",
-        handler=stream_calls,
-        access=Access.SECRET,
-        tag="workers",
-        summary="Serve external tools as a worker",
-        description=(
-            "Server-sent events: `worker.ready`; `call.offered` with a call that only this worker executes; "
-            "`call.canceled` and `call.answered` if its result is no longer needed. Submit results with `POST "
-            "/api/calls/{callId}/result`. A worker that reconnects with its `workerId` is offered its open calls again."
-        ),
-        query=WorkerStreamQuery,
-        media_type="text/event-stream",
-        is_stream=True,
-    ),
-    Route(
-        method="GET",
-        path="/api/workers",
-        handler=list_workers,
-        access=Access.SECRET,
-        tag="workers",
-        summary="List workers and the tools that they serve",
-        response=ResultPage[WorkerShape],
-    ),
-    Route(
-        method="POST",
-        path="/api/workers/{workerId}/leave",
-        handler=leave_worker,
-        access=Access.SECRET,
-        tag="workers",
-        summary="Disconnect a worker",
-        description="The worker finishes the calls that it names; its other calls are offered to other workers.",
-        body=LeaveBody,
-        status=204,
-    ),
-]
