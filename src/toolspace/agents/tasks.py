@@ -400,7 +400,7 @@ def _format_time(milliseconds: int) -> str:
     return datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC).isoformat(timespec="seconds")
 
 
-# MERGED from task_reflection: Reflection: after a background task has ended, a run of its own stores what was learned 
+# MERGED from task_reflection: Reflection: after a background task has ended, a run of its own stores what was learned
 
 _REFLECTION_TOOLS = frozenset(tool.name for tool in reflection_tools)
 _MAX_TRANSCRIPT = 60_000

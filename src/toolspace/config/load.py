@@ -45,7 +45,7 @@ from toolspace.core.names import agent_name_problem, agent_tool_name, did_you_me
 from toolspace.core.secret_masking import is_secret_name
 from toolspace.errors import ConfigError
 
-# MERGED from agent_files: Finds every agent that a configuration describes, in the main file and in the files that it 
+# MERGED from agent_files: Finds every agent that a configuration describes, in the main file and in the files that it
 
 _TOOL_KEYS = frozenset(setting.key for setting in TOOL_KEYS)
 _PROCESS_KEYS = tuple(setting.key for setting in PROCESS_KEYS)

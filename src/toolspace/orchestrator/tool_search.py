@@ -87,7 +87,7 @@ def _stem(word: str) -> str:
     return word.removesuffix("e") if len(word) > 3 else word
 
 
-# MERGED from tool_listing: Decides which tools a caller or a model sees, and calls the code of extensions (providers, 
+# MERGED from tool_listing: Decides which tools a caller or a model sees, and calls the code of extensions (providers,
 
 _log = logging.getLogger("toolspace.orchestrator")
 

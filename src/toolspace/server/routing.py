@@ -163,7 +163,7 @@ def _find_node(node: _Node, segments: Sequence[str], index: int, values: list[st
     return match
 
 
-# MERGED from app: The ASGI application of the HTTP API: finds the route, authenticates, runs the handler, sends the response.
+# MERGED from app: The ASGI application of the HTTP API: finds the route, authenticates, runs the handler, sends the re
 
 if TYPE_CHECKING:
     from toolspace.server.gateway import Gateway

@@ -23,7 +23,7 @@ from urllib.parse import parse_qs
 from toolspace.core.records import NewEvent, StoredEvent
 from toolspace.errors import StorageError
 
-# MERGED from driver: The driver of PostgreSQL, loaded when it is needed, and addresses without passwords. Connects to 
+# MERGED from driver: The driver of PostgreSQL, loaded when it is needed, and addresses without passwords. Connects to
 
 SCHEMES = ("postgresql://", "postgres://")
 

@@ -176,7 +176,7 @@ def _preview(head: str, tail: str, length: int, limit: int) -> str:
     return f"{head[:head_length]}\n[… {omitted} characters left out …]\n{tail[len(tail) - tail_length :]}"
 
 
-# MERGED from result_size: The stages `budget` and `cap`: store a result that is too large, and return a handle with a 
+# MERGED from result_size: The stages `budget` and `cap`: store a result that is too large, and return a handle with a
 
 if TYPE_CHECKING:
     from toolspace.orchestrator.call import Call

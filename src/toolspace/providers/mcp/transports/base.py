@@ -170,7 +170,7 @@ async def wait_until_done(task: asyncio.Task[None]) -> None:
         task.result()
 
 
-# MERGED from errors: Errors between Toolspace and an MCP server, classified by what may be done next. Handles none of 
+# MERGED from errors: Errors between Toolspace and an MCP server, classified by what may be done next. Handles none of
 
 _SERVER_ERROR = CONNECTION_CLOSED
 """The code that servers use for errors without a code of their own."""
