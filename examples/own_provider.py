@@ -24,8 +24,8 @@ class NotesProvider(ToolProvider):
         self._max_length = max_length
         self._database: sqlite3.Connection | None = None  # Opened by `warmup`: creating a provider must be cheap.
         self._titles: list[str] = []
-        self._written = asyncio.Condition()
-        self.waiting = 0
+        self._note_written = asyncio.Condition()
+        self.waiting_count = 0
 
     async def warmup(self) -> None:
         self._database = sqlite3.connect(self._file)
@@ -67,8 +67,8 @@ class NotesProvider(ToolProvider):
             database.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (title, text))
         if title not in self._titles:
             self._update_titles()
-        async with self._written:
-            self._written.notify_all()
+        async with self._note_written:
+            self._note_written.notify_all()
         return f"{title}: {len(text)} characters"
 
     def _read(self, title: str) -> str:
@@ -78,13 +78,13 @@ class NotesProvider(ToolProvider):
         return row[0]
 
     async def _wait_for(self, title: str) -> str:
-        self.waiting += 1
+        self.waiting_count += 1
         try:
-            async with self._written:
-                await self._written.wait_for(lambda: title in self._titles)
+            async with self._note_written:
+                await self._note_written.wait_for(lambda: title in self._titles)
             return self._read(title)
         finally:
-            self.waiting -= 1  # Also if the call is cancelled, which raises an exception in the wait.
+            self.waiting_count -= 1  # Also if the call is cancelled, which raises an exception in the wait.
 
     def _update_titles(self) -> None:
         self._titles = [title for (title,) in self._connection.execute("SELECT title FROM notes ORDER BY title")]
@@ -104,9 +104,9 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         async with Toolspace(providers=[NotesProvider(Path(folder) / "notes.db")]) as ts:
-            waiting = asyncio.create_task(ts.call("notes__wait_for", {"title": "shopping"}))
+            wait_call = asyncio.create_task(ts.call("notes__wait_for", {"title": "shopping"}))
             print((await ts.call("notes__write", {"title": "shopping", "text": "bread, milk"})).text)
-            print((await waiting).text)
+            print((await wait_call).text)
             print((await ts.call("notes__read", {"title": "shoping"})).text)
 
 

@@ -43,7 +43,7 @@ class TestNotes(ProviderContract):
         return NotesProvider(tmp_path / "notes.db")
 
     def is_working(self, provider: Any) -> bool:
-        return provider.waiting > 0
+        return provider.waiting_count > 0
 
 
 @pytest.mark.spec("3.1")
@@ -55,7 +55,7 @@ class TestMounted(TestNotes):
         return MountedProvider(NotesProvider(tmp_path / "notes.db"), "my notes")
 
     def is_working(self, provider: Any) -> bool:
-        return provider.inner.waiting > 0
+        return provider.inner.waiting_count > 0
 
 
 @pytest.mark.spec("3.1")
