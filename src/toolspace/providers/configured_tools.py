@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from toolspace.core import json_text
 from toolspace.core.context import ToolContext
 from toolspace.core.names import did_you_mean
 from toolspace.core.times import parse_duration
 from toolspace.core.tool import ExecutionType
 from toolspace.errors import ToolDefinitionError, ToolExecutionError, ToolValidationError
-from toolspace.providers.rest.templates import argument_text
 
 if TYPE_CHECKING:
     from toolspace.providers.rest.client import HttpClient
@@ -113,7 +113,7 @@ def _build_request(
 def _build_expression(execution: Mapping[str, Any], input_schema: Mapping[str, Any] | None) -> ToolExecution:
     # Imported here: only configurations with expressions need the parser.
     from toolspace.providers.expressions.compiler import Expression
-    from toolspace.providers.expressions.values import ExpressionError
+    from toolspace.providers.expressions.functions import ExpressionError
 
     try:
         expression = Expression(str(execution.get("expression")))
@@ -186,10 +186,9 @@ def _unsupported_handler(name: str, kind: ExecutionType) -> ToolHandler:
 def fill_output(template: Any, parameters: Mapping[str, Any]) -> Any:
     """Fills `{{name}}` in a configured output from the arguments. A text that is one field keeps its type."""
     if isinstance(template, str):
-        match = _FIELD.fullmatch(template.strip())
-        if match is not None:
+        if (match := _FIELD.fullmatch(template.strip())) is not None:
             return _find_argument(parameters, match[1])
-        return _FIELD.sub(lambda match: argument_text(_find_argument(parameters, match[1])), template)
+        return _FIELD.sub(lambda match: _to_text(_find_argument(parameters, match[1])), template)
     if isinstance(template, Mapping):
         members = cast("Mapping[str, Any]", template)
         return {key: fill_output(value, parameters) for key, value in members.items()}
@@ -205,3 +204,7 @@ def _find_argument(parameters: Mapping[str, Any], path: str) -> Any:
             return None
         value = cast("Mapping[str, Any]", value)[step]
     return value
+
+
+def _to_text(value: Any) -> str:
+    return value if isinstance(value, str) else "" if value is None else json_text.encode(value)

@@ -1,7 +1,8 @@
-"""Holds the tools that this process runs itself: functions, tools with a handler, built-ins.
+"""Tools that this process runs itself: functions, tools with a handler, built-ins; and the user's code they come from.
 
-The toolspace and the orchestrator use it; tools can be added and removed while calls run. `run_tool` runs one tool
-without the stages of the orchestrator.
+`ToolRegistry` holds the tools, which can be added and removed while calls run. `run_tool` runs one tool without the
+stages of the orchestrator. `load_functions` finds the tools that the `functions` setting names. `plugins` imports
+providers with `import_user_code`, so that the user's code is found, reloaded and reported in the same way.
 """
 
 from __future__ import annotations
@@ -29,6 +30,13 @@ from toolspace.core.signature import execution_style
 from toolspace.core.statistics import StatsCollector, ToolStats
 from toolspace.core.tool import FunctionTool, Tool, ToolCategory, ToolFormat, as_tool, check_local_name, export_tools
 from toolspace.errors import ConfigError, RegistrationError, ToolExecutionError, ToolNameConflict, ToolNotFoundError
+
+_SPECIFICATION = re.compile(r"(?:(?P<file>.+\.py)|(?P<module>[^\W\d]\w*(?:\.[^\W\d]\w*)*))(?::(?P<name>\w+))?")
+_loaded_modules: dict[tuple[str, str], dict[str, ModuleType]] = {}
+"""The user's modules that each load imported, by what was loaded and its folder. The next load removes them, so that
+changed code is read again. Modules that the program imported before are never removed."""
+_loaded_sources: dict[str, bytes] = {}
+"""The source of each file when its module was imported."""
 
 
 async def run_tool(tool: Tool, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
@@ -118,11 +126,10 @@ class ToolRegistry(ToolProvider):
     def get(self, name: str) -> Tool | None:
         return self._tools.get(name)
 
-    def has(self, name: str) -> bool:
-        return name in self._tools
-
     def has_tool(self, name: str) -> bool:
         return name in self._tools
+
+    has = has_tool
 
     def list(self) -> list[Tool]:
         return [*self._tools.values()]
@@ -161,40 +168,36 @@ def _origin(tool: Tool) -> str:
     return f"the tool {tool.name!r}"
 
 
-# MERGED from function_loader: Imports the Python code that a configuration names, and finds the tools in it. Runs no t
-
-_FILE = re.compile(r"(?P<file>.+\.py)(?::(?P<name>\w+))?")
-_MODULE = re.compile(r"(?P<module>[^\W\d]\w*(?:\.[^\W\d]\w*)*)(?::(?P<name>\w+))?")
-
-_loaded_modules: dict[tuple[str, str], dict[str, ModuleType]] = {}
-"""The user's modules that each load imported, by what was loaded and its folder. The next load removes them, so that
-changed code is read again. Modules that the program imported before are never removed."""
-_loaded_sources: dict[str, bytes] = {}
-"""The source of each file when its module was imported."""
-
-
 def load_functions(spec: str, base_dir: Path) -> list[Tool]:
     """The tools that a line of `functions` names: `./tools.py`, `package.module`, or either with `:name`.
 
     Files are relative to `base_dir`, and modules are looked for there too. Loading again reads changed code of the
     module and of the modules beside it. Raises `ConfigError` that names the faulty line.
     """
-    if (match := _FILE.fullmatch(spec)) is not None:
+    try:
+        match = _SPECIFICATION.fullmatch(spec)
+        if match is None:
+            raise ConfigError(
+                f"{spec!r} names no tools; write a file (./tools.py), a module (package.module), "
+                "or one name in it (package.module:name)"
+            )
+        module = import_user_code(spec, match, base_dir)
+        name = match["name"]
+        return _list_tools(module, spec) if name is None else _get_tools(module, name, spec)
+    except ConfigError as error:
+        raise ConfigError(f"functions: {error}") from error.__cause__
+
+
+def import_user_code(spec: str, match: re.Match[str], base_dir: Path) -> ModuleType:
+    """Imports the `file` or `module` that a match of a specification names. Raises `ConfigError`."""
+    if match["file"] is not None:
         file = Path(os.path.normpath(base_dir / Path(match["file"]).expanduser()))
         if not file.is_file():
-            raise ConfigError(f"functions: {spec}: there is no file {file}")
-        with user_imports(spec, file.parent):
-            module = import_file(file)
-    elif (match := _MODULE.fullmatch(spec)) is not None:
-        with user_imports(spec, Path(os.path.abspath(base_dir))):
-            module = importlib.import_module(match["module"])
-    else:
-        raise ConfigError(
-            f"functions: {spec!r} names no tools; write a file (./tools.py), a module (package.module), "
-            "or one name in it (package.module:name)"
-        )
-    name = match["name"]
-    return _list_tools(module, spec) if name is None else _get_tools(module, name, spec)
+            raise ConfigError(f"{spec}: there is no file {file}")
+        with _user_imports(spec, file.parent):
+            return _import_file(file)
+    with _user_imports(spec, Path(os.path.abspath(base_dir))):
+        return importlib.import_module(match["module"])
 
 
 def list_loaded_files() -> tuple[Path, ...]:
@@ -221,7 +224,7 @@ def _list_tools(module: ModuleType, spec: str) -> list[Tool]:
         hint = "; decorate a function with @tool"
         if imported_names:
             hint = f"; it only imports {', '.join(imported_names)}: list the tools that it offers in __all__"
-        raise ConfigError(f"functions: {spec} defines no @tool function{hint}")
+        raise ConfigError(f"{spec} defines no @tool function{hint}")
     return list(tools.values())
 
 
@@ -236,21 +239,21 @@ def _get_tools(module: ModuleType, name: str, spec: str) -> list[Tool]:
     """The tool, or the list of tools, under a name."""
     if not hasattr(module, name):
         names = [key for key, value in vars(module).items() if not key.startswith("_") and callable(value)]
-        raise ConfigError(f"functions: {spec}: there is no {name!r} in it{did_you_mean(name, names)}")
+        raise ConfigError(f"{spec}: there is no {name!r} in it{did_you_mean(name, names)}")
     value: object = getattr(module, name)
     items = list(cast("list[object]", value)) if isinstance(value, list | tuple) else [value]
     if not items:
-        raise ConfigError(f"functions: {spec}: the list is empty")
+        raise ConfigError(f"{spec}: the list is empty")
     return [_convert_to_tool(item, spec) for item in items]
 
 
 def _convert_to_tool(item: object, spec: str) -> Tool:
     if not isinstance(item, Tool) and (not callable(item) or isinstance(item, type)):
-        raise ConfigError(f"functions: {spec}: a {type(item).__name__} is no tool; name a function or a Tool")
+        raise ConfigError(f"{spec}: a {type(item).__name__} is no tool; name a function or a Tool")
     try:
         return as_tool(cast("Callable[..., Any]", item))
     except RegistrationError as error:
-        raise ConfigError(f"functions: {spec}: {error}") from error
+        raise ConfigError(f"{spec}: {error}") from error
 
 
 class _SourceLoader(importlib.machinery.SourceFileLoader):
@@ -263,7 +266,7 @@ class _SourceLoader(importlib.machinery.SourceFileLoader):
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
-def import_file(file: Path) -> ModuleType:
+def _import_file(file: Path) -> ModuleType:
     """Imports a file as a module. Returns the loaded module if its source has not changed."""
     name = f"toolspace_functions_{short_hash(str(file))}_{file.stem if file.stem.isidentifier() else 'file'}"
     loader = _SourceLoader(name, str(file))
@@ -284,7 +287,7 @@ def import_file(file: Path) -> ModuleType:
 
 
 @contextmanager
-def user_imports(spec: str, folder: Path) -> Generator[None]:
+def _user_imports(spec: str, folder: Path) -> Generator[None]:
     """Imports inside the block search `folder` first, as a script there would, and read changed code again.
 
     Afterwards the folder is the last entry of `sys.path`: functions may import their neighbours when they are called,
@@ -308,7 +311,7 @@ def user_imports(spec: str, folder: Path) -> Generator[None]:
         for name in _find_new_modules(folder, names_before):
             del sys.modules[name]
         sys.modules.update(previous_modules)
-        raise ConfigError(f"functions: {spec} cannot be imported: {_describe_failure(error, folder)}") from error
+        raise ConfigError(f"{spec} cannot be imported: {_describe_failure(error, folder)}") from error
     else:
         _loaded_modules[key] = _find_new_modules(folder, names_before)
     finally:

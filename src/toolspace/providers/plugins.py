@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
-import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +19,7 @@ from toolspace.core.result import ToolResult
 from toolspace.core.secret_masking import MASK, is_secret_name, mask_secrets
 from toolspace.core.tool import Tool
 from toolspace.errors import ConfigError, ToolspaceError
-from toolspace.providers.functions import import_file, user_imports
+from toolspace.providers.functions import import_user_code
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -29,10 +27,8 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "toolspace.providers"
 """The entry-point group in which packages declare their providers."""
 
-_NAME = r"(?P<name>[^\W\d]\w*(?:\.[^\W\d]\w*)*)"
-_FILE = re.compile(rf"(?P<file>.+\.py):{_NAME}")
-_MODULE = re.compile(rf"(?P<module>[^\W\d]\w*(?:\.[^\W\d]\w*)*):{_NAME}")
-_THIS_FILE = re.compile(rf"{re.escape(__file__)}:\d+: ")
+_NAME = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
+_SPECIFICATION = re.compile(rf"(?:(?P<file>.+\.py)|(?P<module>{_NAME})):(?P<name>{_NAME})")
 _MIN_SECRET_LENGTH = 4
 """Shorter values are not hidden: `on` or `5` is no secret, and is a part of many words."""
 
@@ -71,9 +67,9 @@ def list_installed_providers() -> dict[str, list[EntryPoint]]:
 
     providers: dict[str, list[EntryPoint]] = {}
     for entry_point in entry_points(group=ENTRY_POINT_GROUP):
-        same_name = providers.setdefault(entry_point.name, [])
-        if all(entry_point.value != other.value for other in same_name):
-            same_name.append(entry_point)
+        entries = providers.setdefault(entry_point.name, [])
+        if all(entry_point.value != entry.value for entry in entries):
+            entries.append(entry_point)
     return providers
 
 
@@ -109,24 +105,12 @@ def _describe_package(entry_point: EntryPoint) -> str:
 
 
 def _import_factory(uses: str, base_dir: Path) -> object:
-    if (match := _FILE.fullmatch(uses)) is not None:
-        file = Path(os.path.normpath(base_dir / Path(match["file"]).expanduser()))
-        if not file.is_file():
-            raise ConfigError(f"{uses}: there is no file {file}")
-        folder, load = file.parent, lambda: import_file(file)
-    elif (match := _MODULE.fullmatch(uses)) is not None:
-        module = match["module"]
-        folder, load = Path(os.path.abspath(base_dir)), lambda: importlib.import_module(module)
-    else:
+    match = _SPECIFICATION.fullmatch(uses)
+    if match is None:
         raise ConfigError(
             f"{uses!r} names no provider; write the name of an installed one, package.module:Name, or ./file.py:Name"
         )
-    try:
-        with user_imports(uses, folder):
-            value: object = load()
-    except ConfigError as error:
-        # The message without the setting `functions`, and without this file as the place of the fault.
-        raise ConfigError(_THIS_FILE.sub("", str(error).removeprefix("functions: "))) from error.__cause__
+    value: object = import_user_code(uses, match, base_dir)
     for step in match["name"].split("."):
         if not hasattr(value, step):
             members: dict[str, object] = getattr(value, "__dict__", {})
@@ -272,7 +256,7 @@ class MountedProvider(ToolProvider):
     async def warmup(self) -> None:
         if self._is_retired:  # A retry that started before the provider was retired.
             return
-        self._warmup_task = task = asyncio.ensure_future(_run_warmup(self.inner))
+        self._warmup_task = task = asyncio.ensure_future(self.inner.warmup())
         try:
             await task
         except asyncio.CancelledError:
@@ -290,10 +274,6 @@ class MountedProvider(ToolProvider):
             self._warmup_task.cancel()
             await asyncio.wait((self._warmup_task,))
         await self.inner.aclose()
-
-
-async def _run_warmup(provider: ToolProvider) -> None:
-    await provider.warmup()
 
 
 def _find_source_file(provider: ToolProvider) -> Path | None:

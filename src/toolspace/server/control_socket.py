@@ -227,11 +227,11 @@ async def _listen(ts: Toolspace, gateway: LocalGateway | None, bound: _BoundSock
     server = await asyncio.start_unix_server(serve, sock=bound.socket, limit=_MAX_REQUEST_BYTES)
     try:
         os.rename(bound.hidden, bound.name, src_dir_fd=bound.folder, dst_dir_fd=bound.folder)
-        get_orphan_cleanup().add_file(bound.path)
+        get_orphan_cleanup().add(bound.path)
         try:
             yield
         finally:
-            get_orphan_cleanup().remove_file(bound.path)
+            get_orphan_cleanup().remove(bound.path)
     finally:
         server.close()
         for task in tuple(tasks):

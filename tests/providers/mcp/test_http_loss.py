@@ -16,8 +16,8 @@ from mcp.server.mcpserver import Context, MCPServer
 from pydantic import BaseModel
 
 from tests.providers.mcp.conftest import open_toolspace, until
+from tests.providers.mcp.transports.test_http_and_sse import serve
 from tests.providers.mcp.transports.test_stateless_http import Service, connected, reply, text, web_service
-from tests.providers.mcp.transports.test_streamable_http import serve
 from toolspace.core.context import ToolContext
 from toolspace.core.events import EventType
 from toolspace.providers.mcp import session
@@ -309,7 +309,7 @@ async def test_connect_timeout_counts_as_not_sent(monkeypatch: pytest.MonkeyPatc
         async with open_session(peer, way):
             with pytest.raises(ServerUnreachable, match="cannot connect") as raised:
                 await way.send_raw_request("tools/call", {})
-    assert not raised.value.sent
+    assert not raised.value.was_sent
 
 
 @pytest.mark.spec("3.14")

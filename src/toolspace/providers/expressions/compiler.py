@@ -14,40 +14,36 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from toolspace.core import json_text
 from toolspace.core.names import did_you_mean
-from toolspace.providers.expressions.functions import FUNCTIONS, to_text
-from toolspace.providers.expressions.values import (
+from toolspace.providers.expressions.functions import (
+    FUNCTIONS,
     MAX_RESULT_LENGTH,
     OPERATORS,
     STEP_BUDGET,
-    Evaluate,
     EvaluationScope,
     ExpressionError,
-    Loop,
     MissingValueError,
     add_values,
     check_comparable,
-    compile_boolean,
-    compile_joined_text,
-    compile_list,
-    compile_member,
-    compile_subscript,
     contains,
     is_equal,
-    is_true,
     json_length,
     power,
     require_finite,
-    require_index,
     require_number,
     require_text,
-    require_whole,
-    run_loops,
+    to_text,
     type_name,
 )
 
 MAX_EXPRESSION_LENGTH = 10_000
 INPUT = "input"
+Evaluate = Callable[[EvaluationScope], Any]
+"""A compiled part of an expression."""
+Loop = tuple[str, Evaluate, list[Evaluate]]
+"""One `for` of a comprehension: its name, its list, its conditions."""
+
 _CONSTANTS: Mapping[str, Any] = {"true": True, "false": False, "null": None}
 _SPECIAL_FUNCTIONS = ("default", "has")
 """Functions whose first argument may be missing in the input."""
@@ -127,28 +123,28 @@ class _Compiler:
             case ast.Name(id=name):
                 return self._name(name)
             case ast.Attribute(value=inner, attr=name):
-                return compile_member(self._node(inner), name)
+                return _compile_member(self._node(inner), name)
             case ast.Subscript(value=inner, slice=ast.Slice() as part):
                 return self._slice(self._node(inner), part)
             case ast.Subscript(value=inner, slice=index):
-                return compile_subscript(self._node(inner), self._node(index))
+                return _compile_subscript(self._node(inner), self._node(index))
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 inner = self._node(operand)
-                return lambda scope: not is_true(inner(scope))
+                return lambda scope: not inner(scope)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 inner = self._node(operand)
                 return lambda scope: require_finite(-require_number(inner(scope), "-"), "-")
             case ast.BinOp(left=first, op=op, right=second):
                 return self._binary(node, self._node(first), op, self._node(second))
             case ast.BoolOp(op=op, values=values):
-                return compile_boolean([self._node(value) for value in values], stop=isinstance(op, ast.Or))
+                return _compile_boolean([self._node(value) for value in values], stop=isinstance(op, ast.Or))
             case ast.Compare(left=first, ops=ops, comparators=operands):
                 return self._compare(node, first, ops, operands)
             case ast.IfExp(test=test, body=body, orelse=orelse):
                 test, body, orelse = self._node(test), self._node(body), self._node(orelse)
-                return lambda scope: body(scope) if is_true(test(scope)) else orelse(scope)
+                return lambda scope: body(scope) if test(scope) else orelse(scope)
             case ast.List(elts=elements) | ast.Tuple(elts=elements):
-                return compile_list([self._node(element) for element in elements])
+                return _compile_list([self._node(element) for element in elements])
             case ast.Dict(keys=keys, values=values):
                 return self._object(node, keys, values)
             case (
@@ -156,7 +152,7 @@ class _Compiler:
             ):
                 return self._comprehension(generators, element)
             case ast.JoinedStr(values=parts):
-                return compile_joined_text([self._part(part) for part in parts])
+                return _compile_joined_text([self._part(part) for part in parts])
             case ast.Call():
                 return self._call(node)
             case _:
@@ -199,7 +195,7 @@ class _Compiler:
             value = inner(scope)
             if not isinstance(value, str | list | tuple):
                 raise ExpressionError(f"a slice needs a text or a list, not {type_name(value)}")
-            bounds = [None if bound is None else require_index(bound(scope)) for bound in (start, end)]
+            bounds = [None if bound is None else _require_index(bound(scope)) for bound in (start, end)]
             part = cast("Any", value)[bounds[0] : bounds[1]]
             scope.spend(len(part) // (16 if isinstance(part, str) else 1) + 1)
             return part
@@ -293,7 +289,7 @@ class _Compiler:
             results: list[Any] = []
             outer_names = dict(scope.names)
             try:
-                run_loops(scope, loops, 0, value, results)
+                _run_loops(scope, loops, 0, value, results)
             finally:
                 scope.names = outer_names
             return results
@@ -313,7 +309,7 @@ class _Compiler:
             raise _error_at(node, "use a format such as .2f, ,.2f, d or .1%")
         # `d` formats whole numbers; 3.0 is one.
         if spec.endswith("d"):
-            return lambda scope: format(require_whole(inner(scope)), spec)
+            return lambda scope: format(_require_whole(inner(scope)), spec)
         return lambda scope: format(require_number(inner(scope), "a format"), spec)
 
     def _call(self, node: ast.Call) -> Evaluate:
@@ -376,3 +372,101 @@ def _check_count(node: ast.Call, name: str, function: Callable[..., Any], count:
         elif maximum == math.inf:
             expected = f"at least {minimum}"
         raise _error_at(node, f"{name} takes {expected} arguments, not {count}")
+
+
+def _run_loops(scope: EvaluationScope, loops: list[Loop], depth: int, element: Evaluate, results: list[Any]) -> None:
+    """Runs the loops of a comprehension from `depth` on, and appends each element to `results`."""
+    name, source, tests = loops[depth]
+    items = source(scope)
+    if isinstance(items, Mapping):
+        items = list(cast("Mapping[str, Any]", items))  # Its keys.
+    if not isinstance(items, list | tuple):
+        raise ExpressionError(f"`for {name}` needs a list, not {type_name(items)}")
+    for item in cast("list[Any]", items):
+        scope.spend(1)
+        scope.names[name] = item
+        if all(test(scope) for test in tests):
+            if depth + 1 < len(loops):
+                _run_loops(scope, loops, depth + 1, element, results)
+            else:
+                results.append(element(scope))
+
+
+def _compile_member(inner: Evaluate, name: str) -> Evaluate:
+    def evaluate(scope: EvaluationScope) -> Any:
+        scope.spend(1)
+        value = inner(scope)
+        if not isinstance(value, Mapping):
+            raise MissingValueError(f'"{name}" was looked for in {type_name(value)}, which has no members')
+        members = cast("Mapping[str, Any]", value)
+        if name not in members:
+            raise MissingValueError(f'"{name}" is not there')
+        return members[name]
+
+    return evaluate
+
+
+def _compile_subscript(inner: Evaluate, index: Evaluate) -> Evaluate:
+    def evaluate(scope: EvaluationScope) -> Any:
+        scope.spend(1)
+        value, key = inner(scope), index(scope)
+        if isinstance(value, Mapping):
+            members = cast("Mapping[str, Any]", value)
+            if not isinstance(key, str) or key not in members:
+                raise MissingValueError(f"{json_text.describe(key)} is not there")
+            return members[key]
+        if isinstance(value, str | list | tuple):
+            try:
+                return cast("Any", value)[_require_index(key)]
+            except IndexError:
+                raise MissingValueError(f"there is no element {key}") from None
+        raise MissingValueError(
+            f"{json_text.describe(key)} was looked for in {type_name(value)}, which has no elements"
+        )
+
+    return evaluate
+
+
+def _compile_boolean(values: list[Evaluate], *, stop: bool) -> Evaluate:
+    """`or` stops at the first true value (`stop=True`), `and` at the first false one."""
+
+    def evaluate(scope: EvaluationScope) -> Any:
+        result: Any = None
+        for value in values:
+            scope.spend(1)
+            result = value(scope)
+            if bool(result) == stop:
+                break
+        return result
+
+    return evaluate
+
+
+def _compile_list(elements: list[Evaluate]) -> Evaluate:
+    def evaluate(scope: EvaluationScope) -> list[Any]:
+        scope.spend(len(elements) + 1)
+        return [element(scope) for element in elements]
+
+    return evaluate
+
+
+def _compile_joined_text(parts: list[Evaluate]) -> Evaluate:
+    def evaluate(scope: EvaluationScope) -> str:
+        texts = [part(scope) for part in parts]
+        scope.spend_text(sum(map(len, texts)))
+        return "".join(texts)
+
+    return evaluate
+
+
+def _require_index(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise ExpressionError(f"the index of a list is a whole number, not {type_name(value)}")
+
+
+def _require_whole(value: object) -> int:
+    number = require_number(value, "the format d")
+    if number != int(number):
+        raise ExpressionError("the format d needs a whole number")
+    return int(number)

@@ -1,30 +1,215 @@
-"""The functions that expressions may call. Each spends its steps before it creates anything. `compiler` uses it."""
+"""What expressions compute with: JSON values, operators, the functions that they may call, and the step budget.
+
+Every operation spends its steps before it creates anything. `compiler` uses it.
+"""
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Final, TypeGuard, cast
 
 from toolspace.core import json_text
-from toolspace.providers.expressions.values import (
-    EvaluationScope,
-    ExpressionError,
-    check_comparable,
-    contains,
-    is_equal,
-    is_number,
-    is_true,
-    json_length,
-    require_finite,
-    require_list,
-    require_number,
-    require_text,
-    type_name,
-)
 
+STEP_BUDGET: Final = 100_000
+"""Steps of one evaluation, some tens of milliseconds. One operation, one element or 16 new characters is a step."""
+MAX_RESULT_LENGTH: Final = 8 * 1024 * 1024
+"""Characters of a result. A text that occurs a thousand times in a list costs few steps, but is written each time."""
+_CHARACTERS_PER_STEP: Final = 16
+_MAX_INTEGER: Final = 2**63
+_MAX_BITS: Final = 63
 Function = Callable[..., Any]
 """Takes the scope and the values of its arguments."""
+
+
+class ExpressionError(ValueError):
+    """An expression cannot be compiled, or has no value for an input."""
+
+
+class MissingValueError(ExpressionError):
+    """A value is not in the input."""
+
+
+class EvaluationScope:
+    """The state of one evaluation: its input, the names that comprehensions bind, and the remaining steps."""
+
+    __slots__ = ("input", "names", "remaining_steps")
+
+    def __init__(self, input: Mapping[str, Any], budget: int = STEP_BUDGET) -> None:
+        self.input = input
+        self.names: dict[str, Any] = {}
+        self.remaining_steps = budget
+
+    def spend(self, steps: int) -> None:
+        """Spends steps of the budget. Raises `ExpressionError` if there are too few."""
+        self.remaining_steps -= steps
+        if self.remaining_steps < 0:
+            raise ExpressionError("it takes too many steps for this input")
+
+    def spend_text(self, characters: int) -> None:
+        """Spends the steps of a text. Called before the text is created, so that it cannot grow without limit."""
+        self.spend(characters // _CHARACTERS_PER_STEP + 1)
+
+    def check_text(self, characters: int) -> None:
+        """Raises if a text of this length exceeds the remaining steps."""
+        if characters // _CHARACTERS_PER_STEP > self.remaining_steps:
+            self.spend(self.remaining_steps + 1)
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def require_number(value: object, operation: str) -> int | float:
+    """The value, if it is a number in the supported range. `operation` names the operation in errors."""
+    if not is_number(value):
+        raise ExpressionError(f"{operation} needs a number, not {type_name(value)}")
+    if isinstance(value, int) and not -_MAX_INTEGER <= value < _MAX_INTEGER:
+        raise ExpressionError(f"{operation}: the number is too large")
+    return value
+
+
+def require_finite(value: Any, operation: str) -> int | float:
+    """A result, if it is a number that JSON can represent."""
+    if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
+        raise ExpressionError(f"{operation} has no finite result")
+    return require_number(value, operation)
+
+
+def require_text(value: object, operation: str) -> str:
+    if not isinstance(value, str):
+        raise ExpressionError(f"{operation} needs a text, not {type_name(value)}")
+    return value
+
+
+def require_list(value: object, operation: str) -> Sequence[Any]:
+    """The elements of a list."""
+    if not isinstance(value, list | tuple):
+        raise ExpressionError(f"{operation} needs a list, not {type_name(value)}")
+    return cast("Sequence[Any]", value)
+
+
+def type_name(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a text"
+        case list() | tuple():
+            return "a list"
+        case _:
+            return "an object"
+
+
+def json_length(value: object, lengths: dict[int, int] | None = None) -> int:
+    """The minimum length of its JSON text. An object that occurs several times is measured once (`lengths`)."""
+    if isinstance(value, str):
+        return len(value) + 2
+    if not isinstance(value, list | tuple | Mapping):
+        return 1
+    lengths = {} if lengths is None else lengths
+    length = lengths.get(id(cast("object", value)))
+    if length is None:
+        if isinstance(value, Mapping):
+            members = cast("Mapping[str, Any]", value)
+            length = 2 + sum(len(key) + json_length(item, lengths) for key, item in members.items())
+        else:
+            length = 2 + sum(json_length(item, lengths) for item in cast("Sequence[Any]", value))
+        lengths[id(cast("object", value))] = length
+    return length
+
+
+def power(base: object, exponent: object) -> int | float:
+    first, second = require_number(base, "**"), require_number(exponent, "**")
+    # Checked before computing: a large power of an integer takes long.
+    if isinstance(first, int) and abs(first) > 1 and second * math.log2(abs(first)) > _MAX_BITS:
+        raise ExpressionError("**: the result is too large")
+    try:
+        return require_finite(first**second, "**")
+    except (OverflowError, ZeroDivisionError):
+        raise ExpressionError("** has no finite result") from None
+
+
+def is_equal(scope: EvaluationScope, first: object, second: object) -> bool:
+    """Whether two values are the same JSON. Unlike in Python, true does not equal 1."""
+    pairs: list[tuple[Any, Any]] = [(first, second)]
+    scope.spend(1)
+    while pairs:
+        first, second = pairs.pop()
+        if isinstance(first, bool) or isinstance(second, bool):
+            if first is not second:
+                return False
+        elif isinstance(first, list | tuple) and isinstance(second, list | tuple):
+            first_items, second_items = cast("Sequence[Any]", first), cast("Sequence[Any]", second)
+            scope.spend(len(first_items))
+            if len(first_items) != len(second_items):
+                return False
+            pairs.extend(zip(first_items, second_items, strict=True))
+        elif isinstance(first, Mapping) and isinstance(second, Mapping):
+            first_members, second_members = cast("Mapping[str, Any]", first), cast("Mapping[str, Any]", second)
+            scope.spend(len(first_members))
+            if first_members.keys() != second_members.keys():
+                return False
+            pairs.extend((value, second_members[key]) for key, value in first_members.items())
+        else:
+            if isinstance(first, str):
+                scope.spend_text(len(first))
+            if first != second:
+                return False
+    return True
+
+
+def contains(scope: EvaluationScope, container: object, value: object) -> bool:
+    """Whether a list contains an element, an object a key, or a text another text."""
+    if isinstance(container, str):
+        scope.spend_text(len(container))
+        return require_text(value, "in") in container
+    if isinstance(container, Mapping):
+        return isinstance(value, str) and value in container
+    return any(is_equal(scope, item, value) for item in require_list(container, "in"))
+
+
+def check_comparable(first: object, second: object, operation: str) -> bool:
+    """True if both are numbers or both are texts; raises otherwise."""
+    if (is_number(first) and is_number(second)) or (isinstance(first, str) and isinstance(second, str)):
+        return True
+    raise ExpressionError(f"{operation} cannot compare {type_name(first)} with {type_name(second)}")
+
+
+OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": lambda first, second: first / second,
+    "//": lambda first, second: first // second,
+    "%": operator.mod,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+def add_values(scope: EvaluationScope, first: object, second: object) -> Any:
+    scope.spend(1)
+    if is_number(first) and is_number(second):
+        return require_finite(require_number(first, "+") + require_number(second, "+"), "+")
+    if isinstance(first, str) and isinstance(second, str):
+        scope.spend_text(len(first) + len(second))
+        return first + second
+    types = f"{type_name(first)} and {type_name(second)}"
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        first_items, second_items = cast("list[Any]", first), cast("list[Any]", second)
+        scope.spend(len(first_items) + len(second_items))
+        return [*first_items, *second_items]
+    raise ExpressionError(f"+ cannot add {types}; write str(…) for the text of a value")
+
+
+# Functions
 
 
 def _length(scope: EvaluationScope, value: Any) -> int:
@@ -65,7 +250,7 @@ def _extreme(name: str, pick: Callable[..., Any]) -> Function:
     return run
 
 
-def _sorted(scope: EvaluationScope, values: Any) -> list[Any]:
+def _sort(scope: EvaluationScope, values: Any) -> list[Any]:
     items = require_list(values, "sorted")
     scope.spend(len(items) * max(len(items).bit_length(), 1))
     for item in items:
@@ -185,22 +370,15 @@ def _text_test(name: str, test: Callable[[str, str], bool]) -> Function:
     return run
 
 
-def _require_object(value: Any, what: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ExpressionError(f"{what} needs an object, not {type_name(value)}")
-    return cast("Mapping[str, Any]", value)
+def _object_function(name: str, list_members: Callable[[Mapping[str, Any]], list[Any]]) -> Function:
+    def run(scope: EvaluationScope, value: Any) -> list[Any]:
+        if not isinstance(value, Mapping):
+            raise ExpressionError(f"{name} needs an object, not {type_name(value)}")
+        members = cast("Mapping[str, Any]", value)
+        scope.spend(len(members))
+        return list_members(members)
 
-
-def _keys(scope: EvaluationScope, value: Any) -> list[str]:
-    members = _require_object(value, "keys")
-    scope.spend(len(members))
-    return list(members)
-
-
-def _values(scope: EvaluationScope, value: Any) -> list[Any]:
-    members = _require_object(value, "values")
-    scope.spend(len(members))
-    return list(members.values())
+    return run
 
 
 def _count(scope: EvaluationScope, values: Any, value: Any) -> int:
@@ -216,7 +394,7 @@ def _list_test(name: str, quantify: Callable[[Sequence[Any]], bool]) -> Function
     return run
 
 
-def _reversed(scope: EvaluationScope, values: Any) -> Any:
+def _reverse(scope: EvaluationScope, values: Any) -> Any:
     items = require_text(values, "reversed") if isinstance(values, str) else require_list(values, "reversed")
     scope.spend(len(items))
     return items[::-1] if isinstance(items, str) else list(reversed(items))
@@ -229,20 +407,12 @@ def _square_root(scope: EvaluationScope, value: Any) -> float:
     return math.sqrt(number)
 
 
-def _bool(scope: EvaluationScope, value: Any) -> bool:
-    return is_true(value)
-
-
-def _is_number(scope: EvaluationScope, value: Any) -> bool:
-    return is_number(value)
-
-
 FUNCTIONS: Mapping[str, Function] = {
     "abs": _number_function("abs", abs),
     "all": _list_test("all", all),
     "any": _list_test("any", any),
     "avg": _average,
-    "bool": _bool,
+    "bool": lambda scope, value: bool(value),
     "ceil": _number_function("ceil", math.ceil),
     "contains": contains,
     "count": _count,
@@ -250,18 +420,18 @@ FUNCTIONS: Mapping[str, Function] = {
     "float": _to_float,
     "floor": _number_function("floor", math.floor),
     "int": _to_integer,
-    "is_number": _is_number,
+    "is_number": lambda scope, value: is_number(value),
     "join": _join,
-    "keys": _keys,
+    "keys": _object_function("keys", list),
     "len": _length,
     "lower": _text_function("lower", str.lower),
     "max": _extreme("max", max),
     "min": _extreme("min", min),
     "range": _range,
     "replace": _replace,
-    "reversed": _reversed,
+    "reversed": _reverse,
     "round": _round,
-    "sorted": _sorted,
+    "sorted": _sort,
     "split": _split,
     "sqrt": _square_root,
     "startswith": _text_test("startswith", str.startswith),
@@ -270,5 +440,5 @@ FUNCTIONS: Mapping[str, Function] = {
     "sum": _sum,
     "unique": _unique,
     "upper": _text_function("upper", str.upper),
-    "values": _values,
+    "values": _object_function("values", lambda members: list(members.values())),
 }

@@ -1,6 +1,7 @@
-"""Opens one connection to a server: chooses transport and protocol era, and lists the tools. Does not retry.
+"""Opens one connection to a server: transport, protocol era, tool list. Does not retry.
 
-`connection` uses it for every attempt. `StartupLimiter` bounds how many servers start at the same time.
+`connection` uses it for every attempt. `open_transport` opens the transport that a `ServerSpec` names, after checking
+its URL and headers. `StartupLimiter` bounds how many servers start at the same time.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -18,6 +19,7 @@ import msgspec
 from mcp.shared.exceptions import MCPError
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 
+from toolspace.core.http_messages import is_token
 from toolspace.core.secret_masking import is_secret_name, register_secrets
 from toolspace.errors import ProviderError
 from toolspace.providers.mcp.oauth.authorization import HttpAuth
@@ -25,19 +27,17 @@ from toolspace.providers.mcp.session import McpSession, ServerToolList, SessionO
 from toolspace.providers.mcp.spec import NO_CALLBACKS, McpCallbacks, ServerSpec
 from toolspace.providers.mcp.transports.base import (
     MAX_MESSAGE_BYTES,
+    MessageTrace,
     OpenTransport,
     ServerUnreachable,
     classify_error,
-    create_tracer,
     is_connection_lost,
     trace_streams,
 )
 from toolspace.providers.mcp.transports.stateless_http import StatelessHttpDispatcher
 
-# MERGED from factory: Opens the transport that a `ServerSpec` names, after checking its URL and headers. Does not reco
-
+_SLOT_SECONDS = 3.0
 _SCHEMES = {"http": ("http", "https"), "sse": ("http", "https"), "websocket": ("ws", "wss")}
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\x21-\x7e](?:[\t\x20-\x7e]*[\x21-\x7e])?|")
 _LIBRARY_LOG_LEVELS = {
     "httpx2": logging.WARNING,
@@ -45,94 +45,6 @@ _LIBRARY_LOG_LEVELS = {
     "mcp.client": logging.CRITICAL,
     "mcp.shared": logging.CRITICAL,
 }
-
-
-@asynccontextmanager
-async def open_transport(
-    name: str,
-    spec: ServerSpec,
-    *,
-    auth: httpx2.Auth | None = None,
-    trace: bool = False,
-    max_message_bytes: int = MAX_MESSAGE_BYTES,
-) -> AsyncGenerator[OpenTransport]:
-    """Opens the transport for the duration of the block; afterwards no process, socket or task of it is left.
-
-    Raises ProviderError if it cannot be opened. A later failure is never raised into the block; it sets
-    `OpenTransport.lost_event`.
-    """
-    prepare_transport(name, spec)
-    async with _open(name, spec, auth, max_message_bytes) as transport:
-        if trace:
-            transport.streams = trace_streams(name, transport.streams)
-        yield transport
-
-
-def _open(
-    name: str, spec: ServerSpec, auth: httpx2.Auth | None, max_message_bytes: int
-) -> AbstractAsyncContextManager[OpenTransport]:
-    # Each transport is imported when it is used, because most programs use one or two of them.
-    if spec.kind == "stdio":
-        from toolspace.providers.mcp.transports.stdio import open_stdio
-
-        return open_stdio(name, spec, max_message_bytes=max_message_bytes)
-    url = validate_url(name, spec)
-    if spec.kind == "websocket":
-        if auth is not None:
-            raise ProviderError(f"server {name!r}: login works over http and sse; a websocket supports headers only")
-        from toolspace.providers.mcp.transports.websocket import open_websocket
-
-        return open_websocket(name, url, spec, max_message_bytes=max_message_bytes)
-    from toolspace.providers.mcp.transports.http_and_sse import open_streamable_http
-
-    return open_streamable_http(name, url, spec, auth=auth, max_message_bytes=max_message_bytes)
-
-
-def validate_url(name: str, spec: ServerSpec) -> str:
-    """Returns the URL if it fits the transport, else raises ProviderError. No message shows it: it may hold a key."""
-    schemes = _SCHEMES[spec.kind]
-    expected = " or ".join(f"{scheme}://" for scheme in schemes)
-    if not spec.url:
-        raise ProviderError(f"server {name!r} ({spec.kind}) has no url; give it one that begins with {expected}")
-    try:
-        parts = urlsplit(spec.url)
-        is_valid, _ = parts.scheme.lower() in schemes and bool(parts.hostname), parts.port
-    except ValueError:
-        is_valid = False
-    if not is_valid or any(ord(character) <= 32 or ord(character) == 127 for character in spec.url):
-        raise ProviderError(f"the url of server {name!r} is not valid for {spec.kind}: it must be {expected}host/…")
-    return spec.url
-
-
-def prepare_transport(name: str, spec: ServerSpec) -> None:
-    """Registers the server's secrets for masking and checks its headers. Call it before anything is sent."""
-    _register_secrets(spec)
-    _quiet_libraries()
-    for key, value in spec.headers.items():
-        # The HTTP libraries would refuse them too, but show the value.
-        if not _HEADER_NAME.fullmatch(key) or not _HEADER_VALUE.fullmatch(value):
-            raise ProviderError(f"the header {key!r} of server {name!r} has characters that HTTP does not allow")
-
-
-def _register_secrets(spec: ServerSpec) -> None:
-    """A secret that a server receives must not appear in its output or in a trace."""
-    settings = {**spec.env, **spec.headers}
-    values = [value for key, value in settings.items() if is_secret_name(key)]
-    register_secrets([*values, *(value.rpartition(" ")[2] for value in values)])
-
-
-def _quiet_libraries() -> None:
-    """The libraries log URLs, session ids and whole messages with their secrets, and tracebacks of malformed ones.
-
-    Their errors reach the caller as exceptions, and `trace` logs messages with secrets masked.
-    """
-    for name, level in _LIBRARY_LOG_LEVELS.items():
-        logger = logging.getLogger(name)
-        if logger.level == logging.NOTSET:  # A level that the program has set stays.
-            logger.setLevel(level)
-
-
-_SLOT_SECONDS = 3.0
 T = TypeVar("T")
 
 
@@ -179,69 +91,128 @@ class ConnectionLostDuringDiscovery(Exception):
     """The connection broke when the server was asked for its protocol era."""
 
 
-class ConnectionAttempt:
-    """One attempt. With `handshake` the server is not asked for its era, and gets the handshake at once."""
+async def connect(
+    stack: AsyncExitStack, spec: ServerSpec, options: ConnectionOptions, session: SessionOptions, *, handshake: bool
+) -> tuple[McpSession, OpenTransport | None, ServerToolList]:
+    """Returns the session, its transport (None for stateless HTTP) and the tools. The stack closes them.
 
-    def __init__(
-        self,
-        name: str,
-        spec: ServerSpec,
-        options: ConnectionOptions,
-        on_tools_changed: Callable[[], None],
-        *,
-        handshake: bool,
-    ) -> None:
-        self._name = name
-        self._spec = spec
-        self._options = options
-        self._session_options = SessionOptions(
-            name=name, callbacks=options.callbacks, version=options.version, on_tools_changed=on_tools_changed
-        )
-        self._handshake = handshake
+    With `handshake` the server is not asked for its era, and gets the handshake at once.
+    """
+    mcp_session, transport = await _open_session(stack, spec, options, session, handshake=handshake)
+    try:
+        return mcp_session, transport, await mcp_session.list_tools()
+    except MCPError as error:
+        if transport is None or transport.loss_reason is None or not is_connection_lost(error):
+            raise
+        raise ServerUnreachable(transport.loss_reason, was_sent=False) from None
 
-    async def open(self, stack: AsyncExitStack) -> tuple[McpSession, OpenTransport | None, ServerToolList]:
-        """Returns the session, its transport (None for stateless HTTP) and the tools. The stack closes them."""
-        session, transport = await self._connect(stack)
-        try:
-            return session, transport, await session.list_tools()
-        except MCPError as error:
-            if transport is None or transport.loss_reason is None or not is_connection_lost(error):
-                raise
-            raise ServerUnreachable(transport.loss_reason, sent=False) from None
 
-    async def _connect(self, stack: AsyncExitStack) -> tuple[McpSession, OpenTransport | None]:
-        name, spec, options = self._name, self._spec, self._options
-        handshake = self._handshake
-        if spec.kind == "http" and not handshake:
-            async with AsyncExitStack() as stateless_stack:
-                prepare_transport(name, spec)
-                trace = create_tracer(name) if options.trace else None
-                dispatcher = StatelessHttpDispatcher(
-                    validate_url(name, spec), spec.headers, auth=options.auth, trace=trace
-                )
-                session = await stateless_stack.enter_async_context(open_session(self._session_options, dispatcher))
-                if await self._check_discovery(session.discover()):
-                    stack.push_async_exit(stateless_stack.pop_all())
-                    return session, None
-            handshake = True  # The server has just answered that it does not know the stateless era.
-        transport = await stack.enter_async_context(open_transport(name, spec, auth=options.auth, trace=options.trace))
-        session = await stack.enter_async_context(
-            open_session(self._session_options, JSONRPCDispatcher(*transport.streams))
-        )
-        try:
-            await self._check_discovery(session.negotiate(handshake=handshake))
-        except ServerUnreachable as error:
-            raise ServerUnreachable(transport.loss_reason or str(error), sent=False) from None
-        return session, transport
+async def _open_session(
+    stack: AsyncExitStack, spec: ServerSpec, options: ConnectionOptions, session: SessionOptions, *, handshake: bool
+) -> tuple[McpSession, OpenTransport | None]:
+    name = session.name
+    is_refused = False
+    if spec.kind == "http" and not handshake:
+        async with AsyncExitStack() as stateless_stack:
+            prepare_transport(name, spec)
+            trace = MessageTrace(name) if options.trace else None
+            dispatcher = StatelessHttpDispatcher(_get_url(name, spec), spec.headers, auth=options.auth, trace=trace)
+            mcp_session = await stateless_stack.enter_async_context(open_session(session, dispatcher))
+            if await _check_discovery(mcp_session.discover(), handshake=False):
+                stack.push_async_exit(stateless_stack.pop_all())
+                return mcp_session, None
+        is_refused = True  # The server has just answered that it does not know the stateless era.
+    transport = await stack.enter_async_context(open_transport(name, spec, auth=options.auth, trace=options.trace))
+    mcp_session = await stack.enter_async_context(open_session(session, JSONRPCDispatcher(*transport.streams)))
+    try:
+        await _check_discovery(mcp_session.negotiate(handshake=handshake or is_refused), handshake=handshake)
+    except ServerUnreachable as error:
+        raise ServerUnreachable(transport.loss_reason or str(error), was_sent=False) from None
+    return mcp_session, transport
 
-    async def _check_discovery(self, discovery: Awaitable[T]) -> T:
-        """Raises ConnectionLostDuringDiscovery: some old servers end at the unknown request instead of refusing it."""
-        try:
-            return await discovery
-        except MCPError as raised:
-            error = classify_error(raised)
-            if not is_connection_lost(error):
-                raise error from None
-            if not self._handshake and getattr(error, "sent", True):
-                raise ConnectionLostDuringDiscovery from None
-            raise ServerUnreachable(str(error), sent=False) from None
+
+async def _check_discovery(discovery: Awaitable[T], *, handshake: bool) -> T:
+    """Raises ConnectionLostDuringDiscovery: some old servers end at the unknown request instead of refusing it."""
+    try:
+        return await discovery
+    except MCPError as mcp_error:
+        error = classify_error(mcp_error)
+        if not is_connection_lost(error):
+            raise error from None
+        if not handshake and getattr(error, "was_sent", True):
+            raise ConnectionLostDuringDiscovery from None
+        raise ServerUnreachable(str(error), was_sent=False) from None
+
+
+@asynccontextmanager
+async def open_transport(
+    name: str,
+    spec: ServerSpec,
+    *,
+    auth: httpx2.Auth | None = None,
+    trace: bool = False,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+) -> AsyncGenerator[OpenTransport]:
+    """Opens the transport for the duration of the block; afterwards no process, socket or task of it is left.
+
+    Raises ProviderError if it cannot be opened. A later failure is never raised into the block; it sets
+    `OpenTransport.lost_event`.
+    """
+    prepare_transport(name, spec)
+    async with _open_transport(name, spec, auth, max_message_bytes) as transport:
+        if trace:
+            transport.streams = trace_streams(name, transport.streams)
+        yield transport
+
+
+def _open_transport(
+    name: str, spec: ServerSpec, auth: httpx2.Auth | None, max_message_bytes: int
+) -> AbstractAsyncContextManager[OpenTransport]:
+    # Each transport is imported when it is used, because most programs use one or two of them.
+    if spec.kind == "stdio":
+        from toolspace.providers.mcp.transports.stdio import open_stdio
+
+        return open_stdio(name, spec, max_message_bytes=max_message_bytes)
+    url = _get_url(name, spec)
+    if spec.kind == "websocket":
+        if auth is not None:
+            raise ProviderError(f"server {name!r}: login works over http and sse; a websocket supports headers only")
+        from toolspace.providers.mcp.transports.websocket import open_websocket
+
+        return open_websocket(name, url, spec, max_message_bytes=max_message_bytes)
+    from toolspace.providers.mcp.transports.http_and_sse import open_http
+
+    return open_http(name, url, spec, auth=auth, max_message_bytes=max_message_bytes)
+
+
+def _get_url(name: str, spec: ServerSpec) -> str:
+    """Returns the URL if it fits the transport, else raises ProviderError. No message shows it: it may hold a key."""
+    schemes = _SCHEMES[spec.kind]
+    expected = " or ".join(f"{scheme}://" for scheme in schemes)
+    if not spec.url:
+        raise ProviderError(f"server {name!r} ({spec.kind}) has no url; give it one that begins with {expected}")
+    try:
+        parts = urlsplit(spec.url)
+        is_valid, _ = parts.scheme.lower() in schemes and bool(parts.hostname), parts.port
+    except ValueError:
+        is_valid = False
+    if not is_valid or any(ord(character) <= 32 or ord(character) == 127 for character in spec.url):
+        raise ProviderError(f"the url of server {name!r} is not valid for {spec.kind}: it must be {expected}host/…")
+    return spec.url
+
+
+def prepare_transport(name: str, spec: ServerSpec) -> None:
+    """Registers the server's secrets for masking and checks its headers. Call it before anything is sent."""
+    # A secret that a server receives must not appear in its output or in a trace.
+    secrets = [value for key, value in {**spec.env, **spec.headers}.items() if is_secret_name(key)]
+    register_secrets([*secrets, *(value.rpartition(" ")[2] for value in secrets)])
+    # The libraries log URLs, session ids and whole messages with their secrets, and tracebacks of malformed ones. Their
+    # errors reach the caller as exceptions, and `MessageTrace` logs messages with secrets masked.
+    for library, level in _LIBRARY_LOG_LEVELS.items():
+        logger = logging.getLogger(library)
+        if logger.level == logging.NOTSET:  # A level that the program has set stays.
+            logger.setLevel(level)
+    for key, value in spec.headers.items():
+        # The HTTP libraries would refuse them too, but show the value.
+        if not is_token(key) or not _HEADER_VALUE.fullmatch(value):
+            raise ProviderError(f"the header {key!r} of server {name!r} has characters that HTTP does not allow")

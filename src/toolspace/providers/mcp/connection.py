@@ -20,8 +20,8 @@ from mcp.shared.exceptions import MCPError
 from toolspace.core.secret_masking import mask_secrets
 from toolspace.core.times import format_milliseconds
 from toolspace.errors import ProviderError
-from toolspace.providers.mcp.connect import ConnectionAttempt, ConnectionLostDuringDiscovery, ConnectionOptions
-from toolspace.providers.mcp.session import McpSession, ServerToolList
+from toolspace.providers.mcp.connect import ConnectionLostDuringDiscovery, ConnectionOptions, connect
+from toolspace.providers.mcp.session import McpSession, ServerToolList, SessionOptions
 from toolspace.providers.mcp.spec import ServerSpec, ServerState, ServerStatus
 from toolspace.providers.mcp.transports.base import (
     OpenTransport,
@@ -64,13 +64,16 @@ class ServerConnection:
         self.instructions = ""
         self._on_tools_listed = on_tools_listed
         self._options = options
+        self._session_options = SessionOptions(
+            name=name, callbacks=options.callbacks, version=options.version, on_tools_changed=self.refresh_tools
+        )
         self._status = ServerStatus(name=name, state="stopped", transport=spec.kind)
         self._owner: asyncio.Task[None] | None = None
         self._session: McpSession | None = None
         self._attempt_done: asyncio.Future[None] | None = None
         """Done when the current or next attempt has succeeded or failed."""
         self._wake = asyncio.Event()
-        self._ended = asyncio.Event()
+        self._end_event = asyncio.Event()
         self._end_reason: EndReason = "lost"
         self._is_closing = False
         self._is_attempting = False
@@ -106,8 +109,8 @@ class ServerConnection:
             if owner_loop is loop and not self._owner.done():
                 return
             if owner_loop is not loop and not owner_loop.is_closed():
-                raise ServerUnreachable("it is in use in another event loop", sent=False)
-        self._wake, self._ended, self._tools_changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+                raise ServerUnreachable("it is in use in another event loop", was_sent=False)
+        self._wake, self._end_event, self._tools_changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._session = self._attempt_done = self._probe_task = None
         # In a new context: the task outlives the call that needed the server first.
         self._owner = loop.create_task(self._run(), name=f"mcp {self.name}", context=contextvars.Context())
@@ -125,20 +128,20 @@ class ServerConnection:
     async def _reconnect(self) -> McpSession:
         is_recent = time.monotonic() - self._last_attempt < _RETRY_SECONDS
         if self._failures and not self._is_attempting and is_recent:
-            raise ServerUnreachable(f"{self._status.last_error}; it is retried automatically", sent=False)
+            raise ServerUnreachable(f"{self._status.last_error}; it is retried automatically", was_sent=False)
         self._ensure_owner()
         self._wake.set()
         return await self._wait_for_attempt()
 
     async def _wait_for_attempt(self) -> McpSession:
         if self._is_closing or self._owner is None:
-            raise ServerUnreachable("it is closed", sent=False)
+            raise ServerUnreachable("it is closed", was_sent=False)
         if self._session is None:
             if self._attempt_done is None or self._attempt_done.done():
                 self._attempt_done = asyncio.get_running_loop().create_future()
             await asyncio.wait((self._attempt_done, self._owner), return_when=asyncio.FIRST_COMPLETED)
         if (session := self._session) is None:
-            raise ServerUnreachable(self._status.last_error or "it did not start", sent=False)
+            raise ServerUnreachable(self._status.last_error or "it did not start", was_sent=False)
         return session
 
     def report_lost(self, session: McpSession, reason: str) -> None:
@@ -146,7 +149,7 @@ class ServerConnection:
         if session is self._session:
             self._set_error(reason)
             self._end_session("lost")
-            self._set_state("reconnecting", pid=None)
+            self._set_state("reconnecting")
 
     def start_probe(self, session: McpSession) -> None:
         """Checks in the background whether the server still answers; if not, reconnects."""
@@ -168,7 +171,7 @@ class ServerConnection:
         """Stops the server and starts it again. Returns when it is ready."""
         if self._session is not None:
             self._end_session("restart")
-            self._set_state("starting", pid=None)
+            self._set_state("starting")
         elif self._is_attempting and self._owner is not None and not self._is_closing:
             self._owner.cancel()  # A restart does not wait for an attempt that hangs.
             await asyncio.wait((self._owner,))
@@ -190,7 +193,7 @@ class ServerConnection:
                 self._owner.cancel()  # It is starting, or waiting to start: nothing to close in order.
             await asyncio.gather(self._owner, return_exceptions=True)
         self._finish_attempt()
-        self._set_state("stopped", pid=None)
+        self._set_state("stopped")
 
     # The owner task
 
@@ -198,7 +201,7 @@ class ServerConnection:
         while not self._is_closing:
             self._is_attempting = True
             self._last_attempt = time.monotonic()
-            self._ended.clear()
+            self._end_event.clear()
             self._wake.clear()
             self._end_reason = "lost"
             ready_at: float | None = None
@@ -214,7 +217,7 @@ class ServerConnection:
                 if isinstance(unwrap_group(error), ConnectionLostDuringDiscovery):
                     self._handshake = True
                     continue
-                if not self._ended.is_set():
+                if not self._end_event.is_set():
                     self._set_error(describe_error(error))
             finally:
                 self._session = None
@@ -232,14 +235,14 @@ class ServerConnection:
         if self._is_closing or self._end_reason == "restart":
             return
         if self._end_reason == "idle":
-            self._set_state("idle", pid=None)
+            self._set_state("idle")
             if not self._calls_in_flight:
                 await self._wake.wait()
             return
         delay = RECONNECT_SECONDS[min(self._failures, len(RECONNECT_SECONDS) - 1)]
         self._failures += 1
         was_ever_ready = was_ready or self._status.state == "reconnecting"
-        self._set_state("reconnecting" if was_ever_ready else "failed", pid=None)
+        self._set_state("reconnecting" if was_ever_ready else "failed")
         log = _log.warning if was_ready else _log.info  # A failed start is reported by whoever waits for it.
         log("MCP server %s: %s; retrying in %g s", self.name, self._status.last_error, delay)
         with suppress(TimeoutError):
@@ -257,17 +260,16 @@ class ServerConnection:
         async with limiter.slot() if limiter is not None else nullcontext():
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
-                    attempt = ConnectionAttempt(
-                        self.name, self.spec, self._options, self.refresh_tools, handshake=self._handshake
+                    session, transport, tool_list = await connect(
+                        stack, self.spec, self._options, self._session_options, handshake=self._handshake
                     )
-                    session, transport, tool_list = await attempt.open(stack)
             except TimeoutError:
                 reason = f"it was not ready within {format_milliseconds(CONNECT_SECONDS)}ms"
-                raise ServerUnreachable(reason, sent=False) from None
+                raise ServerUnreachable(reason, was_sent=False) from None
         self._set_state(
             "ready",
-            transport=transport.transport if transport is not None else "http",
-            pid=transport.pid if transport is not None else None,
+            transport="http" if transport is None else transport.transport,
+            pid=None if transport is None else transport.pid,
             era="stateless" if session.is_stateless else "handshake",
             protocol_version=session.protocol_version,
             server=session.server_label,
@@ -292,7 +294,7 @@ class ServerConnection:
             watchers.append(self._watch_idle(self.spec.idle_timeout))
         tasks = [asyncio.get_running_loop().create_task(watcher) for watcher in watchers]
         try:
-            await self._ended.wait()
+            await self._end_event.wait()
         finally:
             for task in tasks:
                 task.cancel()
@@ -360,7 +362,7 @@ class ServerConnection:
         """Ends the open session. New calls wait for the next one."""
         self._end_reason = reason
         self._session = None
-        self._ended.set()
+        self._end_event.set()
 
     def _finish_attempt(self) -> None:
         if self._attempt_done is not None and not self._attempt_done.done():
@@ -376,6 +378,7 @@ class ServerConnection:
         )
 
     def _set_state(self, state: ServerState, **fields: Any) -> None:
+        """Changes the state and other fields of the status. Only a ready server has a process."""
         if state != self._status.state:
-            fields["since"] = time.time()
+            fields = {"pid": None, "since": time.time(), **fields}
         self._status = msgspec.structs.replace(self._status, state=state, **fields)

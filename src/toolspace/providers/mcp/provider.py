@@ -87,12 +87,12 @@ class McpProvider(ToolProvider):
                 async with self._connection.borrow_session() as session:
                     return await self._call(session, tool, parameters, context)
             except _RetryCall as retry:
-                was_sent = was_sent or retry.sent
+                was_sent = was_sent or retry.was_sent
                 if is_retry:
-                    return _unreachable(str(retry), sent=was_sent)
+                    return _unreachable(str(retry), was_sent=was_sent)
                 tool = self._server_tools.get(name, tool)
             except ServerUnreachable as error:
-                return _unreachable(str(error), sent=was_sent or error.sent)
+                return _unreachable(str(error), was_sent=was_sent or error.was_sent)
             except ProviderError as error:  # A login is needed.
                 return _failure("transport_error", str(error), executed=False)
             except MCPError as error:
@@ -119,27 +119,27 @@ class McpProvider(ToolProvider):
             if self._connection.spec.kind == "http" and may_be_unknown_session(error):
                 # The server refused the call before it handled it, unless the tool's own error mentions a session.
                 if not await self._connection.check_alive(session):
-                    raise _RetryCall("the server forgets its sessions at once", sent=False) from None
+                    raise _RetryCall("the server forgets its sessions at once", was_sent=False) from None
             elif error.code == HEADER_MISMATCH and session.is_stateless:
                 self._update_tools(await session.list_tools())
-                raise _RetryCall(error.message, sent=False) from None
+                raise _RetryCall(error.message, was_sent=False) from None
             raise
 
     async def _handle_loss(self, session: McpSession, tool: ServerTool, error: MCPError) -> Exception:
         """Returns the exception for a call whose response will not come: retry it, or report it."""
         if isinstance(error, ServerUnreachable):  # Only this request failed.
-            sent, reason = error.sent, describe_error(error)
+            was_sent, reason = error.was_sent, describe_error(error)
         else:
-            sent, reason = True, "the server went away during the call"
+            was_sent, reason = True, "the server went away during the call"
         # Sent again only if that does no harm: it was not sent, or the tool is repeatable.
-        can_retry = tool.is_repeatable or not sent
+        can_retry = tool.is_repeatable or not was_sent
         if not isinstance(error, ServerUnreachable):
             self._connection.report_lost(session, reason)
         elif can_retry:
             await self._connection.check_alive(session)
         else:
             self._connection.start_probe(session)  # Not reported as lost: other calls are running on it.
-        return _RetryCall(reason, sent=sent) if can_retry else ServerUnreachable(reason, sent=sent)
+        return _RetryCall(reason, was_sent=was_sent) if can_retry else ServerUnreachable(reason, was_sent=was_sent)
 
     def _update_tools(self, tool_list: ServerToolList) -> None:
         previous, self._server_tools = self._server_tools, tool_list.tools
@@ -153,14 +153,14 @@ class McpProvider(ToolProvider):
 class _RetryCall(Exception):
     """The call may succeed if it is sent once more, which does no harm. The message says why it failed."""
 
-    def __init__(self, reason: str, *, sent: bool) -> None:
+    def __init__(self, reason: str, *, was_sent: bool) -> None:
         super().__init__(reason)
-        self.sent = sent
+        self.was_sent = was_sent
 
 
-def _unreachable(reason: str, *, sent: bool) -> ToolResult:
-    suffix = "; it may have run all the same" if sent else ""
-    return _failure("transport_error", f"{reason}{suffix}", executed=sent)
+def _unreachable(reason: str, *, was_sent: bool) -> ToolResult:
+    suffix = "; it may have run all the same" if was_sent else ""
+    return _failure("transport_error", f"{reason}{suffix}", executed=was_sent)
 
 
 def _failure(kind: ErrorKind, message: str, *, executed: bool = True) -> ToolResult:

@@ -133,8 +133,8 @@ class McpSession:
                 return True
             except ValidationError:
                 return False
-            except MCPError as raised:
-                error = classify_error(raised)
+            except MCPError as mcp_error:
+                error = classify_error(mcp_error)
                 data: object = error.data
                 supported = cast("Mapping[str, Any]", data).get("supported") if isinstance(data, dict) else None
                 if error.code != UNSUPPORTED_PROTOCOL_VERSION or not isinstance(supported, list):
@@ -220,9 +220,8 @@ class McpSession:
                     return parse_result(result)
                 answers = await self._answer_input_requests(result)
                 result = await self._request("tools/call", {**params, **answers}, headers=headers, context=context)
-            return ToolResult(
-                False, error=f"the server asked more than {_MAX_INPUT_ROUNDS} times", error_kind="execution_error"
-            )
+            message = f"the server asked more than {_MAX_INPUT_ROUNDS} times"
+            return ToolResult(False, error=message, error_kind="execution_error")
         except (asyncio.CancelledError, GeneratorExit):
             self._abandoned_calls[_call_owner(context)] = time.monotonic()
             raise

@@ -1,4 +1,7 @@
-"""Describes how to reach one MCP server. Plain data: connects to nothing and does not import the MCP SDK."""
+"""What other packages need to know of MCP servers: how to reach one, its status, and callbacks for its requests.
+
+Plain data and functions: connects to nothing and does not import the MCP SDK.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,9 @@ from toolspace.core.context import ElicitationResult, ToolContext
 from toolspace.errors import ToolError
 
 Transport = Literal["stdio", "http", "sse", "websocket"]
+ServerState = Literal["starting", "ready", "idle", "reconnecting", "failed", "stopped"]
+"""`idle`: stopped because of `idleTimeout`; the next call starts it. `failed`: never became ready; it is retried."""
+ProtocolEra = Literal["stateless", "handshake"]
 
 
 class ServerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,15 +54,8 @@ class ServerSpec(msgspec.Struct, frozen=True, kw_only=True):
         return f"ServerSpec({self.kind} {target})"
 
 
-# MERGED from status: The status of one MCP server, as `toolspace servers` and the HTTP API show it. Plain data.
-
-ServerState = Literal["starting", "ready", "idle", "reconnecting", "failed", "stopped"]
-"""`idle`: stopped because of `idleTimeout`; the next call starts it. `failed`: never became ready; it is retried."""
-ProtocolEra = Literal["stateless", "handshake"]
-
-
 class ServerStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The state of one server at one moment."""
+    """The state of one server at one moment, as `toolspace servers` and the HTTP API show it."""
 
     name: str
     """The name of the MCP server."""
@@ -88,9 +87,6 @@ class ServerStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """How many calls are running."""
 
 
-# MERGED from callbacks: Functions that answer an MCP server's requests during a call: elicitation, sampling and roots.
-
-
 class ElicitationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A server's question to the user."""
 
@@ -117,7 +113,7 @@ RootsCallback = Callable[[], Sequence[Path]]
 
 
 class McpCallbacks(msgspec.Struct, frozen=True, kw_only=True):
-    """The callbacks for all MCP servers of a toolspace."""
+    """Answer the requests of all MCP servers of a toolspace. A server may send only requests that have a callback."""
 
     elicit: ElicitationCallback | None = None
     sample: SamplingCallback | None = None

@@ -1,6 +1,6 @@
 """Compiles a REST tool into a function from arguments to a request, and builds its input schema. Sends nothing.
 
-`provider` uses it. Templates for URLs are in `url_template`; this module adds headers and bodies.
+`provider` uses it. Templates and URLs are in `templates`; this module adds headers and bodies.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from xml.sax.saxutils import escape as escape_xml
@@ -52,8 +53,9 @@ _SECRET_REQUEST_NAME = re.compile(r"key|auth|token|secret|appid|signature|^sig$"
 def compile_request(spec: RestSpec) -> BuildRequest:
     """Compiles the templates of one tool. Raises `ToolDefinitionError` that names the tool and the field."""
     method = spec.method.upper()
-    if not is_method(method):
-        raise _field_error(spec, "method", f"{spec.method[:40]!r} cannot be sent; use GET, POST, PUT, PATCH or DELETE")
+    with _field_errors(spec, "method"):
+        if not is_method(method):
+            raise ValueError(f"{spec.method[:40]!r} cannot be sent; use GET, POST, PUT, PATCH or DELETE")
     with _field_errors(spec, "query"):
         list(iter_placeholders(spec.query))
     with _field_errors(spec, "url"):
@@ -216,7 +218,8 @@ def compile_body(template: object, content_type: str | None) -> tuple[EncodeBody
         if value is ABSENT:
             return None
         if is_form and isinstance(value, Mapping):
-            return _encode_form(cast("Mapping[str, Any]", value))
+            members = cast("Mapping[str, Any]", value).items()
+            return "&".join(pair for member in members for pair in encode_query_parameter(*member)).encode()
         if is_text_type and isinstance(value, str):
             return value.encode("utf-8", "replace")
         return json_text.encode_bytes(value)
@@ -230,9 +233,9 @@ def _compile_text_body(parts: TemplateParts, media_type: str) -> tuple[EncodeBod
         return _compile_json_text(parts), None if media_type else "application/json"
     escape: Escape | None = None
     if media_type == _FORM_TYPE:
-        escape = _escape_form
+        escape = partial(quote, safe="", errors="replace")
     elif media_type.endswith(("/xml", "+xml")):
-        escape = _escape_xml
+        escape = partial(escape_xml, entities=_XML_QUOTES)
     fill = compile_text(parts, escape)
 
     def encode(parameters: Mapping[str, Any], unused_parameters: Mapping[str, Any] | None) -> bytes | None:
@@ -299,26 +302,10 @@ def _is_json(media_type: str) -> bool:
     return media_type.endswith(("/json", "+json"))
 
 
-def _encode_form(values: Mapping[str, Any]) -> bytes:
-    return "&".join(pair for name, value in values.items() for pair in encode_query_parameter(name, value)).encode()
-
-
-def _escape_form(text: str) -> str:
-    return quote(text, safe="", errors="replace")
-
-
-def _escape_xml(text: str) -> str:
-    return escape_xml(text, _XML_QUOTES)
-
-
 @contextmanager
 def _field_errors(spec: RestSpec, field: str) -> Generator[None]:
     """Turns a `ValueError` into an error that names the tool and the field."""
     try:
         yield
     except ValueError as error:
-        raise _field_error(spec, field, str(error)) from None
-
-
-def _field_error(spec: RestSpec, field: str, reason: str) -> ToolDefinitionError:
-    return ToolDefinitionError(f"REST tool {spec.name!r}: {field}: {reason}")
+        raise ToolDefinitionError(f"REST tool {spec.name!r}: {field}: {error}") from None

@@ -1,7 +1,7 @@
 """Turns an HTTP response into a tool result, by its content type and within limits. Sends nothing.
 
-`transport` uses it. JSON is parsed, text is decoded, images and files become typed parts, streams become partial
-results.
+`transport` uses it. JSON is parsed, text is decoded, images and files become typed parts. Streams (JSON lines, JSON
+text sequences, server-sent events) become partial results.
 """
 
 from __future__ import annotations
@@ -29,135 +29,24 @@ from toolspace.core.sse import SseDecoder, SseSizeError
 from toolspace.errors import ToolLimitError, ToolTransportError
 from toolspace.providers.rest.client import HttpLimits
 
-# MERGED from stream_formats: Parses bodies that arrive piece by piece: JSON lines, JSON text sequences, server-sent ev
-
-Values = AsyncGenerator[Any, None]
-
-_MAX_RECORD_BYTES = 16 << 20
-_RECORD_SEPARATOR = b"\x1e"
-_END_OF_STREAM = b"[DONE]"
-"""The last event of model APIs. It is no value."""
-
-
-def find_stream_reader(media_type: str) -> Callable[[AsyncIterator[bytes]], Values] | None:
-    """The function that reads a stream of this media type; None if the type is no stream."""
-    return _READERS.get(media_type)
-
-
-async def read_json_lines(pieces: AsyncIterator[bytes]) -> Values:
-    """Each non-empty line as its JSON value, or as text if it is no JSON."""
-    async for line in _split(pieces, _split_lines):
-        if line := line.strip():
-            yield _json_or_text(line)
-
-
-async def read_json_sequence(pieces: AsyncIterator[bytes]) -> Values:
-    """Each record of a JSON text sequence (RFC 7464)."""
-    async for record in _split(pieces, _split_records):
-        if record := record.strip():
-            yield _json_or_text(record)
-
-
-async def read_events(pieces: AsyncIterator[bytes]) -> Values:
-    """The data of each event, parsed if it is a JSON object or list. A named event is `{event, data}`."""
-    decoder = SseDecoder(_MAX_RECORD_BYTES)
-    async for piece in pieces:
-        try:
-            events = decoder.feed(piece)
-        except SseSizeError:
-            raise _too_long_error() from None
-        for event in events:
-            if event.data == _END_OF_STREAM:
-                return
-            if event.data is not None:
-                yield _event_value(event.event, event.data)
-    # An event without an empty line after it is incomplete; the standard drops it.
-
-
-def _event_value(name: str, data: bytes) -> Any:
-    # Only objects and lists: in a stream of text, `5` and `true` are text too.
-    value: Any = _json_or_text(data) if data[:1] in (b"{", b"[") else data.decode("utf-8", "replace")
-    return value if name == "message" else {"event": name, "data": value}
-
-
-def _json_or_text(record: bytes) -> Any:
-    try:
-        return json_text.decode(record)
-    except ValueError:
-        return record.decode("utf-8", "replace")
-
-
-async def _split(pieces: AsyncIterator[bytes], split: Callable[[bytes], list[bytes]]) -> AsyncGenerator[bytes, None]:
-    """The records between separators. Raises `ToolLimitError` if a record does not end within the limit."""
-    unfinished_pieces: list[bytes] = []
-    size = 0
-    async for piece in pieces:
-        unfinished_pieces.append(piece)
-        size += len(piece)
-        # Joined only when a record ends: joining a long record for each of its pieces takes quadratic time.
-        if len(split(piece)) > 1:
-            *records, rest = split(b"".join(unfinished_pieces))
-            for record in records:
-                yield record
-            unfinished_pieces, size = [rest], len(rest)
-        if size > _MAX_RECORD_BYTES:
-            raise _too_long_error()
-    for record in split(b"".join(unfinished_pieces)):
-        yield record
-
-
-def _split_lines(data: bytes) -> list[bytes]:
-    return data.split(b"\n")
-
-
-def _split_records(data: bytes) -> list[bytes]:
-    return data.split(_RECORD_SEPARATOR)
-
-
-def _too_long_error() -> ToolLimitError:
-    return ToolLimitError(
-        f"one record of the streamed response is longer than {_MAX_RECORD_BYTES >> 20} MiB", executed=True
-    )
-
-
-_READERS: dict[str, Callable[[AsyncIterator[bytes]], Values]] = {
-    "application/x-ndjson": read_json_lines,
-    "application/ndjson": read_json_lines,
-    "application/jsonl": read_json_lines,
-    "application/x-jsonl": read_json_lines,
-    "application/jsonlines": read_json_lines,
-    "application/x-jsonlines": read_json_lines,
-    "application/json-lines": read_json_lines,
-    "application/json-seq": read_json_sequence,
-    "text/event-stream": read_events,
-}
-
-
 _FIRST_READ_BYTES = 1 << 20
 """How much is read before deciding how to treat a body. Most bodies are smaller."""
 _MAX_ERROR_BODY_BYTES = 1 << 16
 _MAX_ERROR_TEXT = 2_000
 _NO_CONTENT_STATUSES = (204, 205)
 _REPORTED_HEADERS = (
-    "content-type",
-    "date",
-    "location",
-    "ratelimit",
-    "ratelimit-limit",
-    "ratelimit-remaining",
-    "ratelimit-reset",
-    "retry-after",
-    "www-authenticate",
-    "x-ratelimit-limit",
-    "x-ratelimit-remaining",
-    "x-ratelimit-reset",
-    "x-request-id",
+    *("content-type", "date", "location", "retry-after", "www-authenticate", "x-request-id", "ratelimit"),
+    *(f"{prefix}ratelimit-{name}" for prefix in ("", "x-") for name in ("limit", "remaining", "reset")),
 )
 """Headers that a failed result carries."""
 _TEXT_TYPES = re.compile(
     r"text/.*|.*[/+](xml|yaml|x-yaml)"
     r"|application/(javascript|ecmascript|x-www-form-urlencoded|graphql|toml|sql|x-sh)"
 )
+
+_MAX_RECORD_BYTES = 16 << 20
+_END_OF_STREAM = b"[DONE]"
+"""The last event of model APIs. It is no value."""
 
 MediaKind = Literal["json", "text", "image", "audio", "binary", "unknown"]
 
@@ -184,10 +73,9 @@ async def read_result(response: ClientResponse, context: ToolContext, limits: Ht
     media = parse_content_type(response.headers.get("Content-Type", ""))
     # Without a call around it there is no output store, and everything stays in memory.
     max_stream_bytes = limits.max_text_bytes if context.handle is None else limits.max_stored_bytes
-    stream_reader = find_stream_reader(media.type)
-    if stream_reader is not None:
-        pieces = _read_pieces(response, b"", max_stream_bytes)
-        return await _collect(context, stream_reader(pieces), status)
+    read_stream = _STREAM_READERS.get(media.type)
+    if read_stream is not None:
+        return await _collect(context, read_stream(_read_pieces(response, b"", max_stream_bytes)), status)
     body, is_complete = await read_up_to(response, _FIRST_READ_BYTES)
     if not is_complete:
         if media.kind in ("json", "text"):
@@ -238,7 +126,12 @@ def decode_text(body: bytes, media: MediaType) -> str | None:
     if media.kind in ("image", "audio"):  # Some frameworks add a charset to every response.
         return None
     if media.charset is not None:
-        return _decode_with_charset(body, media.charset, media.kind)
+        if media.kind in ("json", "text"):
+            return body.decode(media.charset, "replace")
+        with suppress(UnicodeDecodeError):
+            text = body.decode(media.charset)
+            return None if "\0" in text else text
+        return None
     if media.kind == "binary":
         return None
     try:
@@ -249,16 +142,6 @@ def decode_text(body: bytes, media: MediaType) -> str | None:
         if media.kind != "unknown":
             return body.decode("cp1252", "replace")
     return None
-
-
-def _decode_with_charset(body: bytes, charset: str, kind: MediaKind) -> str | None:
-    if kind in ("json", "text"):
-        return body.decode(charset, "replace")
-    try:
-        text = body.decode(charset)
-    except UnicodeDecodeError:
-        return None
-    return None if "\0" in text else text
 
 
 def _media_kind(media_type: str) -> MediaKind:
@@ -415,3 +298,82 @@ def _reason_phrase(status: int) -> str:
         return f" {HTTPStatus(status).phrase}"
     except ValueError:
         return ""
+
+
+# Streams: bytes in, JSON values out
+
+
+async def read_json_lines(pieces: AsyncIterator[bytes]) -> AsyncGenerator[Any, None]:
+    """Each non-empty line as its JSON value, or as text if it is no JSON."""
+    async for line in _split(pieces, b"\n"):
+        yield _json_or_text(line)
+
+
+async def read_json_sequence(pieces: AsyncIterator[bytes]) -> AsyncGenerator[Any, None]:
+    """Each record of a JSON text sequence (RFC 7464)."""
+    async for record in _split(pieces, b"\x1e"):
+        yield _json_or_text(record)
+
+
+async def read_events(pieces: AsyncIterator[bytes]) -> AsyncGenerator[Any, None]:
+    """The data of each event, parsed if it is a JSON object or list. A named event is `{event, data}`."""
+    decoder = SseDecoder(_MAX_RECORD_BYTES)
+    async for piece in pieces:
+        try:
+            events = decoder.feed(piece)
+        except SseSizeError:
+            raise _too_long_error() from None
+        for event in events:
+            if event.data == _END_OF_STREAM:
+                return
+            if (data := event.data) is not None:
+                # Only objects and lists: in a stream of text, `5` and `true` are text too.
+                value = _json_or_text(data) if data[:1] in (b"{", b"[") else data.decode("utf-8", "replace")
+                yield value if event.event == "message" else {"event": event.event, "data": value}
+    # An event without an empty line after it is incomplete; the standard drops it.
+
+
+def _json_or_text(record: bytes) -> Any:
+    try:
+        return json_text.decode(record)
+    except ValueError:
+        return record.decode("utf-8", "replace")
+
+
+async def _split(pieces: AsyncIterator[bytes], separator: bytes) -> AsyncGenerator[bytes, None]:
+    """The stripped, non-empty records. Raises `ToolLimitError` if a record does not end within the limit."""
+    unfinished_pieces: list[bytes] = []
+    size = 0
+    async for piece in pieces:
+        unfinished_pieces.append(piece)
+        size += len(piece)
+        # Joined only when a record ends: joining a long record for each of its pieces takes quadratic time.
+        if separator in piece:
+            *records, rest = b"".join(unfinished_pieces).split(separator)
+            for record in records:
+                if record := record.strip():
+                    yield record
+            unfinished_pieces, size = [rest], len(rest)
+        if size > _MAX_RECORD_BYTES:
+            raise _too_long_error()
+    if record := b"".join(unfinished_pieces).strip():
+        yield record
+
+
+def _too_long_error() -> ToolLimitError:
+    return ToolLimitError(
+        f"one record of the streamed response is longer than {_MAX_RECORD_BYTES >> 20} MiB", executed=True
+    )
+
+
+_STREAM_READERS: dict[str, Callable[[AsyncIterator[bytes]], AsyncGenerator[Any, None]]] = {
+    "application/json-seq": read_json_sequence,
+    "text/event-stream": read_events,
+    "application/x-ndjson": read_json_lines,
+    "application/ndjson": read_json_lines,
+    "application/jsonl": read_json_lines,
+    "application/x-jsonl": read_json_lines,
+    "application/jsonlines": read_json_lines,
+    "application/x-jsonlines": read_json_lines,
+    "application/json-lines": read_json_lines,
+}

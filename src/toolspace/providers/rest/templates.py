@@ -2,7 +2,11 @@
 
 `${parameters.a.b}` is a member of an object, `${parameters.a[0]}` an item of a list, `${parameters}` all arguments.
 `${parameters.a:-text}` has a default for a missing argument. Null counts as missing, except in JSON data.
-`request_builder` and `url_template` use it.
+
+No argument can send a request elsewhere. Scheme, port, user and password of a URL come from the configuration only. A
+placeholder in the host fills at most one label, before two literal ones: `https://${parameters.tenant}.example.com`. A
+placeholder in the path stays in its segment. `request_builder` uses this module; the OpenAPI provider uses its encoding
+of path segments.
 """
 
 from __future__ import annotations
@@ -20,6 +24,15 @@ from toolspace.errors import ToolValidationError
 
 _PLACEHOLDER = re.compile(r"\$\{\s*parameters\b([^{}]*)\}")
 _STEP = re.compile(r"\.([^.\[\]\s]+)|\[(\d{1,9})\]")
+_MARK = "\0"
+"""Encloses the number of a placeholder while a URL is split. No URL contains it; a placeholder may contain a slash."""
+_LOOSE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_PATH_SAFE = "%!$&'()*+,;=:@~-._"
+_QUERY_SAFE = _PATH_SAFE + "/?[]"
+_NEEDS_NO_ENCODING = re.compile(r"[A-Za-z0-9_~-]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_HOST_LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_MAX_DECODINGS = 4
 
 
 class _Absent:
@@ -66,6 +79,9 @@ TemplateParts = tuple[str | Placeholder, ...]
 Escape = Callable[[str], str]
 Fill = Callable[[Mapping[str, Any]], Any]
 """Returns the value of a template for some arguments, or `ABSENT`."""
+FillText = Callable[[Mapping[str, Any]], str]
+QueryEntry = str | tuple[str, Fill]
+"""An encoded part of the query, or an encoded name and the template of its value."""
 
 
 def parse_template(text: str) -> TemplateParts:
@@ -172,23 +188,6 @@ def _parse_placeholder(match: re.Match[str]) -> Placeholder:
 
 def _is_index(step: str | int) -> bool:
     return isinstance(step, int) or (step.isascii() and step.isdigit() and len(step) < 10)
-
-
-# MERGED from url_template: Compiles URL templates so that no argument can send a request elsewhere. Sends nothing.
-
-FillText = Callable[[Mapping[str, Any]], str]
-QueryEntry = str | tuple[str, Fill]
-"""An encoded part of the query, or an encoded name and the template of its value."""
-
-_MARK = "\0"
-"""Encloses the number of a placeholder while a URL is split. No URL contains it; a placeholder may contain a slash."""
-_LOOSE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
-_PATH_SAFE = "%!$&'()*+,;=:@~-._"
-_QUERY_SAFE = _PATH_SAFE + "/?[]"
-_NEEDS_NO_ENCODING = re.compile(r"[A-Za-z0-9_~-]+")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-_HOST_LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
-_MAX_DECODINGS = 4
 
 
 class UrlTemplate:

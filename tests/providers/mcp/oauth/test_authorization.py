@@ -36,8 +36,8 @@ from tests.providers.mcp.oauth.protected_server import (
     serving,
 )
 from toolspace.errors import ConfigError, ProviderError
-from toolspace.providers.mcp.oauth.authorization import AuthChallenge, create_http_auth, login, logout
-from toolspace.providers.mcp.oauth.http import parse_token_response
+from toolspace.providers.mcp.oauth.authorization import create_http_auth, login, logout
+from toolspace.providers.mcp.oauth.http import AuthChallenge, parse_token_response
 from toolspace.providers.mcp.oauth.token_store import LoginFile, StoredLogin, TokenStore
 from toolspace.providers.mcp.spec import ServerSpec
 
@@ -212,7 +212,9 @@ async def test_login_times_out(server: ProtectedServer, store: TokenStore) -> No
 async def test_concurrent_requests_share_one_login(server: ProtectedServer, store: TokenStore) -> None:
     browser = Browser()
     auth = create_auth(server, store, browser)
-    headers = await asyncio.gather(*(auth.renew_authorization(AuthChallenge(status=401), sent=None) for _ in range(5)))
+    headers = await asyncio.gather(
+        *(auth.renew_authorization(AuthChallenge(status=401), sent_header=None) for _ in range(5))
+    )
     assert len(set(headers)) == 1
     assert len(browser.urls) == 1
 
@@ -277,7 +279,7 @@ async def test_larger_scope_is_requested_together_with_the_old_one(
 ) -> None:
     auth = create_auth(logged_in_server, store, Browser())
     before = await auth.get_authorization()
-    assert await auth.renew_authorization(MORE, sent=before) != before
+    assert await auth.renew_authorization(MORE, sent_header=before) != before
     assert logged_in_server.authorization_server.authorizations[-1].scopes == ["use", "admin"]
 
 
@@ -288,7 +290,7 @@ async def test_larger_scope_that_cannot_be_requested_is_reported(
     changes = {"open_login_page": open_no_page, "auth": {"scope": "use"}} if ask else {}
     auth = create_auth(logged_in_server, store, **changes)
     with pytest.raises(ProviderError, match=r"wants more rights.*: add the scope 'admin' to auth\.scope"):
-        await auth.renew_authorization(MORE, sent=await auth.get_authorization())
+        await auth.renew_authorization(MORE, sent_header=await auth.get_authorization())
 
 
 async def test_sse_transport_is_authorized(store: TokenStore) -> None:

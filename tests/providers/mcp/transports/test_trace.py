@@ -8,10 +8,10 @@ from mcp.client.client import Client
 from mcp.server.mcpserver import MCPServer
 
 from tests.providers.mcp.processes import plain
-from tests.providers.mcp.transports.test_streamable_http import serve
+from tests.providers.mcp.transports.test_http_and_sse import serve
 from toolspace.providers.mcp.connect import open_transport
 from toolspace.providers.mcp.spec import ServerSpec
-from toolspace.providers.mcp.transports.base import create_tracer
+from toolspace.providers.mcp.transports.base import MessageTrace
 
 SECRET = "hunter2-hunter2"
 
@@ -74,7 +74,7 @@ async def test_trace_is_off_by_default(caplog: pytest.LogCaptureFixture) -> None
 async def test_traced_message_is_masked_before_it_is_cut(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "toolspace.mcp")
     message = {"method": "x", "params": ["y" * 3_970, "Bearer " + "k" * 200, "z" * 9_000]}
-    create_tracer("srv")("←", json.dumps(message).encode())
+    MessageTrace("srv")("←", json.dumps(message).encode())
     (line,) = lines(caplog)
     assert len(line) < 4_100
     assert line.endswith("characters)")
@@ -83,8 +83,8 @@ async def test_traced_message_is_masked_before_it_is_cut(caplog: pytest.LogCaptu
 
 def test_invalid_json_is_traced_as_text(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "toolspace.mcp")
-    create_tracer("srv")("←", b"\xff not json, Bearer abcdefgh12345")
-    create_tracer("srv")("←", b"[" * 100_000)
+    MessageTrace("srv")("←", b"\xff not json, Bearer abcdefgh12345")
+    MessageTrace("srv")("←", b"[" * 100_000)
     first, second = lines(caplog)
     assert first == 'srv ← "\ufffd not json, Bearer [hidden]"'
     assert len(second) < 4_100
@@ -92,5 +92,5 @@ def test_invalid_json_is_traced_as_text(caplog: pytest.LogCaptureFixture) -> Non
 
 def test_tracer_does_nothing_while_the_logger_is_off(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "toolspace.mcp")
-    create_tracer("srv")("→", b"{}")
+    MessageTrace("srv")("→", b"{}")
     assert lines(caplog) == []

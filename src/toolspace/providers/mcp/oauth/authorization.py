@@ -10,7 +10,7 @@ import asyncio
 import logging
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import httpx2
 
@@ -24,12 +24,12 @@ from toolspace.providers.mcp.oauth.http import (
     replace_with_error,
     revoke_login,
 )
-from toolspace.providers.mcp.oauth.login_flow import OpenLoginPage
 from toolspace.providers.mcp.oauth.settings import OAuthSettings, find_url_problem, parse_oauth_settings
 from toolspace.providers.mcp.oauth.token_store import LoginFile, StoredLogin, TokenStore
 from toolspace.providers.mcp.spec import ServerSpec
 
-__all__ = ["AuthChallenge", "HttpAuth", "OpenLoginPage", "create_http_auth", "login", "logout"]
+OpenLoginPage = Callable[[str, str], Awaitable[None]]
+"""Shows a login page: `await open_login_page(server_name, url)` prints the URL or opens a browser, and returns."""
 
 _log = logging.getLogger("toolspace.mcp")
 LOGIN_TIMEOUT_SECONDS = 300.0
@@ -171,8 +171,8 @@ class HttpAuth(httpx2.Auth, ABC):
         """Returns the `Authorization` header for a request, or None to send it without."""
 
     @abstractmethod
-    async def renew_authorization(self, challenge: AuthChallenge, *, sent: str | None) -> str:
-        """Returns the header to send a refused request with once more. `sent` is the header that was refused.
+    async def renew_authorization(self, challenge: AuthChallenge, *, sent_header: str | None) -> str:
+        """Returns the header to send a refused request with once more. `sent_header` is the one that was refused.
 
         Raises ProviderError, which says what to do, if there is none.
         """
@@ -182,15 +182,15 @@ class HttpAuth(httpx2.Auth, ABC):
         return _token_refused(self._name)
 
     async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        sent = await self.get_authorization()
-        if sent is not None:
-            request.headers["Authorization"] = sent
+        sent_header = await self.get_authorization()
+        if sent_header is not None:
+            request.headers["Authorization"] = sent_header
         response = yield request
         challenge = AuthChallenge.from_response(response)
         if not challenge.requires_login:
             return
         try:
-            authorization = await self.renew_authorization(challenge, sent=sent)
+            authorization = await self.renew_authorization(challenge, sent_header=sent_header)
         except ProviderError as error:
             if request.method != "POST":  # A stream that cannot be opened: no request waits for a response.
                 raise
@@ -227,11 +227,11 @@ class _OAuth(HttpAuth):
         login = await self._get_usable_login()
         return None if login is None else _bearer(login)
 
-    async def renew_authorization(self, challenge: AuthChallenge, *, sent: str | None) -> str:
+    async def renew_authorization(self, challenge: AuthChallenge, *, sent_header: str | None) -> str:
         async with self._login_lock:
-            if challenge.status == 401 and (renewed_login := await self._find_newer_login(sent)) is not None:
+            if challenge.status == 401 and (renewed_login := await self._find_newer_login(sent_header)) is not None:
                 return _bearer(renewed_login)
-            self._check_login_possible(challenge, had_login=sent is not None or self._was_rejected)
+            self._check_login_possible(challenge, had_login=sent_header is not None or self._was_rejected)
             async with OAuthHttpClient(self._name, self._server.url) as http:
                 new_login = await self._server.log_in(
                     challenge,
@@ -261,12 +261,12 @@ class _OAuth(HttpAuth):
         except ProviderError:
             return login  # It may still be valid. If not, the server refuses it, and that error is reported.
 
-    async def _find_newer_login(self, sent: str | None) -> StoredLogin | None:
+    async def _find_newer_login(self, sent_header: str | None) -> StoredLogin | None:
         """Returns a login that another request or process has got meanwhile, or that the refresh token gives."""
-        if self._login is None or _bearer(self._login) == sent:
+        if self._login is None or _bearer(self._login) == sent_header:
             self._login = self._server.login_file.read()
         login = self._login
-        if login is None or _bearer(login) != sent:
+        if login is None or _bearer(login) != sent_header:
             return await self._get_usable_login()
         return await self._renew(login) if login.refresh_token is not None else None
 
@@ -284,22 +284,24 @@ class _OAuth(HttpAuth):
     async def _renew_stored_login(self, login: StoredLogin) -> StoredLogin | None:
         server = self._server
         async with server.login_file.lock():
-            stored = server.login_file.read()
+            stored_login = server.login_file.read()
             # It differs if another process has renewed it, and is None if another process has logged out.
-            needs_renewal = stored is not None and (stored.access_token == login.access_token or stored.is_due())
-            if stored is not None and needs_renewal and stored.refresh_token is not None:
+            needs_renewal = stored_login is not None and (
+                stored_login.access_token == login.access_token or stored_login.is_due()
+            )
+            if stored_login is not None and needs_renewal and stored_login.refresh_token is not None:
                 async with OAuthHttpClient(server.name, server.url) as http:
-                    stored = await refresh_login(server.name, stored, server.settings, http)
-                if stored is None:
+                    stored_login = await refresh_login(server.name, stored_login, server.settings, http)
+                if stored_login is None:
                     server.login_file.remove()
                 else:
                     try:
-                        server.login_file.write(stored)
+                        server.login_file.write(stored_login)
                     except ProviderError as error:
                         self._warn_not_saved(error)
-        self._login = stored
-        self._was_rejected = stored is None
-        return stored
+        self._login = stored_login
+        self._was_rejected = stored_login is None
+        return stored_login
 
     def _warn_not_saved(self, error: ProviderError) -> None:
         _log.warning("Server %r: the login is valid only until this program ends: %s", self._name, error)
@@ -330,7 +332,7 @@ class _ConfiguredHeaderAuth(HttpAuth):
     async def get_authorization(self) -> str | None:
         return None
 
-    async def renew_authorization(self, challenge: AuthChallenge, *, sent: str | None) -> str:
+    async def renew_authorization(self, challenge: AuthChallenge, *, sent_header: str | None) -> str:
         raise ProviderError(
             f"server {self._name!r} refuses the Authorization header of its configuration (HTTP {challenge.status});"
             " correct it"

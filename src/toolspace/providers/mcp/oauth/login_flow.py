@@ -19,7 +19,8 @@ import contextlib
 import hmac
 import logging
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Mapping
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
 import httpx2
@@ -43,16 +44,13 @@ from toolspace.providers.mcp.oauth.http import (
 from toolspace.providers.mcp.oauth.settings import OAuthSettings, find_url_problem
 from toolspace.providers.mcp.oauth.token_store import ClientAuth, StoredLogin
 
-# MERGED from redirect_listener: Receives the browser's redirect after a login, on a loopback port. Knows nothing of to
-
-OpenLoginPage = Callable[[str, str], Awaitable[None]]
-"""Shows a login page: `await open_login_page(server_name, url)` prints the URL or opens a browser, and returns."""
+if TYPE_CHECKING:
+    from toolspace.providers.mcp.oauth.authorization import OpenLoginPage
 
 _PATH = "/callback"
 _MAX_HEAD_BYTES = 16 * 1024
 _REQUEST_SECONDS = 10.0
 """How long a browser may take to send its request after it has connected."""
-
 _PAGE = (
     "<!doctype html><html lang=en><meta charset=utf-8><title>Toolspace</title>"
     "<body style='font-family:sans-serif;margin:4em auto;max-width:30em'><p>{}</p></body></html>"
@@ -60,126 +58,6 @@ _PAGE = (
 _SUCCESS_TEXT = "Toolspace is logged in. You can close this window."
 _REFUSED_TEXT = "The login was refused. You can close this window."
 _UNEXPECTED_TEXT = "This is not the login that Toolspace waits for."
-
-
-class OAuthRedirect(msgspec.Struct, frozen=True, kw_only=True):
-    """The query parameters of the redirect."""
-
-    code: str | None = None
-    state: str
-    issuer: str | None = None
-    error: str | None = None
-    error_description: str | None = None
-
-    def __repr__(self) -> str:
-        return "OAuthRedirect(…)"
-
-
-class RedirectListener:
-    """Accepts one redirect with the expected state.
-
-    Any other request gets an error response and has no effect, so that no other page or program can end the login or
-    inject a code.
-    """
-
-    def __init__(self, port: int) -> None:
-        self.uri = f"http://127.0.0.1:{port}{_PATH}"
-        self._state: str | None = None
-        self._redirect: asyncio.Future[OAuthRedirect] = asyncio.get_running_loop().create_future()
-        self._connections: set[asyncio.Task[None]] = set()
-
-    def expect(self, state: str) -> None:
-        self._state = state
-
-    async def wait(self) -> OAuthRedirect:
-        return await self._redirect
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        try:
-            with contextlib.suppress(OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-                async with asyncio.timeout(_REQUEST_SECONDS):
-                    await self._respond(await reader.readuntil(b"\r\n\r\n"), writer)
-        finally:
-            self._connections.discard(task)
-            writer.close()
-
-    async def _respond(self, head: bytes, writer: asyncio.StreamWriter) -> None:
-        method, target, *_ = head.partition(b"\r\n")[0].decode("ascii").split(" ")
-        url = urlsplit(target)
-        redirect = self._parse_redirect(url.query) if method == "GET" and url.path == _PATH else None
-        if redirect is None:
-            await _send_page(writer, "404 Not Found" if url.path != _PATH else "400 Bad Request", _UNEXPECTED_TEXT)
-            return
-        # Cleared before the page is sent: from now on no other redirect is accepted.
-        self._state = None
-        try:
-            await _send_page(writer, "200 OK", _REFUSED_TEXT if redirect.code is None else _SUCCESS_TEXT)
-        finally:
-            if not self._redirect.done():
-                self._redirect.set_result(redirect)
-
-    def _parse_redirect(self, query: str) -> OAuthRedirect | None:
-        """Returns None if the query is not a redirect with the expected state."""
-        values = parse_qs(query, max_num_fields=50)
-        if any(len(duplicates) > 1 for duplicates in values.values()):
-            return None
-        parameters = {key: value for key, (value,) in values.items()}
-        state = parameters.get("state", "")
-        if self._state is None or not hmac.compare_digest(state.encode(), self._state.encode()):
-            return None
-        code, error = parameters.get("code"), parameters.get("error")
-        if (code is None) == (error is None):
-            return None
-        return OAuthRedirect(
-            code=code,
-            state=state,
-            issuer=parameters.get("iss"),
-            error=error,
-            error_description=parameters.get("error_description"),
-        )
-
-    async def aclose(self) -> None:
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
-        self._redirect.cancel()
-
-
-async def _send_page(writer: asyncio.StreamWriter, status: str, text: str) -> None:
-    page = _PAGE.format(text).encode()
-    writer.write(
-        f"HTTP/1.1 {status}\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: {len(page)}\r\n"
-        "Cache-Control: no-store\r\nReferrer-Policy: no-referrer\r\nContent-Security-Policy: default-src 'none';"
-        " style-src 'unsafe-inline'\r\nConnection: close\r\n\r\n".encode()
-        + page
-    )
-    await writer.drain()
-    writer.close()
-    await writer.wait_closed()
-
-
-@contextlib.asynccontextmanager
-async def open_redirect_listener(port: int | None) -> AsyncGenerator[RedirectListener]:
-    """Listens on the loopback address for the duration of the block, at a free port if `port` is None."""
-    listening_socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listening_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening_socket.bind(("127.0.0.1", port or 0))
-    except OSError as error:
-        listening_socket.close()
-        raise ProviderError(
-            f"cannot wait for the login at 127.0.0.1:{port or 0}: {error.strerror}; set another auth.redirectPort"
-        ) from None
-    listener = RedirectListener(listening_socket.getsockname()[1])
-    server = await asyncio.start_server(listener.serve, sock=listening_socket, limit=_MAX_HEAD_BYTES)
-    try:
-        yield listener
-    finally:
-        server.close()
-        await listener.aclose()
 
 
 class LoginRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,7 +80,7 @@ async def log_in_with_browser(
     server that has deleted the old client would show the error to the person only.
     """
     settings = request.settings
-    async with open_redirect_listener(settings.redirect_port) as listener:
+    async with _open_redirect_listener(settings.redirect_port) as listener:
         redirect_uris = [AnyUrl(listener.uri)]
         metadata = OAuthClientMetadata(client_name="Toolspace", redirect_uris=redirect_uris, scope=settings.scope)
         client = None
@@ -240,10 +118,9 @@ class _SdkFlow(OAuthClientProvider):
         self._settings = request.settings
         super().__init__(request.url, metadata, self.storage, client_metadata_url=self._settings.client_metadata_url)
 
-    def _select_authorization_server(self, advertised: list[str]) -> str:
+    def _select_authorization_server(self, servers: list[str]) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         issuer = self._settings.issuer
-        matches = [server for server in advertised if issuer is not None and issuers_match(server, issuer)]
-        return (matches or advertised)[0]
+        return next((server for server in servers if issuer and issuers_match(server, issuer)), servers[0])
 
     async def _perform_authorization(self) -> httpx2.Request:
         metadata, issuer = self.context.oauth_metadata, self._settings.issuer
@@ -303,7 +180,7 @@ class _MemoryStorage:
 class _BrowserLogin:
     """Sends a person to the authorization server and waits for the redirect."""
 
-    def __init__(self, name: str, listener: RedirectListener, open_login_page: OpenLoginPage, timeout: float) -> None:
+    def __init__(self, name: str, listener: _RedirectListener, open_login_page: OpenLoginPage, timeout: float) -> None:
         self._name = name
         self._listener = listener
         self._open_login_page = open_login_page
@@ -314,17 +191,17 @@ class _BrowserLogin:
         if (problem := find_url_problem(url)) is not None:
             raise ProviderError(f"server {self._name!r} names a page for its login which {problem}")
         self._deadline = asyncio.get_running_loop().time() + self._timeout
-        self._listener.expect(parse_qs(urlsplit(url).query)["state"][-1])
+        self._listener.expected_state = parse_qs(urlsplit(url).query)["state"][-1]
         async with self._time_limit():
             await self._open_login_page(self._name, url)
 
     async def wait(self) -> AuthorizationCodeResult:
         async with self._time_limit():
-            redirect = await self._listener.wait()
-        if redirect.code is None:
-            reason = format_error(redirect.error, redirect.error_description)
+            redirect = await self._listener.redirect
+        if (code := redirect.get("code")) is None:
+            reason = format_error(redirect.get("error"), redirect.get("error_description"))
             raise ProviderError(f"the login to server {self._name!r} was refused: {reason}")
-        return AuthorizationCodeResult(code=redirect.code, state=redirect.state, iss=redirect.issuer)
+        return AuthorizationCodeResult(code=code, state=redirect.get("state"), iss=redirect.get("iss"))
 
     @contextlib.asynccontextmanager
     async def _time_limit(self) -> AsyncGenerator[None]:
@@ -418,3 +295,99 @@ def _build_login(flow: _SdkFlow, settings: OAuthSettings) -> StoredLogin:
 
 def _get_client_auth(method: str | None) -> ClientAuth:
     return method if method in ("client_secret_basic", "client_secret_post") else "none"
+
+
+# The browser's redirect
+
+
+class _RedirectListener:
+    """Accepts one redirect with the expected state.
+
+    Any other request gets an error response and has no effect, so that no other page or program can end the login or
+    inject a code.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.uri = f"http://127.0.0.1:{port}{_PATH}"
+        self.expected_state: str | None = None
+        self.redirect: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
+        """The query parameters of the redirect: `code` or `error`."""
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            with contextlib.suppress(OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+                async with asyncio.timeout(_REQUEST_SECONDS):
+                    await self._respond(await reader.readuntil(b"\r\n\r\n"), writer)
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _respond(self, head: bytes, writer: asyncio.StreamWriter) -> None:
+        method, target, *_ = head.partition(b"\r\n")[0].decode("ascii").split(" ")
+        url = urlsplit(target)
+        parameters = self._parse_redirect(url.query) if method == "GET" and url.path == _PATH else None
+        if parameters is None:
+            await _send_page(writer, "404 Not Found" if url.path != _PATH else "400 Bad Request", _UNEXPECTED_TEXT)
+            return
+        # Cleared before the page is sent: from now on no other redirect is accepted.
+        self.expected_state = None
+        try:
+            await _send_page(writer, "200 OK", _SUCCESS_TEXT if "code" in parameters else _REFUSED_TEXT)
+        finally:
+            if not self.redirect.done():
+                self.redirect.set_result(parameters)
+
+    def _parse_redirect(self, query: str) -> Mapping[str, str] | None:
+        """Returns None if the query is not a redirect with the expected state."""
+        values = parse_qs(query, max_num_fields=50)
+        if any(len(duplicates) > 1 for duplicates in values.values()):
+            return None
+        parameters = {key: value for key, (value,) in values.items()}
+        state = self.expected_state
+        if state is None or not hmac.compare_digest(parameters.get("state", "").encode(), state.encode()):
+            return None
+        return parameters if ("code" in parameters) != ("error" in parameters) else None
+
+    async def aclose(self) -> None:
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        self.redirect.cancel()
+
+
+async def _send_page(writer: asyncio.StreamWriter, status: str, text: str) -> None:
+    page = _PAGE.format(text).encode()
+    writer.write(
+        f"HTTP/1.1 {status}\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: {len(page)}\r\n"
+        "Cache-Control: no-store\r\nReferrer-Policy: no-referrer\r\nContent-Security-Policy: default-src 'none';"
+        " style-src 'unsafe-inline'\r\nConnection: close\r\n\r\n".encode()
+        + page
+    )
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+
+
+@contextlib.asynccontextmanager
+async def _open_redirect_listener(port: int | None) -> AsyncGenerator[_RedirectListener]:
+    """Listens on the loopback address for the duration of the block, at a free port if `port` is None."""
+    listening_socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listening_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening_socket.bind(("127.0.0.1", port or 0))
+    except OSError as error:
+        listening_socket.close()
+        raise ProviderError(
+            f"cannot wait for the login at 127.0.0.1:{port or 0}: {error.strerror}; set another auth.redirectPort"
+        ) from None
+    listener = _RedirectListener(listening_socket.getsockname()[1])
+    server = await asyncio.start_server(listener.serve, sock=listening_socket, limit=_MAX_HEAD_BYTES)
+    try:
+        yield listener
+    finally:
+        server.close()
+        await listener.aclose()

@@ -1,6 +1,6 @@
-"""Defines what all transports share: message encoding, the two streams of a transport, and how its loss is reported.
+"""What all MCP transports share: message streams, encoding, the trace of messages, and errors. Connects to nothing.
 
-Every transport module builds on it, and `session` reads the streams. It connects to nothing.
+Every transport builds on it. The rest of `providers.mcp` uses the errors, which say what may be done next.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ import asyncio
 import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from contextvars import Context
 from types import TracebackType
 from typing import Any, Self, cast
 
 import anyio
-import httpx2
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 from mcp_types import (
@@ -35,11 +33,15 @@ from toolspace.providers.mcp.spec import Transport
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """The largest message that a server may send. A larger one is an attack or an accident."""
 _LOGGED_CHARACTERS = 200
+_TRACED_CHARACTERS = 4_000
+_SDK_CLOSED_MESSAGE = "Connection closed"
+_UNKNOWN_SESSION_WORDS = ("session", "not initialized", "protocol version")
+_log = logging.getLogger("toolspace.mcp")
 
 
-class _Stream(ABC):
-    @abstractmethod
-    async def aclose(self) -> None: ...
+class _Stream:
+    async def aclose(self) -> None:
+        """Does nothing unless overridden: most transports close both streams together."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -50,7 +52,7 @@ class _Stream(ABC):
         await self.aclose()
 
 
-class MessageReader(_Stream):
+class MessageReader(_Stream, ABC):
     """Messages from a server, in the shape that the MCP SDK reads. Raises `anyio.EndOfStream` after the last one."""
 
     @abstractmethod
@@ -66,11 +68,42 @@ class MessageReader(_Stream):
             raise StopAsyncIteration from None
 
 
-class MessageWriter(_Stream):
+class MessageWriter(_Stream, ABC):
     """Messages to a server, in the shape that the MCP SDK writes. Raises `anyio.BrokenResourceError` if it is gone."""
 
     @abstractmethod
     async def send(self, item: SessionMessage, /) -> None: ...
+
+
+class WrappedReader(MessageReader):
+    """Passes on the messages of another reader, which may be the SDK's own."""
+
+    def __init__(self, inner: MessageReader) -> None:
+        self.inner = inner
+
+    @property
+    def last_context(self) -> Context | None:
+        """The SDK handles a message in the context of its sender, if the reader knows it."""
+        return getattr(self.inner, "last_context", None)
+
+    async def receive(self) -> SessionMessage | Exception:
+        return await self.inner.receive()
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+class WrappedWriter(MessageWriter):
+    """Passes messages on to another writer."""
+
+    def __init__(self, inner: MessageWriter) -> None:
+        self.inner = inner
+
+    async def send(self, item: SessionMessage, /) -> None:
+        await self.inner.send(item)
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
 
 
 MessageStreams = tuple[MessageReader, MessageWriter]
@@ -143,13 +176,18 @@ class MessageDecoder:
             request_id = message.get("id")
             if "method" not in message and isinstance(request_id, int | str) and not isinstance(request_id, bool):
                 # A request waits for this response: an error now is better than a time-out.
-                error = ErrorData(code=PARSE_ERROR, message="the server's answer is not a JSON-RPC message")
-                return SessionMessage(JSONRPCError(jsonrpc="2.0", id=request_id, error=error))
+                return error_message(request_id, PARSE_ERROR, "the server's answer is not a JSON-RPC message")
         if not self._has_warned:
             self._has_warned = True
             start = mask_secrets(data[: 4 * _LOGGED_CHARACTERS].decode("utf-8", "replace"))[:_LOGGED_CHARACTERS]
             self._log.warning("the server wrote something that is not a message (logged only once): %r", start)
         return None
+
+
+def error_message(request_id: int | str, code: int, text: str, data: object = None) -> SessionMessage:
+    """Returns an error response for a request, as if the server had sent it."""
+    error = ErrorData(code=code, message=text, data=data)
+    return SessionMessage(JSONRPCError(jsonrpc="2.0", id=request_id, error=error))
 
 
 async def wait_until_done(task: asyncio.Task[None]) -> None:
@@ -170,20 +208,61 @@ async def wait_until_done(task: asyncio.Task[None]) -> None:
         task.result()
 
 
-# MERGED from errors: Errors between Toolspace and an MCP server, classified by what may be done next. Handles none of
+# Trace (`traceMCP`)
 
-_SERVER_ERROR = CONNECTION_CLOSED
-"""The code that servers use for errors without a code of their own."""
-_SDK_CLOSED_MESSAGE = "Connection closed"
-_UNKNOWN_SESSION_WORDS = ("session", "not initialized", "protocol version")
+
+class MessageTrace:
+    """Logs the messages to (`→`) and from (`←`) one server, with secrets masked."""
+
+    def __init__(self, server_name: str) -> None:
+        self._server_name = server_name
+
+    def __call__(self, direction: str, message: bytes | SessionMessage | Exception) -> None:
+        if not _log.isEnabledFor(logging.DEBUG):
+            return
+        if isinstance(message, bytes):
+            try:
+                value = json.loads(message)
+            except (ValueError, RecursionError):
+                value = message[: 2 * _TRACED_CHARACTERS].decode("utf-8", "replace")
+        elif isinstance(message, Exception):
+            value = str(message)
+        else:
+            value = message.message.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        # Masked before it is cut, because a part of a secret must not be logged either.
+        text = json.dumps(mask_secrets(value), ensure_ascii=False, separators=(",", ":"))
+        suffix = f"… ({len(text):,} characters)" if len(text) > _TRACED_CHARACTERS else ""
+        _log.debug("%s %s %s%s", self._server_name, direction, text[:_TRACED_CHARACTERS], suffix)
+
+
+def trace_streams(server_name: str, streams: MessageStreams) -> MessageStreams:
+    """Wraps streams so that every message is logged."""
+    trace = MessageTrace(server_name)
+
+    class TracedReader(WrappedReader):
+        async def receive(self) -> SessionMessage | Exception:
+            item = await self.inner.receive()
+            trace("←", item)
+            return item
+
+    class TracedWriter(WrappedWriter):
+        async def send(self, item: SessionMessage, /) -> None:
+            trace("→", item)
+            await self.inner.send(item)
+
+    reader, writer = streams
+    return TracedReader(reader), TracedWriter(writer)
+
+
+# Errors
 
 
 class ServerUnreachable(MCPError):
-    """The server cannot be reached, or the connection was lost. `sent`: whether it may have received the request."""
+    """The server cannot be reached, or the connection was lost. `was_sent`: whether the request may have arrived."""
 
-    def __init__(self, reason: str, *, sent: bool) -> None:
+    def __init__(self, reason: str, *, was_sent: bool) -> None:
         super().__init__(CONNECTION_CLOSED, reason)
-        self.sent = sent
+        self.was_sent = was_sent
 
 
 class HttpStatusError(MCPError):
@@ -200,8 +279,8 @@ def classify_error(error: MCPError) -> MCPError:
     """Returns the error that a transport encoded in the data of a JSON-RPC error, else the error itself."""
     data: object = error.data
     fields = cast("dict[str, object]", data) if isinstance(data, dict) else {}
-    if error.code == CONNECTION_CLOSED and isinstance(sent := fields.get("sent"), bool):
-        return ServerUnreachable(error.message, sent=sent)
+    if error.code == CONNECTION_CLOSED and isinstance(was_sent := fields.get("sent"), bool):
+        return ServerUnreachable(error.message, was_sent=was_sent)
     if error.code == INVALID_REQUEST and len(fields) == 1 and type(status := fields.get("status")) is int:
         return HttpStatusError(status, error.message)
     return error
@@ -223,7 +302,8 @@ def may_be_unknown_session(error: MCPError) -> bool:
     if error.code == UNSUPPORTED_PROTOCOL_VERSION:
         return True
     text = error.message.casefold()
-    return error.code in (INVALID_REQUEST, _SERVER_ERROR) and any(word in text for word in _UNKNOWN_SESSION_WORDS)
+    # Servers also use the code of a closed connection for errors without a code of their own.
+    return error.code in (INVALID_REQUEST, CONNECTION_CLOSED) and any(word in text for word in _UNKNOWN_SESSION_WORDS)
 
 
 def is_temporary(error: MCPError) -> bool:
@@ -241,85 +321,5 @@ def unwrap_group(error: BaseException) -> BaseException:
 def describe_error(error: BaseException) -> str:
     """Returns the reason in one line."""
     error = unwrap_group(error)
-    if isinstance(error, httpx2.TransportError) and not str(error):
-        return type(error).__name__
     text = " ".join(str(error).split())
-    if isinstance(error, TimeoutError) and not text:
-        return "it did not answer in time"
-    return text or type(error).__name__
-
-
-# MERGED from trace: Logs every message to and from a server (`traceMCP`), with secrets masked. Changes no message.
-
-_MAX_CHARACTERS = 4_000
-_log = logging.getLogger("toolspace.mcp")
-
-TraceFunction = Callable[[str, bytes], None]
-"""Called with a direction (`→` to the server, `←` from it) and the JSON of a message."""
-
-
-def create_tracer(server_name: str) -> TraceFunction:
-    """Returns a function that logs encoded messages."""
-
-    def trace(direction: str, data: bytes) -> None:
-        if _log.isEnabledFor(logging.DEBUG):
-            try:
-                _log_message(server_name, direction, json.loads(data))
-            except (ValueError, RecursionError):
-                _log_message(server_name, direction, data[: 2 * _MAX_CHARACTERS].decode("utf-8", "replace"))
-
-    return trace
-
-
-def trace_streams(server_name: str, streams: MessageStreams) -> MessageStreams:
-    """Wraps streams so that every message is logged."""
-    reader, writer = streams
-    return _TracedReader(server_name, reader), _TracedWriter(server_name, writer)
-
-
-class _TracedReader(MessageReader):
-    def __init__(self, server_name: str, inner: MessageReader) -> None:
-        self._server_name = server_name
-        self._inner = inner
-
-    @property
-    def last_context(self) -> Context | None:
-        """The SDK handles a message in the context of its sender, if the reader knows it."""
-        return getattr(self._inner, "last_context", None)
-
-    async def receive(self) -> SessionMessage | Exception:
-        item = await self._inner.receive()
-        _log_item(self._server_name, "←", item)
-        return item
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-
-class _TracedWriter(MessageWriter):
-    def __init__(self, server_name: str, inner: MessageWriter) -> None:
-        self._server_name = server_name
-        self._inner = inner
-
-    async def send(self, item: SessionMessage, /) -> None:
-        _log_item(self._server_name, "→", item)
-        await self._inner.send(item)
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-
-def _log_item(server_name: str, direction: str, item: SessionMessage | Exception) -> None:
-    if not _log.isEnabledFor(logging.DEBUG):
-        return
-    if isinstance(item, Exception):
-        _log_message(server_name, direction, str(item))
-    else:
-        _log_message(server_name, direction, item.message.model_dump(mode="json", by_alias=True, exclude_unset=True))
-
-
-def _log_message(server_name: str, direction: str, message: Any) -> None:
-    # Masked before it is cut, because a part of a secret must not be logged either.
-    text = json.dumps(mask_secrets(message), ensure_ascii=False, separators=(",", ":"))
-    suffix = f"… ({len(text):,} characters)" if len(text) > _MAX_CHARACTERS else ""
-    _log.debug("%s %s %s%s", server_name, direction, text[:_MAX_CHARACTERS], suffix)
+    return text or ("it did not answer in time" if isinstance(error, TimeoutError) else type(error).__name__)

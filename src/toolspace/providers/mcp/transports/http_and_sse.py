@@ -1,24 +1,24 @@
-"""Connects to a server over streamable HTTP, and falls back to SSE for servers that support only that.
+"""Connects to a server over streamable HTTP, or over SSE if it supports only that.
 
 The first message shows which of the two a server supports, so a server of the newer kind costs no extra request. The
-MCP SDK implements streamable HTTP; `sse` implements the other.
+MCP SDK implements streamable HTTP. Its SSE client is not used, for two reasons: its limit of 1 MiB for a message cannot
+be raised, and one failed POST loses the whole connection while the request that waits for it hangs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from contextvars import Context
-from typing import Protocol
+from typing import Any
 
 import anyio
 import httpx2
 import msgspec
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
-from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, ErrorData, JSONRPCError, JSONRPCRequest, RequestId
+from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, JSONRPCRequest, RequestId
 
 from toolspace.core.secret_masking import mask_secrets
 from toolspace.errors import ProviderError
@@ -26,10 +26,12 @@ from toolspace.providers.mcp.spec import ServerSpec
 from toolspace.providers.mcp.transports.base import (
     MessageDecoder,
     MessageReader,
-    MessageStreams,
     MessageWriter,
     OpenTransport,
+    WrappedReader,
+    WrappedWriter,
     encode_message,
+    error_message,
     unwrap_group,
     wait_until_done,
 )
@@ -42,14 +44,115 @@ from toolspace.providers.mcp.transports.http_client import (
     tls_context,
 )
 
-# MERGED from sse: Connects to a server over the oldest HTTP transport: an SSE stream from the server, POST requests to
-
 _OPEN_SECONDS = 10.0
+_CLOSE_SECONDS = 2.0
 _QUEUE_SIZE = 16
+_sse_urls: set[str] = set()
+"""URLs of servers that supported only SSE the last time; reconnecting starts with SSE."""
 
 
-class SseConnection:
-    """One SSE connection: `open` it, use its `streams`, `aclose` it."""
+@asynccontextmanager
+async def open_http(
+    name: str, url: str, spec: ServerSpec, *, auth: httpx2.Auth | None, max_message_bytes: int
+) -> AsyncGenerator[OpenTransport]:
+    """Opens streamable HTTP, or SSE if the server supports only that or the spec asks for it."""
+    await asyncio.to_thread(tls_context)  # Slow the first time.
+    connection = _HttpConnection(name, url, spec, auth, max_message_bytes)
+    try:
+        await connection.open(only_sse=spec.kind == "sse")
+        yield connection.transport
+    finally:
+        await wait_until_done(asyncio.create_task(connection.close()))
+
+
+class _HttpConnection:
+    def __init__(self, name: str, url: str, spec: ServerSpec, auth: httpx2.Auth | None, max_message_bytes: int) -> None:
+        self.transport = OpenTransport("http")
+        self._url = url
+        self._max_message_bytes = max_message_bytes
+        self._client = McpHttpClient(
+            spec.headers, auth, max_message_bytes=max_message_bytes, on_refused=self._fall_back_to_sse
+        )
+        self._sse = _SseConnection(name, url, self._client, self.transport, max_message_bytes)
+        self._close_event = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._streams: tuple[_SwitchableReader, WrappedWriter] | None = None
+
+    async def open(self, *, only_sse: bool) -> None:
+        if only_sse or self._url in _sse_urls:
+            try:
+                await self._sse.open()
+            except ProviderError:
+                _sse_urls.discard(self._url)
+                if only_sse:
+                    raise
+            else:
+                self.transport.transport = "sse"
+                self.transport.streams = self._sse, self._sse
+                return
+        ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        # In its own task: when the SDK's transport breaks, it cancels the task that entered it.
+        self._task = asyncio.create_task(self._run(ready))
+        await asyncio.wait((self._task, ready), return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            self._task.result()
+        reader, writer = ready.result()
+        self.transport.streams = self._streams = _SwitchableReader(reader), WrappedWriter(writer)
+
+    async def _run(self, ready: asyncio.Future[Any]) -> None:
+        try:
+            async with streamable_http_client(
+                self._url, http_client=self._client, max_sse_event_size=self._max_message_bytes
+            ) as streams:
+                ready.set_result(streams)
+                await self._close_event.wait()
+        except Exception as group:
+            error = unwrap_group(group)
+            self.transport.mark_lost(f"the HTTP transport broke: {mask_secrets(str(error)) or type(error).__name__}")
+
+    async def _fall_back_to_sse(self, body: bytes) -> bool:
+        """Sends the first message over SSE instead, if the server supports it. Returns whether it did."""
+        message = msgspec.json.decode(body)
+        if self._streams is None or "id" not in message:
+            return False
+        try:
+            await self._sse.open()
+        except ProviderError:
+            return False
+        _sse_urls.add(self._url)
+        self.transport.transport = "sse"
+        reader, writer = self._streams
+        reader.inner = writer.inner = self._sse
+        self._sse.send_request(body, message["id"])
+        return True
+
+    async def close(self) -> None:
+        try:
+            self._close_event.set()
+            if self._task is not None:
+                # The SDK tells the server that the session ends. The server may not answer.
+                await asyncio.wait((self._task,), timeout=_CLOSE_SECONDS)
+        finally:
+            if self._task is not None:
+                self._task.cancel()
+                await asyncio.gather(self._task, return_exceptions=True)
+            await self._sse.close()
+            await self._client.aclose()
+
+
+class _SwitchableReader(WrappedReader):
+    """The fallback replaces `inner`. The old one then holds only the refusal of the first message."""
+
+    async def receive(self) -> SessionMessage | Exception:
+        while True:
+            inner = self.inner
+            item = await inner.receive()
+            if inner is self.inner:
+                return item
+
+
+class _SseConnection(MessageReader, MessageWriter):
+    """An SSE stream from the server, POST requests to it. It is both streams of the transport."""
 
     def __init__(
         self, name: str, url: str, client: McpHttpClient, transport: OpenTransport, max_message_bytes: int
@@ -62,10 +165,10 @@ class SseConnection:
         self._url = httpx2.URL(url)
         self._endpoint = self._url
         self._response: httpx2.Response | None = None
-        self._reader: asyncio.Task[None] | None = None
-        self._posts: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Reads the stream, and sends requests."""
         self._queue: asyncio.Queue[SessionMessage | None] = asyncio.Queue(_QUEUE_SIZE)
-        self.streams: MessageStreams = (_SseReader(self._queue), _PostWriter(self))
+        self._is_ended = False
 
     async def open(self) -> None:
         """Raises ProviderError if the server has no SSE stream at this URL."""
@@ -79,8 +182,11 @@ class SseConnection:
                     raise ProviderError(f"the server answered the request for an event stream with {status}")
                 events = aiter(httpx2.EventSource(response, max_event_size=self._max_message_bytes))
                 first_event = await anext(events)
+            self._endpoint = response.request.url.join(first_event.data)
+            if first_event.event != "endpoint" or not same_origin(response.request.url, self._endpoint):
+                raise ProviderError("the server's event stream names no endpoint of the same origin for messages")
         except BaseException as error:
-            await self.aclose()
+            await self.close()
             if isinstance(error, TimeoutError):
                 raise ProviderError("the server opened no event stream in time") from None
             if isinstance(error, StopAsyncIteration):
@@ -88,19 +194,39 @@ class SseConnection:
             if isinstance(error, httpx2.HTTPError | httpx2.InvalidURL):
                 raise ProviderError(describe_http_error(error, self._url)) from None
             raise
-        self._endpoint = response.request.url.join(first_event.data)
-        if first_event.event != "endpoint" or not same_origin(response.request.url, self._endpoint):
-            await self.aclose()
-            raise ProviderError("the server's event stream names no endpoint of the same origin for messages")
-        self._reader = asyncio.create_task(self._read(events))
+        self._start(self._read(events))
 
-    async def aclose(self) -> None:
-        tasks = [*self._posts, *([self._reader] if self._reader is not None else [])]
-        for task in tasks:
+    async def close(self) -> None:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._response is not None:
             await self._response.aclose()
+
+    async def receive(self) -> SessionMessage:
+        if not self._is_ended and (message := await self._queue.get()) is not None:
+            return message
+        self._is_ended = True
+        raise anyio.EndOfStream
+
+    async def send(self, item: SessionMessage, /) -> None:
+        message = item.message
+        if isinstance(message, JSONRPCRequest):
+            self.send_request(encode_message(item), message.id)
+        else:
+            await self._post(encode_message(item), None)
+
+    def send_request(self, body: bytes, request_id: RequestId) -> None:
+        """Sends it in its own task, because some servers answer the POST only after the request is done."""
+        self._start(self._post(body, request_id))
+
+    async def aclose(self) -> None:
+        self._is_ended = True
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _read(self, events: AsyncIterator[httpx2.ServerSentEvent]) -> None:
         reason = "the server closed its event stream"
@@ -112,19 +238,6 @@ class SseConnection:
             reason = describe_http_error(error, self._url)
         self._transport.mark_lost(reason)
         await self._queue.put(None)
-
-    async def send(self, message: SessionMessage) -> None:
-        content = message.message
-        if isinstance(content, JSONRPCRequest):
-            # In its own task, because some servers answer the POST only after the request is done.
-            self.send_request(encode_message(message), content.id)
-        else:
-            await self._post(encode_message(message), None)
-
-    def send_request(self, body: bytes, request_id: RequestId) -> None:
-        task = asyncio.create_task(self._post(body, request_id))
-        self._posts.add(task)
-        task.add_done_callback(self._posts.discard)
 
     async def _post(self, body: bytes, request_id: RequestId | None) -> None:
         try:
@@ -142,178 +255,5 @@ class SseConnection:
             code, data = CONNECTION_CLOSED, {"sent": may_have_been_sent(error)}
         if request_id is None:
             self._log.debug("a notification was not delivered: %s", reason)
-            return
-        error_data = ErrorData(code=code, message=reason, data=data)
-        await self._queue.put(SessionMessage(JSONRPCError(jsonrpc="2.0", id=request_id, error=error_data)))
-
-
-class _SseReader(MessageReader):
-    def __init__(self, queue: asyncio.Queue[SessionMessage | None]) -> None:
-        self._queue = queue
-        self._is_ended = False
-
-    async def receive(self) -> SessionMessage:
-        if not self._is_ended and (message := await self._queue.get()) is not None:
-            return message
-        self._is_ended = True
-        raise anyio.EndOfStream
-
-    async def aclose(self) -> None:
-        self._is_ended = True
-
-
-class _PostWriter(MessageWriter):
-    def __init__(self, connection: SseConnection) -> None:
-        self._connection = connection
-
-    async def send(self, item: SessionMessage, /) -> None:
-        await self._connection.send(item)
-
-    async def aclose(self) -> None:
-        """Does nothing: the SSE connection is closed as a whole."""
-
-
-_CLOSE_SECONDS = 2.0
-_sse_urls: set[str] = set()
-"""URLs of servers that supported only SSE the last time; reconnecting starts with SSE."""
-
-
-class _ReadStream(Protocol):
-    """What is needed of the SDK's reader, whose own type is private."""
-
-    async def receive(self) -> SessionMessage | Exception: ...
-    async def aclose(self) -> None: ...
-
-
-class _WriteStream(Protocol):
-    async def send(self, item: SessionMessage, /) -> None: ...
-    async def aclose(self) -> None: ...
-
-
-_SdkStreams = tuple[_ReadStream, _WriteStream]
-
-
-@asynccontextmanager
-async def open_streamable_http(
-    name: str, url: str, spec: ServerSpec, *, auth: httpx2.Auth | None, max_message_bytes: int
-) -> AsyncGenerator[OpenTransport]:
-    """Opens streamable HTTP, or SSE if the server supports only that or the spec asks for it."""
-    await asyncio.to_thread(tls_context)  # Slow the first time.
-    connection = _HttpConnection(name, url, spec, auth, max_message_bytes)
-    try:
-        await connection.open(only_sse=spec.kind == "sse")
-        yield connection.transport
-    finally:
-        await connection.aclose()
-
-
-class _HttpConnection:
-    def __init__(self, name: str, url: str, spec: ServerSpec, auth: httpx2.Auth | None, max_message_bytes: int) -> None:
-        self.transport = OpenTransport("http")
-        self._url = url
-        self._max_message_bytes = max_message_bytes
-        self._client = McpHttpClient(
-            spec.headers, auth, max_message_bytes=max_message_bytes, on_refused=self._fall_back_to_sse
-        )
-        self._sse = SseConnection(name, url, self._client, self.transport, max_message_bytes)
-        self._closing = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-        self._streams: tuple[_SwitchableReader, _SwitchableWriter] | None = None
-
-    async def open(self, *, only_sse: bool) -> None:
-        if only_sse or self._url in _sse_urls:
-            try:
-                await self._sse.open()
-            except ProviderError:
-                _sse_urls.discard(self._url)
-                if only_sse:
-                    raise
-            else:
-                self.transport.transport = "sse"
-                self.transport.streams = self._sse.streams
-                return
-        ready: asyncio.Future[_SdkStreams] = asyncio.get_running_loop().create_future()
-        # In its own task: when the SDK's transport breaks, it cancels the task that entered it.
-        self._task = asyncio.create_task(self._run(ready))
-        await asyncio.wait((self._task, ready), return_when=asyncio.FIRST_COMPLETED)
-        if not ready.done():
-            self._task.result()
-        reader, writer = ready.result()
-        self._streams = _SwitchableReader(reader), _SwitchableWriter(writer)
-        self.transport.streams = self._streams
-
-    async def _run(self, ready: asyncio.Future[_SdkStreams]) -> None:
-        try:
-            async with streamable_http_client(
-                self._url, http_client=self._client, max_sse_event_size=self._max_message_bytes
-            ) as streams:
-                ready.set_result(streams)
-                await self._closing.wait()
-        except Exception as group:
-            error = unwrap_group(group)
-            self.transport.mark_lost(f"the HTTP transport broke: {mask_secrets(str(error)) or type(error).__name__}")
-
-    async def _fall_back_to_sse(self, body: bytes) -> bool:
-        """Sends the first message over SSE instead, if the server supports it. Returns whether it did."""
-        message = msgspec.json.decode(body)
-        if self._streams is None or "id" not in message:
-            return False
-        try:
-            await self._sse.open()
-        except ProviderError:
-            return False
-        _sse_urls.add(self._url)
-        self.transport.transport = "sse"
-        reader, writer = self._streams
-        reader.inner, writer.inner = self._sse.streams
-        self._sse.send_request(body, message["id"])
-        return True
-
-    async def aclose(self) -> None:
-        await wait_until_done(asyncio.create_task(self._close()))
-
-    async def _close(self) -> None:
-        try:
-            self._closing.set()
-            if self._task is not None:
-                # The SDK tells the server that the session ends. The server may not answer.
-                await asyncio.wait((self._task,), timeout=_CLOSE_SECONDS)
-        finally:
-            if self._task is not None:
-                self._task.cancel()
-                await asyncio.gather(self._task, return_exceptions=True)
-            await self._sse.aclose()
-            await self._client.aclose()
-
-
-class _SwitchableReader(MessageReader):
-    """Reads from `inner`, which the fallback replaces. The old one then holds only the refusal of the first message."""
-
-    def __init__(self, inner: _ReadStream) -> None:
-        self.inner = inner
-
-    @property
-    def last_context(self) -> Context | None:
-        """The SDK handles a message in the context of its sender, if the reader knows it."""
-        return getattr(self.inner, "last_context", None)
-
-    async def receive(self) -> SessionMessage | Exception:
-        while True:
-            inner = self.inner
-            item = await inner.receive()
-            if inner is self.inner:
-                return item
-
-    async def aclose(self) -> None:
-        await self.inner.aclose()
-
-
-class _SwitchableWriter(MessageWriter):
-    def __init__(self, inner: _WriteStream) -> None:
-        self.inner = inner
-
-    async def send(self, item: SessionMessage, /) -> None:
-        await self.inner.send(item)
-
-    async def aclose(self) -> None:
-        await self.inner.aclose()
+        else:
+            await self._queue.put(error_message(request_id, code, reason, data))

@@ -22,9 +22,20 @@ from typing import NamedTuple, cast
 from toolspace.core.secret_masking import is_secret_name, mask_secrets
 from toolspace.errors import ProviderError
 from toolspace.providers.mcp.spec import ServerSpec
-from toolspace.providers.mcp.transports import process_cleanup
 from toolspace.providers.mcp.transports.base import wait_until_done
-from toolspace.providers.mcp.transports.process_cleanup import MARK_VARIABLE, build_mark_value, get_orphan_cleanup
+from toolspace.providers.mcp.transports.process_cleanup import (
+    KILL_SIGNAL,
+    MARK_VARIABLE,
+    ProcessIdentity,
+    build_mark_value,
+    create_mark,
+    find_descendants,
+    get_orphan_cleanup,
+    identify_process,
+    is_any_alive,
+    kill_marked,
+    send_signal,
+)
 
 _INHERITED = """
     HOME LOGNAME PATH SHELL TERM USER
@@ -54,9 +65,9 @@ GRACE_SECONDS = 2.0
 """How long a server may take to end by itself after its input is closed. Then it is terminated, then killed."""
 _STOP_ROUNDS = (
     (signal.SIGTERM, 1.0),
-    (process_cleanup.KILL_SIGNAL, 1.0),
-    (process_cleanup.KILL_SIGNAL, 0.5),
-    (process_cleanup.KILL_SIGNAL, 0.5),
+    (KILL_SIGNAL, 1.0),
+    (KILL_SIGNAL, 0.5),
+    (KILL_SIGNAL, 0.5),
 )
 _REAP_SECONDS = 2.0
 _LAST_OUTPUT_SECONDS = 0.25
@@ -134,13 +145,13 @@ class ServerProcess(asyncio.SubprocessProtocol):
         self.pid = 0
         self.is_ended = False
         """Whether no more output will come: the process has ended, or has closed its output."""
-        self.mark = process_cleanup.create_mark()
+        self.mark = create_mark()
         self._log = logging.getLogger(f"toolspace.mcp.{name}")
         self._receive: Callable[[bytes], None] | None = receive
         self._on_end = on_end
         self._error_lines: deque[bytes] = deque(maxlen=_KEPT_LINES)
         self._partial_error_line = b""
-        self._identity = process_cleanup.ProcessIdentity(0, 0)
+        self._identity = ProcessIdentity(0, 0)
         self._transport: asyncio.SubprocessTransport | None = None
         self._open_pipes = {1, 2}
         self._is_paused = False
@@ -216,21 +227,21 @@ class ServerProcess(asyncio.SubprocessProtocol):
         try:
             self._receive = None  # Output is still read, and dropped: a full pipe would keep the server from ending.
             self.resume()
-            processes |= process_cleanup.find_descendants(self._identity, self.mark)
+            processes |= find_descendants(self._identity, self.mark)
             if (pipe := self._pipe(0)) is not None:
                 pipe.close()
             await _wait(self._exited, grace_seconds)
             for kind, seconds in _STOP_ROUNDS:
-                survivors = process_cleanup.find_descendants(self._identity, self.mark, processes)
+                survivors = find_descendants(self._identity, self.mark, processes)
                 if not survivors:
                     break
                 processes |= survivors
-                process_cleanup.send_signal(kind, self.pid, survivors)
+                send_signal(kind, self.pid, survivors)
                 await _wait_for_end(survivors, seconds)
             await _wait(self._exited, _REAP_SECONDS)
         except asyncio.CancelledError:  # The event loop is closing: no time for a grace period.
-            survivors = process_cleanup.find_descendants(self._identity, self.mark, processes)
-            process_cleanup.send_signal(process_cleanup.KILL_SIGNAL, self.pid, survivors)
+            survivors = find_descendants(self._identity, self.mark, processes)
+            send_signal(KILL_SIGNAL, self.pid, survivors)
             raise
         finally:
             self._release()
@@ -242,16 +253,16 @@ class ServerProcess(asyncio.SubprocessProtocol):
         if self._transport is not None:
             with suppress(PermissionError):  # Closing signals the process once more; it may have changed its user.
                 self._transport.close()
-        get_orphan_cleanup().remove_group(self.pid)
-        get_orphan_cleanup().remove_mark(self.mark)
+        get_orphan_cleanup().remove(self.pid)
+        get_orphan_cleanup().remove(self.mark)
 
     # Called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.SubprocessTransport", transport)
         self.pid = self._transport.get_pid()
-        self._identity = process_cleanup.identify_process(self.pid)
-        get_orphan_cleanup().add_group(self.pid)
+        self._identity = identify_process(self.pid)
+        get_orphan_cleanup().add(self.pid)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd == 2:
@@ -320,13 +331,13 @@ async def start_process(
     process = ServerProcess(name, receive, on_end)
     command = build_launch_command(name, spec, process.mark)
     # Before the start: Toolspace could be killed right after it.
-    get_orphan_cleanup().add_mark(process.mark)
+    get_orphan_cleanup().add(process.mark)
     try:
         await asyncio.get_running_loop().subprocess_exec(
             lambda: process, command.program, *command.args, cwd=command.cwd, env=command.env, start_new_session=True
         )
     except OSError as error:
-        get_orphan_cleanup().remove_mark(process.mark)
+        get_orphan_cleanup().remove(process.mark)
         hint = "; does its first line name a program (#!)?" if error.errno == errno.ENOEXEC else ""
         raise ProviderError(
             f"the command {command.program!r} of server {name!r} cannot be started: {error}{hint}"
@@ -335,8 +346,8 @@ async def start_process(
         if process.pid:
             await process.stop(0)
         else:
-            process_cleanup.kill_marked(process.mark)
-            get_orphan_cleanup().remove_mark(process.mark)
+            kill_marked(process.mark)
+            get_orphan_cleanup().remove(process.mark)
         raise
     return process
 
@@ -347,11 +358,11 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
             await event.wait()
 
 
-async def _wait_for_end(processes: frozenset[process_cleanup.ProcessIdentity], seconds: float) -> None:
+async def _wait_for_end(processes: frozenset[ProcessIdentity], seconds: float) -> None:
     """Polls, because processes that are not our children send no event when they end."""
     loop = asyncio.get_running_loop()
     deadline, pause = loop.time() + seconds, 0.002
-    while process_cleanup.is_any_alive(processes) and loop.time() < deadline:
+    while is_any_alive(processes) and loop.time() < deadline:
         await asyncio.sleep(pause)
         pause = min(pause * 2, 0.05)
 

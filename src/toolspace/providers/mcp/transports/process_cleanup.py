@@ -1,10 +1,13 @@
-"""Ends the server processes and removes the files that a killed Toolspace leaves behind.
+"""Finds and ends all processes that a stdio server started, wherever they moved to, also after Toolspace was killed.
+
+A process group misses children that created their own session, and the tree of parents misses children whose parent has
+ended. Each server therefore gets a mark in its environment, which everything that it starts inherits. Without /proc
+only the process group is found.
 
 After `kill -9` a program cannot clean up. A small shell process therefore waits for the end of a pipe that only this
 process holds. When the pipe ends, for whatever reason, the shell ends the listed processes and removes the listed
-files. It runs while anything is listed. Windows has no such process.
-
-`process` lists servers here, and the control socket its file. This module starts and stops no server itself.
+files. It runs while anything is listed. Windows has no such process. `process` lists servers, the control socket its
+file. This module starts no server.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+MARK_VARIABLE = "_TOOLSPACE_SERVER"
+KILL_SIGNAL = signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL
+_PROC = "/proc"
 # A line names one entry: `g` a process group, `m` a mark in the environment of processes, `f` a file. `+` adds it, `-`
 # removes it. Marks find processes that left their group, and those that started while Toolspace was being killed.
 _SCRIPT = r"""
@@ -56,141 +62,6 @@ end TERM "$@" || exit 0
 for round in 1 2 3 4 5 6 7 8; do rest; end 0 "$@" || exit 0; done
 for round in 1 2 3 4 5 6 7 8; do end KILL "$@" || exit 0; rest; done
 """
-
-
-class OrphanCleanup:
-    """The list of what must not outlive this process. All methods are quick, thread-safe and never raise."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._entries: dict[str, None] = {}
-        self._shell: subprocess.Popen[bytes] | None = None
-
-    def add_group(self, pgid: int) -> None:
-        self._add(f"g{pgid}")
-
-    def remove_group(self, pgid: int) -> None:
-        self._remove(f"g{pgid}")
-
-    def add_mark(self, mark: str) -> None:
-        """Adds the processes whose environment contains this text. Needs /proc."""
-        self._add(f"m{mark}")
-
-    def remove_mark(self, mark: str) -> None:
-        self._remove(f"m{mark}")
-
-    def add_file(self, path: Path) -> None:
-        self._add(f"f{Path(path).absolute()}")
-
-    def remove_file(self, path: Path) -> None:
-        """Removes the file from the list, not from the disk."""
-        self._remove(f"f{Path(path).absolute()}")
-
-    @property
-    def pid(self) -> int | None:
-        """The pid of the shell process; None if nothing is listed."""
-        return self._shell.pid if self._shell is not None else None
-
-    def close(self) -> None:
-        """Called when this process exits. The shell ends whatever is still listed, and then itself."""
-        with self._lock:
-            if self._entries and (shell := self._shell) is not None:
-                _close_pipe(shell)
-                shell.returncode = 0  # It outlives this process; otherwise Popen would warn about it.
-                self._shell = None
-            else:
-                self._end()
-
-    def _add(self, entry: str) -> None:
-        if sys.platform == "win32" or "\n" in entry:
-            return
-        with self._lock:
-            if entry not in self._entries:
-                self._entries[entry] = None
-                self._send(f"+{entry}")
-
-    def _remove(self, entry: str) -> None:
-        with self._lock:
-            if entry not in self._entries:
-                return
-            del self._entries[entry]
-            if self._entries:
-                self._send(f"-{entry}")
-            else:
-                self._end()
-
-    def _send(self, line: str) -> None:
-        if self._shell is not None and _write(self._shell, line):
-            return
-        self._end()  # The shell does not run yet, or somebody killed or stopped it.
-        try:
-            shell = subprocess.Popen(
-                ["/bin/sh", "-c", _SCRIPT, "toolspace-cleanup"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                env={"PATH": os.defpath},  # Without the marks of other servers, which would find it.
-                start_new_session=True,
-            )
-        except OSError:  # No shell, or no process left: servers are still stopped when Toolspace exits in order.
-            return
-        assert shell.stdin is not None
-        self._shell = shell
-        for entry in self._entries:
-            _write(shell, f"+{entry}")
-        # A shell that somebody stopped must not block this process when its pipe is full.
-        os.set_blocking(shell.stdin.fileno(), False)
-
-    def _end(self) -> None:
-        shell, self._shell = self._shell, None
-        if shell is None:
-            return
-        # Killed before its pipe closes: it must not act on an incomplete list.
-        shell.kill()
-        _close_pipe(shell)
-        shell.wait()
-
-    def forget(self) -> None:
-        """Called in a forked child. The entries belong to the parent, and the child must not hold its pipe open."""
-        self._lock = threading.Lock()
-        self._entries = {}
-        shell, self._shell = self._shell, None
-        if shell is not None:
-            _close_pipe(shell)
-            shell.returncode = 0  # Not a child of this process.
-
-
-def _write(shell: subprocess.Popen[bytes], line: str) -> bool:
-    assert shell.stdin is not None
-    data = os.fsencode(line) + b"\n"
-    try:
-        return os.write(shell.stdin.fileno(), data) == len(data)
-    except OSError:
-        return False
-
-
-def _close_pipe(shell: subprocess.Popen[bytes]) -> None:
-    assert shell.stdin is not None
-    with suppress(OSError):
-        shell.stdin.close()
-
-
-@cache
-def get_orphan_cleanup() -> OrphanCleanup:
-    """Returns the one of this process."""
-    cleanup = OrphanCleanup()
-    atexit.register(cleanup.close)
-    if hasattr(os, "register_at_fork"):  # Not on Windows, which has no forks.
-        os.register_at_fork(after_in_child=cleanup.forget)
-    return cleanup
-
-
-# MERGED from process_tree: Finds and signals the processes that one server started, wherever they moved to. Starts non
-
-MARK_VARIABLE = "_TOOLSPACE_SERVER"
-KILL_SIGNAL = signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL
-_PROC = "/proc"
 
 
 class ProcessIdentity(NamedTuple):
@@ -319,3 +190,126 @@ def _has_mark(pid: int, mark: bytes) -> bool:
             return mark in file.read()
     except OSError:
         return False
+
+
+# After Toolspace was killed
+
+Orphan = int | str | Path
+"""A process group, a mark in the environment of processes, or a file."""
+
+
+class OrphanCleanup:
+    """The list of what must not outlive this process. All methods are quick, thread-safe and never raise."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: dict[str, None] = {}
+        self._shell: subprocess.Popen[bytes] | None = None
+
+    def add(self, orphan: Orphan) -> None:
+        entry = _format_entry(orphan)
+        if sys.platform == "win32" or "\n" in entry:
+            return
+        with self._lock:
+            if entry not in self._entries:
+                self._entries[entry] = None
+                self._send(f"+{entry}")
+
+    def remove(self, orphan: Orphan) -> None:
+        """Removes it from the list. Ends no process and deletes no file."""
+        entry = _format_entry(orphan)
+        with self._lock:
+            if entry not in self._entries:
+                return
+            del self._entries[entry]
+            if self._entries:
+                self._send(f"-{entry}")
+            else:
+                self._end()
+
+    @property
+    def pid(self) -> int | None:
+        """The pid of the shell process; None if nothing is listed."""
+        return self._shell.pid if self._shell is not None else None
+
+    def close(self) -> None:
+        """Called when this process exits. The shell ends whatever is still listed, and then itself."""
+        with self._lock:
+            if self._entries and (shell := self._shell) is not None:
+                _close_pipe(shell)
+                shell.returncode = 0  # It outlives this process; otherwise Popen would warn about it.
+                self._shell = None
+            else:
+                self._end()
+
+    def _send(self, line: str) -> None:
+        if self._shell is not None and _write(self._shell, line):
+            return
+        self._end()  # The shell does not run yet, or somebody killed or stopped it.
+        try:
+            shell = subprocess.Popen(
+                ["/bin/sh", "-c", _SCRIPT, "toolspace-cleanup"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env={"PATH": os.defpath},  # Without the marks of other servers, which would find it.
+                start_new_session=True,
+            )
+        except OSError:  # No shell, or no process left: servers are still stopped when Toolspace exits in order.
+            return
+        assert shell.stdin is not None
+        self._shell = shell
+        for entry in self._entries:
+            _write(shell, f"+{entry}")
+        # A shell that somebody stopped must not block this process when its pipe is full.
+        os.set_blocking(shell.stdin.fileno(), False)
+
+    def _end(self) -> None:
+        shell, self._shell = self._shell, None
+        if shell is None:
+            return
+        # Killed before its pipe closes: it must not act on an incomplete list.
+        shell.kill()
+        _close_pipe(shell)
+        shell.wait()
+
+    def forget(self) -> None:
+        """Called in a forked child. The entries belong to the parent, and the child must not hold its pipe open."""
+        self._lock = threading.Lock()
+        self._entries = {}
+        shell, self._shell = self._shell, None
+        if shell is not None:
+            _close_pipe(shell)
+            shell.returncode = 0  # Not a child of this process.
+
+
+def _format_entry(orphan: Orphan) -> str:
+    if isinstance(orphan, Path):
+        return f"f{orphan.absolute()}"
+    return f"g{orphan}" if isinstance(orphan, int) else f"m{orphan}"
+
+
+def _write(shell: subprocess.Popen[bytes], line: str) -> bool:
+    assert shell.stdin is not None
+    data = os.fsencode(line) + b"\n"
+    try:
+        return os.write(shell.stdin.fileno(), data) == len(data)
+    except OSError:
+        return False
+
+
+def _close_pipe(shell: subprocess.Popen[bytes]) -> None:
+    assert shell.stdin is not None
+    with suppress(OSError):
+        shell.stdin.close()
+
+
+@cache
+def get_orphan_cleanup() -> OrphanCleanup:
+    """Returns the one of this process."""
+    cleanup = OrphanCleanup()
+    atexit.register(cleanup.close)
+    if hasattr(os, "register_at_fork"):  # Not on Windows, which has no forks.
+        os.register_at_fork(after_in_child=cleanup.forget)
+    return cleanup

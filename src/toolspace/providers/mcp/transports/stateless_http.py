@@ -33,8 +33,9 @@ from yarl import URL
 
 from toolspace.core.http_errors import os_error_reason
 from toolspace.core.sse import SseDecoder, SseSizeError
-from toolspace.providers.mcp.oauth.authorization import AuthChallenge, HttpAuth
-from toolspace.providers.mcp.transports.base import HttpStatusError, ServerUnreachable, TraceFunction
+from toolspace.providers.mcp.oauth.authorization import HttpAuth
+from toolspace.providers.mcp.oauth.http import AuthChallenge
+from toolspace.providers.mcp.transports.base import HttpStatusError, MessageTrace, ServerUnreachable
 
 MAX_RESPONSE_BYTES = 64 * 1024 * 1024
 CONNECT_SECONDS = 10.0
@@ -48,7 +49,7 @@ class StatelessHttpDispatcher(Dispatcher[TransportContext]):
     """Sends each request as its own POST. Closing the POST cancels the request."""
 
     def __init__(
-        self, url: str, headers: Mapping[str, str], *, auth: HttpAuth | None = None, trace: TraceFunction | None = None
+        self, url: str, headers: Mapping[str, str], *, auth: HttpAuth | None = None, trace: MessageTrace | None = None
     ) -> None:
         self._url = URL(url)
         self._auth = auth
@@ -129,7 +130,7 @@ class StatelessHttpDispatcher(Dispatcher[TransportContext]):
             if not challenge.requires_login:
                 raise
             # The server refused the request before it handled it, so sending it again does not run it twice.
-            headers["authorization"] = await auth.renew_authorization(challenge, sent=authorization)
+            headers["authorization"] = await auth.renew_authorization(challenge, sent_header=authorization)
         try:
             return await self._post(body, headers, on_progress)
         except HttpStatusError as error:
@@ -138,7 +139,7 @@ class StatelessHttpDispatcher(Dispatcher[TransportContext]):
     async def _post(self, body: bytes, headers: dict[str, str], on_progress: Any) -> dict[str, Any]:
         http = self._http
         if http is None or http.closed:
-            raise ServerUnreachable("the connection is closed", sent=False)
+            raise ServerUnreachable("the connection is closed", was_sent=False)
         try:
             url = self._url
             for _ in range(_MAX_REDIRECTS + 1):
@@ -150,10 +151,10 @@ class StatelessHttpDispatcher(Dispatcher[TransportContext]):
         # `from None`: these errors show the whole URL, which may hold a key.
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             reason = f"cannot connect to {self._url.host}: {os_error_reason(error)}"
-            raise ServerUnreachable(reason, sent=False) from None
+            raise ServerUnreachable(reason, was_sent=False) from None
         except (aiohttp.ClientError, OSError, RuntimeError) as error:
             reason = f"the connection to {self._url.host} broke: {os_error_reason(error)}"
-            raise ServerUnreachable(reason, sent=True) from None
+            raise ServerUnreachable(reason, was_sent=True) from None
         raise HttpStatusError(307, f"{self._url.host} redirects more than {_MAX_REDIRECTS} times")
 
     async def _read_response(self, response: aiohttp.ClientResponse, on_progress: Any) -> dict[str, Any]:
@@ -168,7 +169,7 @@ class StatelessHttpDispatcher(Dispatcher[TransportContext]):
                 if "method" not in message:
                     return _get_result(message, response.status)
                 await self._handle_notification(message, on_progress)
-            raise ServerUnreachable("the server ended its answer before the result", sent=True)
+            raise ServerUnreachable("the server ended its answer before the result", was_sent=True)
         if response.status >= 400:
             raise _http_error(response)
         reason = f"the server answered with {content_type or 'no content type'}, which is not MCP"

@@ -82,9 +82,6 @@ class _FrameReader(MessageReader):
             if (message := self._decode(data)) is not None:
                 return message
 
-    async def aclose(self) -> None:
-        """Does nothing: `open_websocket` closes the socket."""
-
 
 class _FrameWriter(MessageWriter):
     def __init__(self, socket: ClientConnection) -> None:
@@ -95,9 +92,6 @@ class _FrameWriter(MessageWriter):
             await self._socket.send(encode_message(item), text=True)
         except ConnectionClosed:
             raise anyio.BrokenResourceError from None
-
-    async def aclose(self) -> None:
-        """Does nothing: `open_websocket` closes the socket."""
 
 
 def _describe_close(error: ConnectionClosed) -> str:

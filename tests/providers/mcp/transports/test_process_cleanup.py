@@ -45,9 +45,9 @@ def test_killed_program_leaves_no_process_and_no_file(tmp_path: Path) -> None:
         group = subprocess.Popen(deaf, start_new_session=True, stdout=subprocess.PIPE)
         group.stdout.readline()  # It ignores the polite signal from now on.
         marked = subprocess.Popen(nap, start_new_session=True, env={**os.environ, "MARK": "from.me"})
-        get_orphan_cleanup().add_group(group.pid)
-        get_orphan_cleanup().add_mark("from.me")
-        get_orphan_cleanup().add_file(Path(sys.argv[1]))
+        get_orphan_cleanup().add(group.pid)
+        get_orphan_cleanup().add("from.me")
+        get_orphan_cleanup().add(Path(sys.argv[1]))
         print(group.pid, marked.pid, get_orphan_cleanup().pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
         """,
@@ -67,10 +67,10 @@ def test_removed_entries_survive(tmp_path: Path) -> None:
             """
             ended, survivor = (subprocess.Popen(nap, start_new_session=True, stdout=-3, stderr=-3) for _ in "ab")
             for one in ended, survivor:
-                get_orphan_cleanup().add_group(one.pid)
-            get_orphan_cleanup().add_file(Path(sys.argv[1]))
-            get_orphan_cleanup().remove_file(Path(sys.argv[1]))
-            get_orphan_cleanup().remove_group(survivor.pid)
+                get_orphan_cleanup().add(one.pid)
+            get_orphan_cleanup().add(Path(sys.argv[1]))
+            get_orphan_cleanup().remove(Path(sys.argv[1]))
+            get_orphan_cleanup().remove(survivor.pid)
             print(ended.pid, survivor.pid, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
             """,
@@ -90,7 +90,7 @@ def test_fork_does_not_delay_the_cleanup_of_its_parent() -> None:
         run(
             """
             group = subprocess.Popen(nap, start_new_session=True, stdout=-3, stderr=-3)
-            get_orphan_cleanup().add_group(group.pid)
+            get_orphan_cleanup().add(group.pid)
             read, write = os.pipe()
             if not (child := os.fork()):
                 for number in 1, 2:
@@ -114,7 +114,7 @@ def test_program_that_exits_without_stopping_servers_leaves_none() -> None:
         """
         group = subprocess.Popen(nap, start_new_session=True, stdout=-3, stderr=-3)
         group.returncode = 0
-        get_orphan_cleanup().add_group(group.pid)
+        get_orphan_cleanup().add(group.pid)
         print(group.pid)
         """
     )
@@ -128,10 +128,10 @@ def test_killed_cleanup_process_is_replaced_with_all_entries() -> None:
         run(
             """
             first, second = (subprocess.Popen(nap, start_new_session=True, stdout=-3, stderr=-3) for _ in "ab")
-            get_orphan_cleanup().add_group(first.pid)
+            get_orphan_cleanup().add(first.pid)
             os.kill(get_orphan_cleanup().pid, signal.SIGKILL)
             os.waitid(os.P_PID, get_orphan_cleanup().pid, os.WEXITED | os.WNOWAIT)
-            get_orphan_cleanup().add_group(second.pid)
+            get_orphan_cleanup().add(second.pid)
             print(first.pid, second.pid, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
             """
@@ -143,17 +143,17 @@ def test_killed_cleanup_process_is_replaced_with_all_entries() -> None:
 def test_cleanup_process_runs_only_while_entries_exist(tmp_path: Path) -> None:
     own = OrphanCleanup()
     assert own.pid is None
-    own.add_file(tmp_path / "one")
-    own.add_file(tmp_path / "two")
+    own.add(tmp_path / "one")
+    own.add(tmp_path / "two")
     pid = own.pid
     assert pid is not None
     assert lives(pid)
-    own.remove_file(tmp_path / "one")
+    own.remove(tmp_path / "one")
     assert own.pid == pid
-    own.remove_file(tmp_path / "two")
+    own.remove(tmp_path / "two")
     assert own.pid is None
     assert not Path(f"/proc/{pid}").exists()  # Ended and reaped.
-    own.remove_file(tmp_path / "two")
+    own.remove(tmp_path / "two")
     own.close()
 
 
@@ -161,7 +161,7 @@ def test_cleanup_process_has_its_own_session_and_inherits_no_files(tmp_path: Pat
     own = OrphanCleanup()
     with open(tmp_path / "ours", "w") as ours:
         os.set_inheritable(ours.fileno(), True)
-        own.add_file(tmp_path / "x")
+        own.add(tmp_path / "x")
         assert own.pid is not None
         assert os.getsid(own.pid) == own.pid
         open_files: set[str] = set()
@@ -169,19 +169,19 @@ def test_cleanup_process_has_its_own_session_and_inherits_no_files(tmp_path: Pat
             with suppress(FileNotFoundError):  # The shell is still starting; it closes these files itself.
                 open_files.add(str(file.readlink()))
         assert str(tmp_path / "ours") not in open_files
-    own.remove_file(tmp_path / "x")
+    own.remove(tmp_path / "x")
 
 
 def test_stopped_cleanup_process_blocks_nothing(tmp_path: Path) -> None:
     own = OrphanCleanup()
-    own.add_file(tmp_path / "x")
+    own.add(tmp_path / "x")
     assert own.pid is not None
     os.kill(own.pid, signal.SIGSTOP)
     for number in range(300):  # More than its pipe can hold.
-        own.add_file(tmp_path / f"{number:0230}")
+        own.add(tmp_path / f"{number:0230}")
     for number in range(300):
-        own.remove_file(tmp_path / f"{number:0230}")
-    own.remove_file(tmp_path / "x")
+        own.remove(tmp_path / f"{number:0230}")
+    own.remove(tmp_path / "x")
     assert own.pid is None
 
 
