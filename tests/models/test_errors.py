@@ -22,7 +22,10 @@ from toolspace.core.model import (
     UserTurn,
 )
 from toolspace.errors import ModelError
+from toolspace.models.http import ModelEndpoint
+from toolspace.models.openai import OpenAIChatModel
 from toolspace.models.registry import open_model
+from toolspace.models.streaming import StreamLimits
 
 REFUSALS = [
     (401, {"error": {"message": "Incorrect API key provided", "code": "invalid_api_key"}}, "not_permitted"),
@@ -157,10 +160,13 @@ async def test_a_slow_response_times_out(server: ModelTestServer, chat_model: Mo
     assert error_info.value.kind == "unavailable"
 
 
-async def test_a_stream_left_open_after_its_end_does_not_block(
-    server: ModelTestServer, chat_model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("toolspace.models.streaming.LAST_EVENTS_SECONDS", 0.05)
+def open_limited(server: ModelTestServer, limits: StreamLimits) -> Model:
+    endpoint = ModelEndpoint(name="openai:gpt-4.1", url=f"{server.url}/v1/chat/completions")
+    return OpenAIChatModel("gpt-4.1", endpoint, limits=limits)
+
+
+async def test_a_stream_left_open_after_its_end_does_not_block(server: ModelTestServer) -> None:
+    model = open_limited(server, StreamLimits(last_events_seconds=0.05))
 
     async def left_open(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         body = events(chat_chunk({"content": "Hello"}, "stop"))
@@ -169,16 +175,16 @@ async def test_a_stream_left_open_after_its_end_does_not_block(
 
     server.reply(left_open)
     async with asyncio.timeout(10):
-        turn, _ = await respond_and_record(chat_model)
+        turn, _ = await respond_and_record(model)
         await server.client_closed.wait()
+    await model.aclose()
     assert (turn.text, turn.finish) == ("Hello", "stop")
 
 
-async def test_responses_have_a_size_limit(
-    server: ModelTestServer, chat_model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("toolspace.models.streaming.MAX_RESPONSE", 10_000)
+async def test_responses_have_a_size_limit(server: ModelTestServer) -> None:
+    model = open_limited(server, StreamLimits(max_size=10_000))
     server.reply(stream_reply(events(*[chat_chunk({"content": "x" * 1000})] * 20)))
     with pytest.raises(ModelError, match="more than") as error_info:
-        await chat_model.respond(HELLO)
+        await model.respond(HELLO)
+    await model.aclose()
     assert not error_info.value.is_transient

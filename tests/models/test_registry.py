@@ -12,8 +12,7 @@ from toolspace.errors import ModelError
 from toolspace.models.anthropic import AnthropicModel
 from toolspace.models.google import GoogleModel
 from toolspace.models.http import RetryingModel
-from toolspace.models.openai_chat import OpenAIChatModel
-from toolspace.models.openai_responses import OpenAIResponsesModel
+from toolspace.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from toolspace.models.prices import find_price
 from toolspace.models.pydantic_ai import PydanticAIModel
 from toolspace.models.registry import (

@@ -8,26 +8,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from toolspace.core.model import (
-    FinishReason,
-    ModelCall,
-    ModelRequest,
-    ModelToolResult,
-    ModelTurn,
-    ResultsTurn,
-    Usage,
-    UserTurn,
-)
-from toolspace.models import http
-from toolspace.models.request_encoding import (
-    PDF,
-    Attachment,
-    ToolEncoder,
-    encode_arguments,
-    normalize_turns,
-    split_content,
-    split_turn,
-)
+from toolspace.core.model import FinishReason, Media, ModelCall, ModelRequest, ModelToolResult, ModelTurn, ResultsTurn
+from toolspace.models.request_encoding import PDF, ToolEncoder, encode_arguments, media_data, split_turn
 from toolspace.models.streaming import StreamedResponse, StreamingModel
 
 _CACHE_CONTROL = {"type": "ephemeral"}
@@ -103,39 +85,31 @@ class AnthropicResponse(StreamedResponse):
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        self._call_indices: dict[int, int] = {}
-        """Position of a block in the message → index of its call."""
         self._initial_arguments: dict[int, str] = {}
         """Position of a block → the arguments in its first event."""
         self._thinking_blocks: dict[int, dict[str, Any]] = {}
         self._thinking_texts: dict[int, list[str]] = {}
-        self._token_counts = _TokenCounts()
+        self._token_counts = dict.fromkeys(_TokenCounts.__struct_fields__, 0)
 
     def receive_event(self, data: bytes) -> None:
-        if not data:
-            return
         event = _decode(data)
         match event.type:
-            case "content_block_delta":
-                if event.delta is not None:
-                    self._add_delta(event.index, event.delta)
-            case "content_block_start":
-                if event.content_block is not None:
-                    self._start_block(event.index, event.content_block)
+            case "content_block_delta" if event.delta is not None:
+                self._add_delta(event.index, event.delta)
+            case "content_block_start" if event.content_block is not None:
+                self._start_block(event.index, event.content_block)
             case "content_block_stop":
                 self._end_block(event.index)
-            case "message_start":
-                if event.message is not None and event.message.usage is not None:
-                    self._count_tokens(event.message.usage)
+            case "message_start" if event.message is not None:
+                self._count_tokens(event.message.usage)
             case "message_delta":
-                if event.usage is not None:
-                    self._count_tokens(event.usage)
+                self._count_tokens(event.usage)
                 if event.delta is not None and event.delta.stop_reason:
                     self.finish = _FINISH_REASONS.get(event.delta.stop_reason, "other")
             case "message_stop":
                 self.is_complete = True
             case "error":
-                raise http.error_from_event(self.name, event.error, credential_name=self.credential_name)
+                raise self.event_error(event.error)
             case "message":
                 self._add_message(event)
             case _:
@@ -144,7 +118,7 @@ class AnthropicResponse(StreamedResponse):
     def _start_block(self, position: int, block: _Block) -> None:
         match block.type:
             case "tool_use":
-                self._call_indices[position] = self.start_call(block.id, block.name or "")
+                self.call_indices[position] = self.start_call(block.id, block.name or "")
                 arguments = bytes(block.input).decode()
                 if arguments not in ("", "{}", "null"):
                     self._initial_arguments[position] = arguments
@@ -153,9 +127,8 @@ class AnthropicResponse(StreamedResponse):
                 self._thinking_texts[position] = [block.thinking_text] if block.thinking_text else []
             case "redacted_thinking":
                 self._thinking_blocks[position] = {"type": "redacted_thinking", "data": block.data or ""}
-            case "text":
-                if block.text:
-                    self.add_text(block.text)
+            case "text" if block.text:
+                self.add_text(block.text)
             case _:
                 pass  # Results of the provider's own tools.
 
@@ -163,9 +136,7 @@ class AnthropicResponse(StreamedResponse):
         if delta.text:
             self.add_text(delta.text)
         elif delta.partial_json:
-            index = self._call_indices.get(position)
-            if index is not None:
-                self.add_arguments(index, delta.partial_json)
+            self.add_arguments(self.call_indices.get(position), delta.partial_json)
         elif delta.thinking_text:
             self.add_thinking(delta.thinking_text)
             self._thinking_texts.setdefault(position, []).append(delta.thinking_text)
@@ -173,7 +144,7 @@ class AnthropicResponse(StreamedResponse):
             self._thinking_blocks[position]["signature"] += delta.signature
 
     def _end_block(self, position: int) -> None:
-        index = self._call_indices.get(position)
+        index = self.call_indices.get(position)
         if index is not None and not self.has_arguments(index):
             self.add_arguments(index, self._initial_arguments.get(position, "{}"))
         block = self._thinking_blocks.pop(position, None)
@@ -190,29 +161,24 @@ class AnthropicResponse(StreamedResponse):
                 self.add_thinking(block.thinking_text)
             self._start_block(position, block)
             self._end_block(position)
-        if message.usage is not None:
-            self._count_tokens(message.usage)
+        self._count_tokens(message.usage)
         self.finish = _FINISH_REASONS.get(message.stop_reason or "", "other")
 
-    def _count_tokens(self, usage: _TokenCounts) -> None:
+    def _count_tokens(self, usage: _TokenCounts | None) -> None:
         """Counts are totals so far; a count that an event omits stays valid."""
-        for field in usage.__struct_fields__:
-            value = getattr(usage, field)
-            if value is not None:
-                setattr(self._token_counts, field, value)
+        if usage is None:
+            return
         counts = self._token_counts
-        cached_tokens = counts.cache_read_input_tokens or 0
-        self.cache_write_tokens = counts.cache_creation_input_tokens or 0
-        self.usage = Usage(
-            input_tokens=(counts.input_tokens or 0) + cached_tokens + self.cache_write_tokens,
-            cached_tokens=cached_tokens,
-            output_tokens=counts.output_tokens or 0,
-        )
+        counts.update({name: count for name, count in msgspec.structs.asdict(usage).items() if count is not None})
+        cached, cache_writes = counts["cache_read_input_tokens"], counts["cache_creation_input_tokens"]
+        input_tokens = counts["input_tokens"] + cached + cache_writes
+        self.set_usage(input_tokens, counts["output_tokens"], cached=cached, cache_writes=cache_writes)
 
 
 class AnthropicModel(StreamingModel):
     """A model of Anthropic, or of a server with the same API."""
 
+    tool_format = "anthropic"
     response_class = AnthropicResponse
     optional_features: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "temperature": ("temperature",),
@@ -227,8 +193,7 @@ class AnthropicModel(StreamingModel):
 
     def __init__(self, *parts: Any, **options: Any) -> None:
         super().__init__(*parts, **options)
-        self._tool_encoder = ToolEncoder("anthropic", _mark_last)
-        self._unmarked_tool_encoder = ToolEncoder("anthropic")
+        self._marking_encoder = ToolEncoder(self.tool_format, _mark_last)
         match = _MODEL_VERSION.match(self.model)
         # A name without a version counts as a new model.
         self._version: tuple[int, int] = (int(match[1]), int(match[2] or 0)) if match is not None else (99, 0)
@@ -237,41 +202,29 @@ class AnthropicModel(StreamingModel):
         settings = request.settings
         uses_cache = "cache_control" not in omitted_features
         is_forced = request.tool_choice not in ("auto", "none") and "tool_choice" not in omitted_features
-        max_tokens = settings.max_output_tokens or self._default_max_tokens(omitted_features)
-        body: dict[str, Any] = {"model": self.model, "max_tokens": max_tokens, "stream": True}
+        default_limit = _OLD_MAX_TOKENS if self._version < (4, 0) or "max_tokens" in omitted_features else _MAX_TOKENS
+        body: dict[str, Any] = {
+            "model": self.model,
+            "max_tokens": settings.max_output_tokens or default_limit,
+            "stream": True,
+            "messages": self._build_messages(request, omitted_features),
+        }
         if request.system.strip():
-            system: dict[str, Any] = {"type": "text", "text": request.system}
-            body["system"] = [{**system, "cache_control": _CACHE_CONTROL}] if uses_cache else [system]
-        body["messages"] = self._build_messages(request, omitted_features)
-        if request.tools:
-            encoded = (self._tool_encoder if uses_cache else self._unmarked_tool_encoder).encode(request.tools)
-            body["tools"] = encoded.raw
-            choice = request.tool_choice
-            if is_forced:
-                if choice == "required":
-                    body["tool_choice"] = {"type": "any"}
-                elif choice in encoded.names:
-                    body["tool_choice"] = {"type": "tool", "name": choice}
-            elif choice == "none":
-                body["tool_choice"] = {"type": "none"}
-        thinks = self._add_thinking_settings(
-            body, settings.reasoning, max_tokens, is_forced=is_forced, omitted_features=omitted_features
-        )
+            system = [{"type": "text", "text": request.system}]
+            body["system"] = _mark_last(system) if uses_cache else system
+        encoder = self._marking_encoder if uses_cache else self.tool_encoder
+        choice = self.add_tools(body, request, omitted_features, encoder)
+        if choice == "none":
+            body["tool_choice"] = {"type": "none"}
+        elif choice is not None and is_forced:
+            body["tool_choice"] = {"type": "any"} if choice == "required" else {"type": "tool", "name": choice}
+        thinks = self._add_thinking_settings(body, settings.reasoning, is_forced, omitted_features)
         if settings.temperature is not None and not thinks and "temperature" not in omitted_features:
             body["temperature"] = min(1.0, settings.temperature)
         return body
 
-    def _default_max_tokens(self, omitted_features: frozenset[str]) -> int:
-        return _OLD_MAX_TOKENS if self._version < (4, 0) or "max_tokens" in omitted_features else _MAX_TOKENS
-
     def _add_thinking_settings(
-        self,
-        body: dict[str, Any],
-        reasoning: str | None,
-        max_tokens: int,
-        *,
-        is_forced: bool,
-        omitted_features: frozenset[str],
+        self, body: dict[str, Any], reasoning: str | None, is_forced: bool, omitted_features: frozenset[str]
     ) -> bool:
         """Adds the reasoning effort in the form of the model's version. Returns whether the model will think."""
         if reasoning is None or "thinking" in omitted_features:
@@ -289,19 +242,19 @@ class AnthropicModel(StreamingModel):
             return False
         budget = _THINKING_BUDGETS.get(reasoning, _THINKING_BUDGETS["medium"])
         body["thinking"] = {"type": "enabled", "budget_tokens": budget}
-        body["max_tokens"] = max_tokens + budget  # Thinking counts as output.
+        body["max_tokens"] += budget  # Thinking counts as output.
         return True
 
     def _build_messages(self, request: ModelRequest, omitted_features: frozenset[str]) -> list[dict[str, Any]]:
         messages: list[dict[str, Any]] = []
-        for turn in normalize_turns(request.turns):
+        for turn in self.normalize_turns(request, omitted_features):
             if isinstance(turn, ModelTurn):
                 messages.append({"role": "assistant", "content": self._build_model_blocks(turn, omitted_features)})
                 continue
             if isinstance(turn, ResultsTurn):
-                blocks = [_build_result(result, omitted_features) for result in turn.results]
+                blocks = [_build_result(result) for result in turn.results]
             else:
-                blocks = _build_user_blocks(turn, omitted_features)
+                blocks = [*map(_build_attachment, turn.media), *_build_text(turn.text)]
             if messages and messages[-1]["role"] == "user":
                 messages[-1]["content"].extend(blocks)
             else:
@@ -326,32 +279,26 @@ class AnthropicModel(StreamingModel):
         return blocks
 
 
-def _mark_last(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    if tools:
-        tools[-1] = {**tools[-1], "cache_control": _CACHE_CONTROL}
-    return tools
+def _mark_last(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Marks the last of several tools or blocks as the end of a part to cache."""
+    return [*blocks[:-1], {**blocks[-1], "cache_control": _CACHE_CONTROL}]
 
 
-def _build_user_blocks(turn: UserTurn, omitted_features: frozenset[str]) -> list[dict[str, Any]]:
-    attachments, text = split_content(turn.text, turn.media, omitted_features)
-    return [*map(_build_attachment, attachments), *([{"type": "text", "text": text}] if text.strip() else [])]
-
-
-def _build_result(result: ModelToolResult, omitted_features: frozenset[str]) -> dict[str, Any]:
+def _build_result(result: ModelToolResult) -> dict[str, Any]:
     block: dict[str, Any] = {"type": "tool_result", "tool_use_id": result.id}
-    attachments: list[Attachment] = []
     if result.is_error:
-        block["is_error"] = True  # An error may have text only.
-    else:
-        attachments, _ = split_content(result.text, result.media, omitted_features)
-    if attachments:
-        text = [{"type": "text", "text": result.text}] if result.text.strip() else []
-        block["content"] = [*text, *map(_build_attachment, attachments)]
+        block["is_error"] = True
+    if result.media and not result.is_error:  # An error may have text only.
+        block["content"] = [*_build_text(result.text), *map(_build_attachment, result.media)]
     elif result.text.strip():
         block["content"] = result.text
     return block
 
 
-def _build_attachment(attachment: Attachment) -> dict[str, Any]:
-    source = {"type": "base64", "media_type": attachment.mime_type, "data": attachment.data}
-    return {"type": "document" if attachment.mime_type == PDF else "image", "source": source}
+def _build_text(text: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text}] if text.strip() else []
+
+
+def _build_attachment(part: Media) -> dict[str, Any]:
+    source = {"type": "base64", "media_type": part.mime_type, "data": media_data(part)}
+    return {"type": "document" if part.mime_type == PDF else "image", "source": source}

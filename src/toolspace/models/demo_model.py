@@ -1,4 +1,4 @@
-"""The demo model. It runs scripts of rules (`demo.rules`) instead of a language model.
+"""The demo model. It runs the scripts of `demo_rules` instead of a language model.
 
 Like every model it keeps no state between requests. For each request it runs the scripts again from the start of the
 cycle, feeds them the results in the conversation, and returns the first call that has no result yet.
@@ -30,13 +30,14 @@ from toolspace.core.model import (
 )
 from toolspace.models.demo_rules import (
     CallOutcome,
+    DemoReply,
     DemoRequest,
     DemoScript,
     WantedCall,
     continue_deletion,
+    find_reply,
     parse_reminder,
-    run_first_match,
-    send_message,
+    send_reply,
 )
 
 NAME: Final = "demo:rules"
@@ -144,46 +145,35 @@ def _run_events(events: Sequence[InboxLine], request: ModelRequest) -> DemoScrip
         action = _choose_action(event, request, folder)
         if action is None:
             continue
-        space_id, script = action
+        space_id, reply = action
         has_acted = True
         if current_space != space_id:
             outcome = yield WantedCall("enter_space", {"spaceId": space_id})
             if outcome.failed:
-                script.close()
                 continue
             current_space = space_id
-        yield from script
+        yield from send_reply(reply)
     if not has_acted:
         yield WantedCall("skip", {"reason": "nothing of this is for the demo"})
 
 
-def _choose_action(event: InboxLine, request: ModelRequest, folder: str | None) -> tuple[str, DemoScript[None]] | None:
-    """The space to enter for an event and the script to run there; None if the demo ignores the event."""
+def _choose_action(event: InboxLine, request: ModelRequest, folder: str | None) -> tuple[str, DemoReply] | None:
+    """The space to enter for an event and the reply to send there; None if the demo ignores the event."""
     if event.type == "space_message" and event.space_id is not None:
         # It ignores messages of agents: two demos would thank each other for ever.
-        text = _find_human_text(event)
-        if text is None:
+        match = _MESSAGE.fullmatch(event.rest)
+        if match is None or match[1] != "human":
             return None
-        return event.space_id, run_first_match(DemoRequest(text, event.space_id, folder))
+        return event.space_id, find_reply(DemoRequest(_decode_text(match[2]), event.space_id, folder))
     if event.type == "plan":
         reminder = parse_reminder(event.message_text)
-        return (reminder[0], _remind(reminder[1])) if reminder is not None else None
+        return (reminder[0], f"A reminder: {reminder[1]}") if reminder is not None else None
     if event.type == "tool_result":
         return _continue_after_confirmation(event, request.turns)
     return None
 
 
-def _find_human_text(event: InboxLine) -> str | None:
-    """The text of a message; None if its sender is not a person."""
-    match = _MESSAGE.fullmatch(event.rest)
-    return _decode_text(match[2]) if match is not None and match[1] == "human" else None
-
-
-def _remind(text: str) -> DemoScript[None]:
-    yield from send_message(f"A reminder: {text}")
-
-
-def _continue_after_confirmation(event: InboxLine, turns: Sequence[Turn]) -> tuple[str, DemoScript[None]] | None:
+def _continue_after_confirmation(event: InboxLine, turns: Sequence[Turn]) -> tuple[str, DemoReply] | None:
     """Continues a deletion after people answered the confirmation of an earlier cycle."""
     match = _RESOLVED_CALL.match(event.rest)
     if match is None:
@@ -191,20 +181,16 @@ def _continue_after_confirmation(event: InboxLine, turns: Sequence[Turn]) -> tup
     call_id, text = match[1], match[2]
     space_id = event.space_id
     for call, result in _list_exchanges(turns):
+        if call.name not in ("enter_space", "confirmAction"):
+            continue
+        arguments: dict[str, object] = json_text.decode(call.arguments)
         if call.name == "enter_space" and event.space_id is None:
-            space_id = str(_decode_arguments(call).get("spaceId"))
+            space_id = str(arguments.get("spaceId"))
         if call.name == "confirmAction" and CallOutcome(result.text).data.get("pendingToolCallId") == call_id:
             failure = _FAILURE.match(text)
-            if failure is not None:
-                outcome = CallOutcome(_decode_text(text[failure.end() :]), failed=True)
-            else:
-                outcome = CallOutcome(text)
-            return (space_id, continue_deletion(_decode_arguments(call), outcome)) if space_id is not None else None
+            outcome = CallOutcome(text if failure is None else _decode_text(text[failure.end() :]), failure is not None)
+            return (space_id, continue_deletion(arguments, outcome)) if space_id is not None else None
     return None
-
-
-def _decode_arguments(call: ModelCall) -> dict[str, object]:
-    return json_text.decode(call.arguments)
 
 
 def _decode_text(text: str) -> str:

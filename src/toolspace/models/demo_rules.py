@@ -1,8 +1,8 @@
 """The rules of the demo model: the first rule whose pattern matches a person's message answers it.
 
-A rule is a script: a generator that yields the tool calls it wants and gets their results back. It depends on nothing
-else: the same results lead to the same calls, so that `demo.model` can run it again up to any point. Knows no
-conversation and no model.
+A rule is a text, or a script: a generator that yields the tool calls it wants, gets their results back, and returns the
+text to send. It depends on nothing else: the same results lead to the same calls, so that `demo_model` can run it again
+up to any point. Knows no conversation and no model.
 """
 
 from __future__ import annotations
@@ -21,6 +21,23 @@ T = TypeVar("T")
 
 _MAX_LISTED: Final = 30
 """The length limit of a list in a message."""
+_MAX_SHOWN: Final = 1_500
+"""Characters of a file in a message."""
+KEY_VARIABLES: Final = "OPENAI_API_KEY, ANTHROPIC_API_KEY or GEMINI_API_KEY"
+GREETING: Final = (
+    "Hello! I am the demo agent: a few rules instead of a model, but the tools are real. Try one of these:\n"
+    "  what time is it in Tokyo?\n"
+    "  list the files, then: read welcome.txt\n"
+    "  chart the sales\n"
+    "  clean up the drafts (I ask you before I delete anything)\n"
+    "  remember that my train leaves at nine, then: what do you remember?\n"
+    "  remind me in 10 seconds to stretch\n"
+    f"For a real model, set {KEY_VARIABLES} and restart the gateway."
+)
+NOT_UNDERSTOOD: Final = (
+    "I did not understand that: I am the demo, a few rules, and no model is configured. "
+    f'Set {KEY_VARIABLES} and restart the gateway to talk to a real one. Say "help" for what I can do.'
+)
 
 
 class WantedCall(NamedTuple):
@@ -59,19 +76,43 @@ class DemoRequest(NamedTuple):
     folder: str | None
 
 
+class DemoCallError(Exception):
+    """A call of a script failed. The message is sent instead of the text that the script would return."""
+
+
 DemoScript = Generator[WantedCall, CallOutcome, T]
-DemoRule = Callable[[DemoRequest, "re.Match[str]"], DemoScript[None]]
+DemoReply = str | DemoScript[str]
+DemoRule = str | Callable[[DemoRequest, "re.Match[str]"], DemoScript[str]]
 
 
-def send_message(text: str) -> DemoScript[CallOutcome]:
-    return (yield WantedCall("send_message", {"text": text}))
+def find_reply(request: DemoRequest) -> DemoReply:
+    """The text or the script of the first rule that matches a person's message."""
+    request = request._replace(text=" ".join(request.text.split()))
+    for pattern, rule in _RULES:
+        match = re.search(pattern, request.text, re.IGNORECASE)
+        if match is not None:
+            return rule if isinstance(rule, str) else rule(request, match)
+    return NOT_UNDERSTOOD
+
+
+def send_reply(reply: DemoReply) -> DemoScript[None]:
+    """Runs a script and sends the text that it returns."""
+    try:
+        text = reply if isinstance(reply, str) else (yield from reply)
+    except DemoCallError as error:
+        text = str(error)
+    yield WantedCall("send_message", {"text": text})
+
+
+def _call(name: str, arguments: Mapping[str, Any], failure: str) -> DemoScript[Mapping[str, Any]]:
+    """The result of a call. Raises `DemoCallError`, which begins with `failure`."""
+    outcome = yield WantedCall(name, arguments)
+    if outcome.failed:
+        raise DemoCallError(f"{failure}: {outcome.reason}")
+    return outcome.data
 
 
 # Files
-
-_MAX_SHOWN: Final = 1_500
-"""Characters of a file in a message."""
-_NO_FOLDER: Final = "I was given no folder to look into."
 
 
 class _File(NamedTuple):
@@ -81,62 +122,45 @@ class _File(NamedTuple):
     size: int
 
 
-def list_files(request: DemoRequest, match: re.Match[str]) -> DemoScript[None]:
+def _list_files(request: DemoRequest, match: re.Match[str]) -> DemoScript[str]:
     files = yield from _list_folder(request)
     if not files:
-        if files is not None:
-            yield from send_message("The folder is empty.")
-        return
+        return "The folder is empty."
     lines = [f"  {file.name} ({file.size} bytes)" for file in files[:_MAX_LISTED]]
     more = [f"  … and {len(files) - _MAX_LISTED} more"] if len(files) > _MAX_LISTED else []
-    yield from send_message("\n".join([f"In {request.folder}:", *lines, *more]))
+    return "\n".join([f"In {request.folder}:", *lines, *more])
 
 
-def read_file(request: DemoRequest, match: re.Match[str]) -> DemoScript[None]:
+def _read_file(request: DemoRequest, match: re.Match[str]) -> DemoScript[str]:
     files = yield from _list_folder(request)
-    if files is None:
-        return
     matching_files = _find_named(files, request.text)
     if len(matching_files) != 1:
-        names = ", ".join(file.name for file in (matching_files or files)[:_MAX_LISTED]) or "none at all"
-        yield from send_message(f"Which file? There is {names}.")
-        return
-    outcome = yield WantedCall("read_file", {"path": matching_files[0].path})
-    text = str(outcome.data.get("content", ""))
-    if outcome.failed:
-        yield from send_message(f"I cannot read {matching_files[0].name}: {outcome.reason}")
-    else:
-        excerpt = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
-        yield from send_message(f"{matching_files[0].name}:\n{excerpt.strip() or '(it is empty)'}")
+        return f"Which file? There is {_join_names(matching_files or files) or 'none at all'}."
+    file = matching_files[0]
+    data = yield from _call("read_file", {"path": file.path}, f"I cannot read {file.name}")
+    text = str(data.get("content", ""))
+    excerpt = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
+    return f"{file.name}:\n{excerpt.strip() or '(it is empty)'}"
 
 
-def search_files(request: DemoRequest, match: re.Match[str]) -> DemoScript[None]:
-    if request.folder is None:
-        yield from send_message(_NO_FOLDER)
-        return
+def _search_files(request: DemoRequest, match: re.Match[str]) -> DemoScript[str]:
+    folder = _get_folder(request)
     phrase = (match["what"] or match["other"]).strip(" ?.!\"'")
-    outcome = yield WantedCall("grep_files", {"pattern": re.escape(phrase), "path": request.folder, "ignoreCase": True})
-    if outcome.failed:
-        yield from send_message(f"I cannot search: {outcome.reason}")
-        return
-    folder = request.folder
-    hits: Sequence[Mapping[str, Any]] = outcome.data.get("matches") or ()
+    arguments = {"pattern": re.escape(phrase), "path": folder, "ignoreCase": True}
+    data = yield from _call("grep_files", arguments, "I cannot search")
+    hits: Sequence[Mapping[str, Any]] = data.get("matches") or ()
     lines = [
         f"  {_relative_name(folder, str(hit.get('path')))}:{hit.get('line')}: {str(hit.get('text', '')).strip()}"
         for hit in hits[:_MAX_LISTED]
     ]
-    yield from send_message("\n".join([f'"{phrase}" is in:', *lines]) if lines else f'No file has "{phrase}" in it.')
+    return "\n".join([f'"{phrase}" is in:', *lines]) if lines else f'No file has "{phrase}" in it.'
 
 
-def delete_files(request: DemoRequest, match: re.Match[str]) -> DemoScript[None]:
+def _delete_files(request: DemoRequest, match: re.Match[str]) -> DemoScript[str]:
     files = yield from _list_folder(request)
-    if files is None:
-        return
     matching_files = _find_named(files, match["what"])
     if not matching_files:
-        names = ", ".join(file.name for file in files[:_MAX_LISTED]) or "nothing"
-        yield from send_message(f"I do not know what to delete. There is {names}.")
-        return
+        return f"I do not know what to delete. There is {_join_names(files) or 'nothing'}."
     names = ", ".join(file.name for file in matching_files)
     confirmation = {
         "action": f"Delete {names}",
@@ -145,35 +169,29 @@ def delete_files(request: DemoRequest, match: re.Match[str]) -> DemoScript[None]
     }
     outcome = yield WantedCall("confirmAction", confirmation)
     if outcome.failed:
-        yield from send_message(f"I delete nothing without asking, and I cannot ask: {outcome.reason}")
-    elif outcome.data.get("status") == "pending":
-        yield from send_message(f"Shall I delete {names}? I wait for your answer to the question above.")
-    else:
-        yield from continue_deletion(confirmation, outcome)
+        return f"I delete nothing without asking, and I cannot ask: {outcome.reason}"
+    if outcome.data.get("status") == "pending":
+        return f"Shall I delete {names}? I wait for your answer to the question above."
+    return (yield from continue_deletion(confirmation, outcome))
 
 
-def continue_deletion(confirmation: Mapping[str, Any], outcome: CallOutcome) -> DemoScript[None]:
+def continue_deletion(confirmation: Mapping[str, Any], outcome: CallOutcome) -> DemoScript[str]:
     """Deletes the files of a confirmation if people agreed."""
     paths = [str(path) for path in confirmation.get("items") or ()]
     names = str(confirmation.get("action", "")).removeprefix("Delete ")
     if outcome.failed:
-        yield from send_message(f"I delete nothing: {outcome.reason}")
-        return
-    if not is_agreement(outcome.text):
-        yield from send_message(f"All right, I keep {names}.")
-        return
+        return f"I delete nothing: {outcome.reason}"
+    if not _is_agreement(outcome.text):
+        return f"All right, I keep {names}."
     problems: list[str] = []
     for path in paths:
         deletion = yield WantedCall("delete_file", {"path": path})
         if deletion.failed:
             problems.append(f"{PurePath(path).name}: {deletion.reason}")
-    if problems:
-        yield from send_message("Not all of it could be deleted. " + "; ".join(problems))
-    else:
-        yield from send_message(f"Deleted {names}.")
+    return f"Not all of it could be deleted. {'; '.join(problems)}" if problems else f"Deleted {names}."
 
 
-def is_agreement(text: str) -> bool:
+def _is_agreement(text: str) -> bool:
     """Whether a person's answer means yes: `{"confirmed": true}`, `true`, "yes" and the like."""
     try:
         answer: Any = json_text.decode(text)
@@ -188,21 +206,25 @@ def is_agreement(text: str) -> bool:
     )
 
 
-def _list_folder(request: DemoRequest) -> DemoScript[Sequence[_File] | None]:
-    """The files of the folder; None if listing failed, which a message reports."""
-    if request.folder is None:
-        yield from send_message(_NO_FOLDER)
-        return None
-    outcome = yield WantedCall("list_files", {"path": request.folder, "recursive": True})
-    if outcome.failed:
-        yield from send_message(f"I cannot look into the folder: {outcome.reason}")
-        return None
-    entries: Sequence[Mapping[str, Any]] = outcome.data.get("files") or ()
+def _list_folder(request: DemoRequest) -> DemoScript[Sequence[_File]]:
+    folder = _get_folder(request)
+    data = yield from _call("list_files", {"path": folder, "recursive": True}, "I cannot look into the folder")
+    entries: Sequence[Mapping[str, Any]] = data.get("files") or ()
     return [
-        _File(_relative_name(request.folder, str(entry["path"])), str(entry["path"]), int(entry.get("size") or 0))
+        _File(_relative_name(folder, str(entry["path"])), str(entry["path"]), int(entry.get("size") or 0))
         for entry in entries
         if entry.get("type") == "file"
     ]
+
+
+def _get_folder(request: DemoRequest) -> str:
+    if request.folder is None:
+        raise DemoCallError("I was given no folder to look into.")
+    return request.folder
+
+
+def _join_names(files: Sequence[_File]) -> str:
+    return ", ".join(file.name for file in files[:_MAX_LISTED])
 
 
 def _relative_name(folder: str, path: str) -> str:
@@ -228,31 +250,21 @@ _COMMON_WORDS: Final = frozenset(
 # Charts
 
 
-def draw_chart(request: DemoRequest, match: re.Match[str]) -> DemoScript[None]:
+def _draw_chart(request: DemoRequest, match: re.Match[str]) -> DemoScript[str]:
     files = yield from _list_folder(request)
-    if files is None:
-        return
     tables = [file for file in files if file.name.lower().endswith(".csv")]
     matching_files = _find_named(tables, request.text) or tables
     if not matching_files:
-        yield from send_message("There is no table (.csv) to draw a chart of.")
-        return
-    outcome = yield WantedCall("read_file", {"path": matching_files[0].path})
-    if outcome.failed:
-        yield from send_message(f"I cannot read {matching_files[0].name}: {outcome.reason}")
-        return
-    title, labels, values = _read_columns(str(outcome.data.get("content", "")), matching_files[0].name)
+        return "There is no table (.csv) to draw a chart of."
+    file = matching_files[0]
+    data = yield from _call("read_file", {"path": file.path}, f"I cannot read {file.name}")
+    title, labels, values = _read_columns(str(data.get("content", "")), file.name)
     if not values:
-        yield from send_message(f"{matching_files[0].name} has no column of numbers.")
-        return
-    chart = yield WantedCall("displayChart", {"title": title, "type": "bar", "labels": labels, "values": values})
-    if chart.failed:
-        yield from send_message(f"I cannot show a chart: {chart.reason}")
-        return
+        return f"{file.name} has no column of numbers."
+    chart = {"title": title, "type": "bar", "labels": labels, "values": values}
+    yield from _call("displayChart", chart, "I cannot show a chart")
     largest = labels[values.index(max(values))]
-    yield from send_message(
-        f"Here is {title}, from {matching_files[0].name}: {sum(values):g} in all, and most of it in {largest}."
-    )
+    return f"Here is {title}, from {file.name}: {sum(values):g} in all, and most of it in {largest}."
 
 
 def _read_columns(text: str, name: str) -> tuple[str, list[str], list[float]]:
@@ -268,45 +280,6 @@ def _read_columns(text: str, name: str) -> tuple[str, list[str], list[float]]:
             continue
         return f"{head[column]} by {head[0]}".capitalize(), [row[0] for row in body], values
     return name, [], []
-
-
-# Rules
-
-KEY_VARIABLES: Final = "OPENAI_API_KEY, ANTHROPIC_API_KEY or GEMINI_API_KEY"
-
-
-GREETING: Final = (
-    "Hello! I am the demo agent: a few rules instead of a model, but the tools are real. Try one of these:\n"
-    "  what time is it in Tokyo?\n"
-    "  list the files, then: read welcome.txt\n"
-    "  chart the sales\n"
-    "  clean up the drafts (I ask you before I delete anything)\n"
-    "  remember that my train leaves at nine, then: what do you remember?\n"
-    "  remind me in 10 seconds to stretch\n"
-    f"For a real model, set {KEY_VARIABLES} and restart the gateway."
-)
-NOT_UNDERSTOOD: Final = (
-    "I did not understand that: I am the demo, a few rules, and no model is configured. "
-    f'Set {KEY_VARIABLES} and restart the gateway to talk to a real one. Say "help" for what I can do.'
-)
-
-
-def run_first_match(request: DemoRequest) -> DemoScript[None]:
-    """Answers a person's message with the first rule that matches."""
-    text = " ".join(request.text.split())
-    for pattern, rule in _RULES:
-        if (match := pattern.search(text)) is not None:
-            yield from rule(request, match)
-            return
-    yield from send_message(NOT_UNDERSTOOD)
-
-
-def _greet(request: DemoRequest, match: re.Match[str]) -> DemoScript[None]:
-    yield from send_message(GREETING)
-
-
-def _welcome(request: DemoRequest, match: re.Match[str]) -> DemoScript[None]:
-    yield from send_message("You are welcome.")
 
 
 # Time
@@ -329,15 +302,12 @@ _CITIES: Final = {
 _PLACE: Final = re.compile(r"\b(?:in|at) ([^?.!,;]+)", re.IGNORECASE)
 
 
-def _tell_time(request: DemoRequest, match: re.Match[str]) -> DemoScript[None]:
-    place = _PLACE.search(" ".join(request.text.split()))
-    zone = _find_time_zone(place[1].strip()) if place is not None else None
-    outcome = yield WantedCall("current_time", {"timezone": zone} if zone is not None else {})
-    if outcome.failed:
-        yield from send_message(f"I cannot tell: {outcome.reason}")
-        return
-    date, _, clock = str(outcome.data.get("iso", "")).partition("T")
-    yield from send_message(f"It is {clock[:5]} on {date} in {outcome.data.get('timezone')}.")
+def _tell_time(request: DemoRequest, match: re.Match[str]) -> DemoScript[str]:
+    place = _PLACE.search(request.text)
+    arguments = {"timezone": _find_time_zone(place[1].strip())} if place is not None else {}
+    data = yield from _call("current_time", arguments, "I cannot tell")
+    date, _, clock = str(data.get("iso", "")).partition("T")
+    return f"It is {clock[:5]} on {date} in {data.get('timezone')}."
 
 
 @functools.cache
@@ -358,42 +328,31 @@ def _find_time_zone(place: str) -> str:
 # Memories and reminders
 
 
-def _remember(request: DemoRequest, match: re.Match[str]) -> DemoScript[None]:
+def _remember(request: DemoRequest, match: re.Match[str]) -> DemoScript[str]:
     text = match["what"].strip(" .!")
     key = re.sub(r"\W+", "-", text.lower()).strip("-")[:60] or "note"
-    outcome = yield WantedCall("set_memories", {"memories": [{"key": key, "value": text}]})
-    yield from send_message(
-        f"I cannot remember it: {outcome.reason}" if outcome.failed else f"I will remember: {text}."
-    )
+    yield from _call("set_memories", {"memories": [{"key": key, "value": text}]}, "I cannot remember it")
+    return f"I will remember: {text}."
 
 
-def _recall(request: DemoRequest, match: re.Match[str]) -> DemoScript[None]:
-    outcome = yield WantedCall("get_memories", {})
-    if outcome.failed:
-        yield from send_message(f"I cannot remember: {outcome.reason}")
-        return
-    memories: Sequence[Mapping[str, Any]] = outcome.data.get("memories") or ()
+def _recall(request: DemoRequest, match: re.Match[str]) -> DemoScript[str]:
+    data = yield from _call("get_memories", {}, "I cannot remember")
+    memories: Sequence[Mapping[str, Any]] = data.get("memories") or ()
     values = [memory["value"] for memory in memories]
     lines = [f"  {value if isinstance(value, str) else json_text.encode(value)}" for value in values]
-    yield from send_message(
-        "\n".join(["I remember:", *lines[:_MAX_LISTED]]) if lines else "Nothing yet; tell me something."
-    )
+    return "\n".join(["I remember:", *lines[:_MAX_LISTED]]) if lines else "Nothing yet; tell me something."
 
 
-def _forget(request: DemoRequest, match: re.Match[str]) -> DemoScript[None]:
-    outcome = yield WantedCall("get_memories", {})
-    memories: Sequence[Mapping[str, Any]] = outcome.data.get("memories") or ()
+def _forget(request: DemoRequest, match: re.Match[str]) -> DemoScript[str]:
+    data = yield from _call("get_memories", {}, "I cannot")
+    memories: Sequence[Mapping[str, Any]] = data.get("memories") or ()
     phrase = match["what"].strip(" .!?").lower()
     is_all = phrase in ("it", "all", "all of it", "everything")
     keys = [str(memory["key"]) for memory in memories if is_all or phrase in json_text.encode(memory).lower()]
     if not keys:
-        yield from send_message(f"I cannot: {outcome.reason}" if outcome.failed else "I remember nothing like that.")
-        return
-    deletion = yield WantedCall("delete_memories", {"keys": keys})
-    if deletion.failed:
-        yield from send_message(f"I cannot forget it: {deletion.reason}")
-    else:
-        yield from send_message(f"Forgotten: {', '.join(keys)}.")
+        return "I remember nothing like that."
+    yield from _call("delete_memories", {"keys": keys}, "I cannot forget it")
+    return f"Forgotten: {', '.join(keys)}."
 
 
 _REMINDER: Final = re.compile(r"Remind in (?P<space>\S+): (?P<what>.+)", re.DOTALL)
@@ -404,19 +363,14 @@ _REMINDER_REQUESTS: Final = (
 )
 
 
-def _remind(request: DemoRequest, match: re.Match[str]) -> DemoScript[None]:
-    text = " ".join(request.text.split())
-    reminder = next(filter(None, (pattern.search(text) for pattern in _REMINDER_REQUESTS)), None)
+def _remind(request: DemoRequest, match: re.Match[str]) -> DemoScript[str]:
+    reminder = next(filter(None, (pattern.search(request.text) for pattern in _REMINDER_REQUESTS)), None)
     if reminder is None:
-        yield from send_message('When? Say it like this: "remind me in 10 seconds to stretch".')
-        return
+        return 'When? Say it like this: "remind me in 10 seconds to stretch".'
     text, delay = (reminder["what"] or "it is time").strip(" .!"), reminder["wait"]
     plan = {"name": "Reminder", "instruction": f"Remind in {request.space_id}: {text}", "runAfter": delay}
-    outcome = yield WantedCall("set_plans", {"plans": [plan]})
-    if outcome.failed:
-        yield from send_message(f"I cannot plan that: {outcome.reason}")
-    else:
-        yield from send_message(f"I will remind you in {delay}: {text}.")
+    yield from _call("set_plans", {"plans": [plan]}, "I cannot plan that")
+    return f"I will remind you in {delay}: {text}."
 
 
 def parse_reminder(instruction: str) -> tuple[str, str] | None:
@@ -425,35 +379,26 @@ def parse_reminder(instruction: str) -> tuple[str, str] | None:
     return (match["space"], match["what"].strip()) if match is not None else None
 
 
-# Members of the space
-
-
-def _introduce(request: DemoRequest, match: re.Match[str]) -> DemoScript[None]:
-    outcome = yield WantedCall("get_space_context", {})
-    if outcome.failed:
-        yield from send_message(f"I cannot see that: {outcome.reason}")
-        return
-    members: Sequence[Mapping[str, Any]] = outcome.data.get("members") or ()
+def _introduce(request: DemoRequest, match: re.Match[str]) -> DemoScript[str]:
+    data = yield from _call("get_space_context", {}, "I cannot see that")
+    members: Sequence[Mapping[str, Any]] = data.get("members") or ()
     names = ", ".join(f"{member.get('name')} ({member.get('type')})" for member in members[:_MAX_LISTED])
-    yield from send_message(f'In "{outcome.data.get("spaceName")}" there is {names}.')
+    return f'In "{data.get("spaceName")}" there is {names}.'
 
 
-def _rule(pattern: str, rule: DemoRule) -> tuple[re.Pattern[str], DemoRule]:
-    return re.compile(pattern, re.IGNORECASE), rule
-
-
-_RULES: Final = (
-    _rule(r"\bremind me\b", _remind),
-    _rule(r"\bwhat (?:do|can|did) you (?:still )?(?:remember|know)\b", _recall),
-    _rule(r"^(?:please |can you |could you )?(?:remember|note)(?: that|:)? (?P<what>.+)", _remember),
-    _rule(r"^(?:please )?forget (?:about |that )?(?P<what>.+)", _forget),
-    _rule(r"\b(?:chart|plot|graph|diagram|draw)\b", draw_chart),
-    _rule(r"\b(?:delete|remove|clean[ -]?up|tidy(?: up)?)\b(?P<what>.*)", delete_files),
-    _rule(r"\b(?:what time|the time\b|time is it|what is the date|what day)", _tell_time),
-    _rule(r"\b(?:search|look)\b.*? for (?P<what>.+)|^(?:find|search|grep) (?P<other>.+)", search_files),
-    _rule(r"\b(?:list|which|what|show)\b.*\b(?:files|folder|documents)\b|^ls\b", list_files),
-    _rule(r"\b(?:read|show|open|print|cat)\b|\bwhat(?: is|'s) in\b", read_file),
-    _rule(r"\bwho(?: is|'s) (?:here|there|in)\b", _introduce),
-    _rule(r"\b(?:thanks|thank you|bye|goodbye)\b", _welcome),
-    _rule(r"^(?:hi|hello|hey|help|good (?:morning|day|evening)|\?)\b|\bwhat can you do\b|\bwho are you\b|^\?", _greet),
+_RULES: Final[Sequence[tuple[str, DemoRule]]] = (
+    (r"\bremind me\b", _remind),
+    (r"\bwhat (?:do|can|did) you (?:still )?(?:remember|know)\b", _recall),
+    (r"^(?:please |can you |could you )?(?:remember|note)(?: that|:)? (?P<what>.+)", _remember),
+    (r"^(?:please )?forget (?:about |that )?(?P<what>.+)", _forget),
+    (r"\b(?:chart|plot|graph|diagram|draw)\b", _draw_chart),
+    (r"\b(?:delete|remove|clean[ -]?up|tidy(?: up)?)\b(?P<what>.*)", _delete_files),
+    (r"\b(?:what time|the time\b|time is it|what is the date|what day)", _tell_time),
+    (r"\b(?:search|look)\b.*? for (?P<what>.+)|^(?:find|search|grep) (?P<other>.+)", _search_files),
+    (r"\b(?:list|which|what|show)\b.*\b(?:files|folder|documents)\b|^ls\b", _list_files),
+    (r"\b(?:read|show|open|print|cat)\b|\bwhat(?: is|'s) in\b", _read_file),
+    (r"\bwho(?: is|'s) (?:here|there|in)\b", _introduce),
+    (r"\b(?:thanks|thank you|bye|goodbye)\b", "You are welcome."),
+    (r"^(?:hi|hello|hey|help|good (?:morning|day|evening)|\?)\b|\bwhat can you do\b|\bwho are you\b|^\?", GREETING),
 )
+"""The patterns, in order of precedence, and their rules."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
 from toolspace.core import json_text
-from toolspace.core.secret_masking import register_secrets
-from toolspace.errors import ModelError
-from toolspace.models.http import ModelHttpClient, build_error, error_from_connection, error_from_response
-from toolspace.models.registry import find_key, parse_model_name, resolve_base_url, validate_headers
+from toolspace.models.errors import build_error
+from toolspace.models.http import ModelEndpoint, ModelHttpClient
+from toolspace.models.registry import parse_model_name, resolve_access
 
 OPENAI_URL = "https://api.openai.com/v1"
 _MAX_BYTES = 64 * 1024 * 1024
@@ -41,12 +39,13 @@ class HttpEmbedder:
         timeout: float = 30.0,
         http: ModelHttpClient | None = None,
     ) -> None:
-        self.name = f"embeddings:{model}"
         self._model = model
-        self._url = f"{base_url.rstrip('/')}/embeddings"
-        self._headers = {"Content-Type": "application/json", **(headers or {})}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._endpoint = ModelEndpoint(
+            name=f"embeddings:{model}",
+            url=f"{base_url.rstrip('/')}/embeddings",
+            headers={**(headers or {}), **({"Authorization": f"Bearer {api_key}"} if api_key else {})},
+            credential_name="its key",
+        )
         self._timeout = timeout
         self._http = http or ModelHttpClient()
 
@@ -61,34 +60,21 @@ class HttpEmbedder:
         await self._http.aclose()
 
     async def _embed_batch(self, texts: Sequence[str]) -> list[list[float]]:
-        from yarl import URL
-
-        from toolspace.core.http_errors import HTTP_FAILURES
-
-        url = URL(self._url)
         body = json_text.encode_bytes({"model": self._model, "input": [json_text.valid_text(text) for text in texts]})
-        try:
-            response = await self._http.post(url, self._headers, body, self._timeout)
-            async with response:
-                content = await _read(response)
-                status, headers = response.status, response.headers
-        except HTTP_FAILURES as failure:
-            raise error_from_connection(self.name, failure, url, timeout=self._timeout, has_started=False) from failure
-        if status != 200:
-            raise error_from_response(self.name, status, headers, content, credential_name="its key")
+        content = await self._http.fetch(self._endpoint, body, timeout=self._timeout, max_bytes=_MAX_BYTES)
         return self._parse_vectors(content, len(texts))
 
     def _parse_vectors(self, content: bytes, count: int) -> list[list[float]]:
         try:
             embeddings = msgspec.json.decode(content, type=_EmbeddingsResponse).data
         except (msgspec.DecodeError, RecursionError) as error:
-            raise build_error(self.name, "broken", str(error)) from None
+            raise build_error(self._endpoint, "broken", str(error)) from None
         # By index, if the server sends one: it may answer in another order.
         embeddings.sort(key=lambda embedding: embedding.index or 0)
         lengths = {len(embedding.embedding) for embedding in embeddings}
         if len(embeddings) != count or len(lengths) > 1 or lengths == {0}:
             message = f"{len(embeddings)} vectors of {sorted(lengths)} numbers for {count} texts"
-            raise build_error(self.name, "broken", message)
+            raise build_error(self._endpoint, "broken", message)
         return [embedding.embedding for embedding in embeddings]
 
 
@@ -107,23 +93,7 @@ def open_embedder(
     """
     provider, name = parse_model_name(model)
     provider = provider or ("openai-compatible" if base_url else "openai")
-    try:
-        url, is_own_url = resolve_base_url(provider, base_url, environ)
-    except ModelError as error:
-        raise ModelError(error.kind, str(error).replace("model.", "embeddings.")) from None
-    variable, key = ("embeddings.apiKey", api_key) if api_key else find_key(provider, environ)
-    if not key and is_own_url and variable != "model.apiKey":
-        remedy = f"set {variable} in the environment, or embeddings.apiKey in the configuration"
-        raise ModelError("no_key", f"{provider}:{name}: no key is set; {remedy}")
-    validate_headers({variable: key or "", **(headers or {})})
-    register_secrets([key] if key else [])
-    return HttpEmbedder(name, api_key=key, base_url=url, headers=headers)
-
-
-async def _read(response: Any) -> bytes:
-    body = bytearray()
-    async for piece in response.content.iter_any():
-        body += piece
-        if len(body) > _MAX_BYTES:
-            raise ModelError("broken", f"the answer has more than {_MAX_BYTES} bytes")
-    return bytes(body)
+    access = resolve_access(
+        provider, name, environ, section="embeddings", base_url=base_url, api_key=api_key, headers=headers
+    )
+    return HttpEmbedder(name, api_key=access.key, base_url=access.base_url, headers=headers)

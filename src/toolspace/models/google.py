@@ -8,31 +8,12 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from toolspace.core.model import (
-    FinishReason,
-    ModelCall,
-    ModelListener,
-    ModelRequest,
-    ModelTurn,
-    ResultsTurn,
-    Usage,
-    UserTurn,
-)
+from toolspace.core.model import FinishReason, Media, ModelCall, ModelListener, ModelRequest, ModelTurn, ResultsTurn
 from toolspace.errors import ModelError
-from toolspace.models import http
-from toolspace.models.request_encoding import (
-    IMAGES_AND_PDF,
-    Attachment,
-    ToolEncoder,
-    encode_arguments,
-    normalize_turns,
-    split_content,
-    split_turn,
-)
-from toolspace.models.streaming import StreamedResponse, StreamingModel
+from toolspace.models.request_encoding import IMAGES_AND_PDF, ToolEncoder, encode_arguments, media_data, split_turn
+from toolspace.models.streaming import StreamedResponse, StreamingModel, select_options
 
 _AUDIO = frozenset(("audio/wav", "audio/mp3", "audio/mpeg", "audio/aiff", "audio/aac", "audio/ogg", "audio/flac"))
-_ACCEPTED_MEDIA = IMAGES_AND_PDF | _AUDIO
 _SIGNATURE = "signature"
 """The type of an entry of `thinking`: the thought signature of the part that follows it."""
 _NO_SIGNATURE = "skip_thought_signature_validator"
@@ -102,19 +83,22 @@ class GoogleResponse(StreamedResponse):
     """A response of the generateContent API."""
 
     def receive_event(self, data: bytes) -> None:
-        if not data or data == b"[DONE]":
-            return
         chunk = _decode(data)
         if chunk.error is not None:
-            raise http.error_from_event(self.name, chunk.error, credential_name=self.credential_name)
+            raise self.event_error(chunk.error)
         for candidate in chunk.candidates or ():
             if not candidate.index:
                 self._add_candidate(candidate)
         feedback = chunk.prompt_feedback
         if feedback is not None and feedback.block_reason and self.finish is None:
             self.finish = "filter"
-        if chunk.usage_metadata is not None:
-            self._count_tokens(chunk.usage_metadata)
+        counts = chunk.usage_metadata
+        if counts is not None:
+            self.set_usage(
+                (counts.prompt_token_count or 0) + (counts.tool_use_prompt_token_count or 0),
+                (counts.candidates_token_count or 0) + (counts.thoughts_token_count or 0),
+                cached=counts.cached_content_token_count,
+            )
 
     def _add_candidate(self, candidate: _Candidate) -> None:
         parts = candidate.content.parts if candidate.content is not None else None
@@ -131,7 +115,7 @@ class GoogleResponse(StreamedResponse):
         reason = candidate.finish_reason
         if reason in _INVALID_RESPONSES:
             message = candidate.finish_message or "it contains an invalid tool call"
-            raise ModelError("broken", f"{self.name}: the response is invalid: {message[:300]}")
+            raise ModelError("broken", f"{self.endpoint.name}: the response is invalid: {message[:300]}")
         if reason:
             self.finish = _FINISH_REASONS.get(reason, "other")
 
@@ -140,29 +124,24 @@ class GoogleResponse(StreamedResponse):
         arguments = bytes(call.args).decode()
         self.add_arguments(index, "{}" if arguments in ("", "null") else arguments)
 
-    def _count_tokens(self, counts: _TokenCounts) -> None:
-        self.usage = Usage(
-            input_tokens=(counts.prompt_token_count or 0) + (counts.tool_use_prompt_token_count or 0),
-            cached_tokens=counts.cached_content_token_count or 0,
-            output_tokens=(counts.candidates_token_count or 0) + (counts.thoughts_token_count or 0),
-        )
-
 
 class GoogleModel(StreamingModel):
     """A model of Google."""
 
+    tool_format = "gemini"
     response_class = GoogleResponse
+    accepted_media = IMAGES_AND_PDF | _AUDIO
     optional_features: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "temperature": ("temperature",),
         "thoughts": ("thought_signature", "thought signature"),
-        "thinking": ("thinking",),
+        "thinkingConfig": ("thinking",),
         "function_parts": ("function_response.parts", "functionresponse.parts", "multimodal function"),
         "images": ("image", "mime", "inline_data", "inlinedata"),
     }
 
     def __init__(self, *parts: Any, **options: Any) -> None:
         super().__init__(*parts, **options)
-        self._tool_encoder = ToolEncoder("gemini", _declare_functions)
+        self.tool_encoder = ToolEncoder(self.tool_format, _declare_functions)
         match = _GENERATION.search(self.model)
         self._generation = int(match[1]) if match is not None else 99
 
@@ -177,25 +156,19 @@ class GoogleModel(StreamingModel):
         body: dict[str, Any] = {"contents": self._build_contents(request, omitted_features)}
         if request.system.strip():
             body["systemInstruction"] = {"parts": [{"text": request.system}]}
-        if request.tools:
-            encoded = self._tool_encoder.encode(request.tools)
-            body["tools"] = encoded.raw
-            choice = request.tool_choice
-            if choice in ("required", "none"):
-                mode = "ANY" if choice == "required" else "NONE"
-                body["toolConfig"] = {"functionCallingConfig": {"mode": mode}}
-            elif choice in encoded.names:
-                calling_config = {"mode": "ANY", "allowedFunctionNames": [google_tool_name(choice)]}
-                body["toolConfig"] = {"functionCallingConfig": calling_config}
+        choice = self.add_tools(body, request, omitted_features)
+        if choice in ("required", "none"):
+            body["toolConfig"] = {"functionCallingConfig": {"mode": "ANY" if choice == "required" else "NONE"}}
+        elif choice is not None:
+            calling_config = {"mode": "ANY", "allowedFunctionNames": [google_tool_name(choice)]}
+            body["toolConfig"] = {"functionCallingConfig": calling_config}
         settings = request.settings
-        generation: dict[str, Any] = {}
-        if settings.temperature is not None and "temperature" not in omitted_features:
-            generation["temperature"] = settings.temperature
-        if settings.max_output_tokens is not None:
-            generation["maxOutputTokens"] = settings.max_output_tokens
-        if settings.reasoning is not None and "thinking" not in omitted_features:
-            generation["thinkingConfig"] = self._build_thinking_config(settings.reasoning)
-        if generation:
+        options = {
+            "temperature": settings.temperature,
+            "maxOutputTokens": settings.max_output_tokens,
+            "thinkingConfig": self._build_thinking_config(settings.reasoning) if settings.reasoning else None,
+        }
+        if generation := select_options(options, omitted_features):
             body["generationConfig"] = generation
         return body
 
@@ -208,13 +181,14 @@ class GoogleModel(StreamingModel):
     def _build_contents(self, request: ModelRequest, omitted_features: frozenset[str]) -> list[dict[str, Any]]:
         contents: list[dict[str, Any]] = []
         own_ids: set[str] = set()
-        for turn in normalize_turns(request.turns):
-            if isinstance(turn, UserTurn):
-                contents.append({"role": "user", "parts": _build_user_parts(turn, omitted_features)})
+        for turn in self.normalize_turns(request, omitted_features):
+            if isinstance(turn, ResultsTurn):
+                contents.extend(self._build_results(turn, omitted_features, own_ids))
             elif isinstance(turn, ModelTurn):
                 contents.append({"role": "model", "parts": self._build_model_parts(turn, omitted_features, own_ids)})
             else:
-                contents.extend(self._build_results(turn, omitted_features, own_ids))
+                text_parts = [{"text": turn.text}] if turn.text.strip() else []
+                contents.append({"role": "user", "parts": [*map(_build_attachment, turn.media), *text_parts]})
         return contents
 
     def _build_model_parts(
@@ -260,12 +234,10 @@ class GoogleModel(StreamingModel):
             response: dict[str, Any] = {"name": google_tool_name(result.name), "response": content}
             if result.id in own_ids:
                 response["id"] = result.id
-            attachments, _ = split_content(result.text, result.media, omitted_features, _ACCEPTED_MEDIA)
-            if attachments and accepts_parts:
-                response["parts"] = [_build_attachment(attachment) for attachment in attachments]
-            elif attachments:
-                media_parts.append({"text": f"From the result of {result.name}:"})
-                media_parts.extend(map(_build_attachment, attachments))
+            if result.media and accepts_parts:
+                response["parts"] = list(map(_build_attachment, result.media))
+            elif result.media:
+                media_parts += [{"text": f"From the result of {result.name}:"}, *map(_build_attachment, result.media)]
             responses.append({"functionResponse": response})
         contents = [{"role": "user", "parts": responses}]
         if media_parts:
@@ -282,10 +254,5 @@ def _declare_functions(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"functionDeclarations": [{**tool, "name": google_tool_name(tool["name"])} for tool in tools]}]
 
 
-def _build_user_parts(turn: UserTurn, omitted_features: frozenset[str]) -> list[dict[str, Any]]:
-    attachments, text = split_content(turn.text, turn.media, omitted_features, _ACCEPTED_MEDIA)
-    return [*map(_build_attachment, attachments), *([{"text": text}] if text.strip() else [])]
-
-
-def _build_attachment(attachment: Attachment) -> dict[str, Any]:
-    return {"inlineData": {"mimeType": attachment.mime_type, "data": attachment.data}}
+def _build_attachment(part: Media) -> dict[str, Any]:
+    return {"inlineData": {"mimeType": part.mime_type, "data": media_data(part)}}

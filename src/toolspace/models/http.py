@@ -1,6 +1,7 @@
-"""The HTTP connections to model providers, which all models of a toolspace share. Knows nothing of the requests.
+"""HTTP for models: the connections to providers, bodies of requests and responses, and retries.
 
-The first request imports aiohttp and opens connections.
+Used by all adapters, `images` and `embeddings`. Knows no provider's API. The first request imports aiohttp and opens
+connections.
 """
 
 from __future__ import annotations
@@ -8,58 +9,120 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
-import math
 import random
-import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
+from toolspace.core import json_text
 from toolspace.core.defaults import MODEL_RETRIES
 from toolspace.core.model import Model, ModelListener, ModelRequest, ModelStreamPart, ModelTurn, ResponseRestarted
-from toolspace.core.secret_masking import mask_secrets
-from toolspace.errors import ModelError, ModelErrorKind
+from toolspace.errors import ModelError
+from toolspace.models.errors import build_error, connection_error, response_error
 
 if TYPE_CHECKING:
     import aiohttp
     from yarl import URL
 
+T = TypeVar("T")
+
 _LARGE_BODY = 1 << 20
 """A larger body is passed as a file: aiohttp writes files in pieces, so that the event loop stays responsive."""
 _KEEP_ALIVE_SECONDS = 60.0
 """An agent's step with its tools often takes longer than aiohttp's default of 15 s."""
-_MAX_TIMEOUTS = 100
+_MAX_ERROR_BODY = 1 << 16
+_MAX_TOTAL_SECONDS = 900.0
+"""After this time no new attempt starts."""
+_MAX_WAIT_SECONDS = 60.0
+"""The longest wait between two attempts. If the provider asks for more, the request fails at once."""
+_FIRST_WAIT_SECONDS = 0.5
+
+_log = logging.getLogger("toolspace.models")
+_encoder = msgspec.json.Encoder()
+
+
+class ModelEndpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The URL and the headers of a model's API, and the names that its errors show. Its `repr` shows no key."""
+
+    name: str
+    """`provider:model`."""
+    url: str = ""
+    headers: Mapping[str, str] = {}
+    credential_name: str = ""
+    """The variable or setting to check if the key is refused: `OPENAI_API_KEY`, `model.apiKey`."""
+
+    @property
+    def url_without_query(self) -> str:
+        return self.url.partition("?")[0]
+
+    def parse_url(self) -> URL:
+        """Raises `ModelError`."""
+        from yarl import URL
+
+        try:
+            url = URL(self.url)
+        except ValueError as error:
+            raise ModelError("not_found", f"{self.name}: its address is no URL: {error}; check base_url") from None
+        if url.scheme not in ("http", "https") or not url.raw_host:
+            raise ModelError("not_found", f"{self.name}: its address must begin with http:// or https://")
+        return url
+
+    def __repr__(self) -> str:
+        return f"ModelEndpoint(url={self.url_without_query!r})"
 
 
 class ModelHttpClient:
     """One connection pool for each event loop. The creator closes it."""
 
     def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._session: aiohttp.ClientSession | None = None
         self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
-        self._timeouts: dict[float, aiohttp.ClientTimeout] = {}
         self._proxies: dict[str, str | None] = {}
 
-    async def post(self, url: URL, headers: Mapping[str, str], body: bytes, timeout: float) -> aiohttp.ClientResponse:
+    async def post(self, endpoint: ModelEndpoint, body: bytes, timeout: float) -> aiohttp.ClientResponse:
         """Returns the response with an unread body; the caller closes it. Raises `core.http_errors.HTTP_FAILURES`.
 
         Does not follow redirects: the key would be sent along.
         """
-        data: Any = body if len(body) < _LARGE_BODY else io.BytesIO(body)
+        import aiohttp
+
+        from toolspace.core.http_errors import CONNECT_SECONDS
+
+        url = endpoint.parse_url()
         host = url.raw_host or ""
-        proxy = self._proxies[host] if host in self._proxies else self._find_proxy(host, url)
-        limits = self._timeouts.get(timeout) or self._create_timeout(timeout)
-        session = self._get_session()
-        return await session.post(url, headers=headers, data=data, timeout=limits, proxy=proxy, allow_redirects=False)
+        return await self._get_session().post(
+            url,
+            headers={**endpoint.headers, "Content-Type": "application/json"},
+            data=body if len(body) < _LARGE_BODY else io.BytesIO(body),
+            timeout=aiohttp.ClientTimeout(total=timeout, sock_connect=min(CONNECT_SECONDS, timeout)),
+            proxy=self._proxies[host] if host in self._proxies else self._find_proxy(host, url),
+            allow_redirects=False,
+        )
+
+    async def fetch(self, endpoint: ModelEndpoint, body: bytes, *, timeout: float, max_bytes: int) -> bytes:
+        """Posts a request and returns the whole body of the response. Raises `ModelError`."""
+        from toolspace.core.http_errors import HTTP_FAILURES
+
+        has_started = False
+        try:
+            response = await self.post(endpoint, body, timeout)
+            try:
+                if response.status != 200:
+                    raise await read_error(endpoint, response)
+                has_started = True
+                content = await read_body(response, max_bytes + 1)
+            finally:
+                response.close()
+        except HTTP_FAILURES as failure:
+            raise connection_error(endpoint, failure, timeout=timeout, has_started=has_started) from None
+        if len(content) > max_bytes:
+            raise ModelError("invalid", f"{endpoint.name}: its answer has more than {max_bytes:,} bytes")
+        return content
 
     async def aclose(self) -> None:
         """Closes every connection. A later request opens new ones."""
         sessions, self._sessions = self._sessions, {}
-        self._loop = self._session = None
         current_loop = asyncio.get_running_loop()
         for loop, session in sessions.items():
             if loop is current_loop or loop.is_closed():
@@ -71,24 +134,10 @@ class ModelHttpClient:
 
     def _get_session(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()
-        if loop is self._loop and self._session is not None:
-            return self._session
         session = self._sessions.get(loop)
         if session is None:
             session = self._sessions[loop] = _open_session()
-        self._loop, self._session = loop, session
         return session
-
-    def _create_timeout(self, seconds: float) -> aiohttp.ClientTimeout:
-        import aiohttp
-
-        from toolspace.core.http_errors import CONNECT_SECONDS
-
-        if len(self._timeouts) > _MAX_TIMEOUTS:
-            self._timeouts.clear()
-        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=min(CONNECT_SECONDS, seconds))
-        self._timeouts[seconds] = timeout
-        return timeout
 
     def _find_proxy(self, host: str, url: URL) -> str | None:
         """The proxy that the environment names for a host. Cached: aiohttp would look it up for each request."""
@@ -96,9 +145,8 @@ class ModelHttpClient:
 
         proxies = getproxies_environment()
         proxy = proxies.get(url.scheme) or proxies.get("all")
-        if proxy is not None and proxy_bypass(f"{host}:{url.port}"):
-            proxy = None
-        self._proxies[host] = proxy if proxy is not None and proxy.startswith("http") else None
+        is_usable = proxy is not None and proxy.startswith("http") and not proxy_bypass(f"{host}:{url.port}")
+        self._proxies[host] = proxy if is_usable else None
         return self._proxies[host]
 
 
@@ -117,15 +165,79 @@ def _open_session() -> aiohttp.ClientSession:
     )
 
 
-# MERGED from retry: Repeats model requests that failed for a temporary reason: a busy provider or a lost connection.
+def encode_body(body: dict[str, Any]) -> bytes:
+    """A request body as JSON. Replaces characters that UTF-8 cannot encode: texts of tools and people may have them."""
+    try:
+        return _encoder.encode(body)
+    except UnicodeEncodeError:
+        return _encoder.encode(_replace_invalid_text(body))
 
-MAX_TOTAL_SECONDS = 900.0
-"""After this time no new attempt starts."""
-MAX_WAIT_SECONDS = 60.0
-"""The longest wait between two attempts. If the provider asks for more, the request fails at once."""
-_FIRST_WAIT_SECONDS = 0.5
 
-_log = logging.getLogger("toolspace.models")
+def _replace_invalid_text(value: Any) -> Any:
+    if isinstance(value, str):
+        return json_text.valid_text(value)
+    if isinstance(value, dict):
+        fields = cast("dict[str, Any]", value)
+        return {json_text.valid_text(key): _replace_invalid_text(inner) for key, inner in fields.items()}
+    if isinstance(value, list | tuple):
+        return [_replace_invalid_text(inner) for inner in cast("list[Any]", value)]
+    return value
+
+
+async def read_body(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    """The body, up to the limit."""
+    body = bytearray()
+    while len(body) < limit and (chunk := await response.content.readany()):
+        body += chunk
+    return bytes(body[:limit])
+
+
+async def read_error(endpoint: ModelEndpoint, response: aiohttp.ClientResponse) -> ModelError:
+    """The error for a response with a status other than 200, whose body is unread."""
+    body = await read_body(response, _MAX_ERROR_BODY)
+    if 300 <= response.status < 400:
+        message = f"{endpoint.url_without_query} redirects elsewhere; set base_url to the URL of the API"
+        return build_error(endpoint, "not_found", message, status=response.status)
+    return response_error(endpoint, response.status, response.headers, body)
+
+
+# Retries
+
+
+async def retry_transient(
+    send: Callable[[], Awaitable[T]],
+    *,
+    retries: int,
+    max_seconds: float = _MAX_TOTAL_SECONDS,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    before_retry: Callable[[], None] | None = None,
+) -> T:
+    """Sends a request, and again with growing delays as long as it fails for a temporary reason."""
+    deadline = time.monotonic() + max_seconds
+    attempt = 0
+    while True:
+        attempt += 1
+        try:
+            return await send()
+        except ModelError as error:
+            delay = _retry_delay(error, attempt)
+            max_delay = min(_MAX_WAIT_SECONDS, deadline - time.monotonic())
+            if not error.is_transient or attempt > retries or delay > max_delay:
+                if attempt > 1:
+                    error.add_note(f"asked {attempt} times")
+                raise
+            _log.warning("%s; retrying in %.1f s", error, delay)
+        if before_retry is not None:
+            before_retry()
+        await sleep(delay)
+
+
+def _retry_delay(error: ModelError, attempt: int) -> float:
+    """The delay that the provider asks for; else one that grows with each attempt and has random jitter."""
+    if error.retry_after is None:
+        return min(_FIRST_WAIT_SECONDS * 2 ** (attempt - 1), _MAX_WAIT_SECONDS) * random.uniform(0.5, 1.0)
+    # A little longer than asked for: clients that got the same delay must not return all at once.
+    return error.retry_after + random.uniform(0.0, min(0.25, error.retry_after / 10))
 
 
 class RetryingModel(Model):
@@ -136,7 +248,7 @@ class RetryingModel(Model):
         model: Model,
         *,
         retries: int = MODEL_RETRIES,
-        max_seconds: float = MAX_TOTAL_SECONDS,
+        max_seconds: float = _MAX_TOTAL_SECONDS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.model = model
@@ -147,24 +259,14 @@ class RetryingModel(Model):
         self._sleep = sleep
 
     async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
-        start = time.monotonic()
-        attempt = 0
         listener = _RestartableListener(listen) if listen is not None else None
-        while True:
-            attempt += 1
-            try:
-                return await self.model.respond(request, listener)
-            except ModelError as error:
-                delay = retry_delay(error, attempt)
-                remaining = self._max_seconds - (time.monotonic() - start)
-                if not error.is_transient or attempt > self._retries or delay > min(MAX_WAIT_SECONDS, remaining):
-                    if attempt > 1:
-                        error.add_note(f"asked {attempt} times")
-                    raise
-                _log.warning("%s; retrying in %.1f s", error, delay)
-            if listener is not None:
-                listener.restart()
-            await self._sleep(delay)
+        return await retry_transient(
+            lambda: self.model.respond(request, listener),
+            retries=self._retries,
+            max_seconds=self._max_seconds,
+            sleep=self._sleep,
+            before_retry=listener.restart if listener is not None else None,
+        )
 
     async def aclose(self) -> None:
         await self.model.aclose()
@@ -187,230 +289,3 @@ class _RestartableListener:
         if self._has_parts:
             self._has_parts = False
             self._listen(ResponseRestarted())
-
-
-def retry_delay(error: ModelError, attempt: int) -> float:
-    """The delay that the provider asks for; else one that grows with each attempt and has random jitter."""
-    backoff = min(_FIRST_WAIT_SECONDS * 2 ** (attempt - 1), MAX_WAIT_SECONDS) * random.uniform(0.5, 1.0)
-    if error.retry_after is None:
-        return backoff
-    # A little longer than asked for: clients that got the same delay must not return all at once.
-    return error.retry_after + random.uniform(0.0, min(0.25, error.retry_after / 10))
-
-
-# MERGED from errors: Turns a provider's error response, an error in a stream or a lost connection into a `ModelError`.
-
-if TYPE_CHECKING:
-    from yarl import URL
-
-_MAX_MESSAGE = 600
-"""Characters of a provider's message that a `ModelError` shows."""
-_MAX_SCANNED = 1 << 16
-_TOO_LONG = re.compile(
-    r"context[ _]length|context[ _]window|maximum context|prompt is too long|too many (?:input )?tokens"
-    r"|input (?:is )?too long|exceeds? the (?:maximum|max|available|model'?s?)\b.{0,40}(?:tokens|context)"
-    r"|input token count.{0,40}exceeds|reduce the length of the (?:messages|prompt|input)|request_too_large",
-    re.IGNORECASE,
-)
-_UNPAID = re.compile(
-    r"insufficient_quota|credit balance|billing|exceeded your current quota|insufficient balance", re.I
-)
-_BAD_KEY = re.compile(r"api[ _]key (?:not valid|not found|expired)|API_KEY_INVALID|invalid api key", re.IGNORECASE)
-_SECONDS = re.compile(r"(\d+(?:\.\d+)?)s")
-
-_KINDS_BY_TYPE: Mapping[str, ModelErrorKind] = {
-    "overloaded_error": "overloaded",
-    "overloaded": "overloaded",
-    "server_is_overloaded": "overloaded",
-    "slow_down": "overloaded",
-    "unavailable": "overloaded",
-    "rate_limit_error": "rate_limited",
-    "rate_limit_exceeded": "rate_limited",
-    "resource_exhausted": "rate_limited",
-    "api_error": "unavailable",
-    "server_error": "unavailable",
-    "timeout_error": "unavailable",
-    "internal": "unavailable",
-    "deadline_exceeded": "unavailable",
-    "authentication_error": "not_permitted",
-    "permission_error": "not_permitted",
-    "billing_error": "not_permitted",
-    "permission_denied": "not_permitted",
-    "unauthenticated": "not_permitted",
-    "insufficient_quota": "not_permitted",
-    "not_found_error": "not_found",
-    "model_not_found": "not_found",
-    "not_found": "not_found",
-    "request_too_large": "too_long",
-    "context_length_exceeded": "too_long",
-    "invalid_request_error": "invalid",
-    "invalid_prompt": "invalid",
-    "invalid_argument": "invalid",
-}
-_SUMMARIES: Mapping[ModelErrorKind, str] = {
-    "no_key": "no key is set",
-    "not_permitted": "the provider does not accept the key",
-    "not_found": "there is no such model, or no model API at its address",
-    "invalid": "the provider refuses the request",
-    "too_long": "the conversation does not fit the model's context window; lower consciousness.maxTokens",
-    "rate_limited": "too many requests or tokens in too short a time",
-    "overloaded": "the provider is busy",
-    "unavailable": "the provider cannot answer now",
-    "broken": "the response is invalid",
-}
-
-
-class ProviderErrorDetails(msgspec.Struct, frozen=True):
-    """The content of a provider's error, from any of the forms that providers use."""
-
-    message: str = ""
-    type: str = ""
-    """Its type, code or status, in lower case."""
-    status: int | None = None
-    retry_after: float | None = None
-
-
-def error_from_response(
-    name: str, status: int, headers: Mapping[str, str], body: bytes, *, credential_name: str
-) -> ModelError:
-    """The error for a response with a status other than 200.
-
-    `credential_name` is the setting or variable that a refused key comes from.
-    """
-    details = parse_error_body(body)
-    if details.message == "":
-        text = body[:_MAX_SCANNED].decode("utf-8", "replace").strip()
-        details = msgspec.structs.replace(details, message=text)
-    delay = parse_retry_after(headers)
-    kind = _find_kind(status, details)
-    error = build_error(name, kind, details.message, status=status, credential_name=credential_name)
-    error.retry_after = details.retry_after if delay is None else delay
-    return error
-
-
-def error_from_event(name: str, error: object, *, credential_name: str) -> ModelError:
-    """The error for an error event in the middle of a stream."""
-    details = _parse_error(error)
-    kind = _find_kind(details.status, details)
-    kind = "unavailable" if kind == "broken" else kind
-    result = build_error(name, kind, details.message, status=details.status, credential_name=credential_name)
-    result.retry_after = details.retry_after
-    return result
-
-
-def error_from_connection(name: str, failure: Exception, url: URL, *, timeout: float, has_started: bool) -> ModelError:
-    """The error for a request without a response, or with a partial one (`has_started`)."""
-    import aiohttp
-
-    from toolspace.core.http_errors import describe_http_failure
-
-    if isinstance(failure, TimeoutError) and not isinstance(failure, aiohttp.ConnectionTimeoutError):
-        return ModelError("unavailable", f"{name}: no answer within {timeout:g} s; raise model.timeout")
-    if isinstance(failure, aiohttp.InvalidURL):
-        return ModelError("not_found", f"{name}: its address is no URL; check base_url")
-    return ModelError("broken" if has_started else "unavailable", f"{name}: {describe_http_failure(failure, url)}")
-
-
-def build_error(
-    name: str, kind: ModelErrorKind, message: str, *, status: int | None = None, credential_name: str = ""
-) -> ModelError:
-    """An error of a kind, with the provider's message."""
-    summary = _SUMMARIES[kind]
-    if kind == "not_permitted" and credential_name:
-        summary = f"{summary}; check {credential_name}"
-    text = f"{name}: {summary}" + (f" (HTTP {status})" if status is not None else "")
-    # Masked before it is cut: some servers repeat the request, and half of a key would not be recognized.
-    message = str(mask_secrets(message[:_MAX_SCANNED])).strip()
-    if len(message) > _MAX_MESSAGE:
-        message = f"{message[:_MAX_MESSAGE]}…"
-    return ModelError(kind, f"{text}: {message}" if message else text, status=status)
-
-
-def parse_retry_after(headers: Mapping[str, str]) -> float | None:
-    """The seconds that the headers of a response ask to wait: from a number, milliseconds, or a date."""
-    milliseconds = headers.get("retry-after-ms") or ""
-    if milliseconds.isascii() and milliseconds.isdigit():
-        return float(milliseconds[:12]) / 1000
-    text = (headers.get("retry-after") or "").strip()
-    if not text:
-        return None
-    try:
-        seconds = float(text[:20])
-        return max(0.0, seconds) if math.isfinite(seconds) else None
-    except ValueError:
-        pass
-    try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    except (ValueError, OverflowError):
-        return None
-
-
-def parse_error_body(body: bytes) -> ProviderErrorDetails:
-    """The error in a body, which is JSON in one of several forms, or anything else."""
-    try:
-        value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return ProviderErrorDetails()
-    if isinstance(value, list) and value:  # Google's answer to requests for streams.
-        value = cast("list[Any]", value)[0]
-    if isinstance(value, Mapping):
-        fields = cast("Mapping[str, Any]", value)
-        return _parse_error(fields.get("error") or fields)
-    return ProviderErrorDetails()
-
-
-def _parse_error(error: object) -> ProviderErrorDetails:
-    if isinstance(error, str):
-        return ProviderErrorDetails(error)
-    if not isinstance(error, Mapping):
-        return ProviderErrorDetails()
-    fields = cast("Mapping[str, Any]", error)
-    message = next((fields[key] for key in ("message", "detail", "error", "msg") if fields.get(key)), "")
-    code, error_type, status = fields.get("code"), fields.get("type"), fields.get("status")
-    words = [word.lower() for word in (code, status, error_type) if isinstance(word, str) and word]
-    # OpenRouter and others put the message of the provider behind them into `metadata.raw`.
-    metadata = fields.get("metadata")
-    raw = cast("Mapping[str, Any]", metadata).get("raw") if isinstance(metadata, Mapping) else None
-    text = message if isinstance(message, str) else msgspec.json.encode(message).decode()
-    param = fields.get("param")
-    if isinstance(param, str) and param and param not in text:
-        text = f"{text} ({param})"
-    return ProviderErrorDetails(
-        message=f"{text} {raw}" if isinstance(raw, str) else text,
-        type=next((word for word in words if word in _KINDS_BY_TYPE), words[0] if words else ""),
-        status=next((number for number in (code, status) if type(number) is int and 300 <= number < 600), None),
-        retry_after=_parse_retry_delay(fields.get("details")),
-    )
-
-
-def _parse_retry_delay(details: object) -> float | None:
-    """Google sends the delay in the body: `{"retryDelay": "34s"}`."""
-    for detail in cast("list[Any]", details) if isinstance(details, list) else []:
-        delay = cast("Mapping[str, Any]", detail).get("retryDelay") if isinstance(detail, Mapping) else None
-        match = _SECONDS.fullmatch(delay) if isinstance(delay, str) else None
-        if match is not None:
-            return float(match[1])
-    return None
-
-
-def _find_kind(status: int | None, details: ProviderErrorDetails) -> ModelErrorKind:
-    message, kind = details.message, _KINDS_BY_TYPE.get(details.type)
-    if status == 413 or kind == "too_long" or (status in (None, 400, 422, 500) and _TOO_LONG.search(message)):
-        return "too_long"
-    is_unpaid = status in (400, 403, 429) and _UNPAID.search(message)
-    if status == 402 or details.type == "insufficient_quota" or is_unpaid:
-        # Google's limits per minute are quotas too, and temporary.
-        return "rate_limited" if details.type == "resource_exhausted" else "not_permitted"
-    if status in (401, 403) or (status == 400 and _BAD_KEY.search(message)):
-        return "not_permitted"
-    if status == 404 or (status is not None and 300 <= status < 400):
-        return "not_found"
-    if status == 429:
-        return "rate_limited"
-    if status in (503, 529):
-        return "overloaded"
-    if status in (408, 409, 425) or (status is not None and status >= 500):
-        return "overloaded" if kind == "overloaded" else "unavailable"
-    if status is not None:
-        return "invalid"
-    return kind or "broken"

@@ -5,12 +5,10 @@ Used by `composition`.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 import msgspec
 
@@ -18,16 +16,9 @@ from toolspace.core.context import ToolContext
 from toolspace.core.names import did_you_mean
 from toolspace.core.result import ImagePart
 from toolspace.core.secret_masking import register_secrets
-from toolspace.errors import (
-    ModelError,
-    ToolDefinitionError,
-    ToolExecutionError,
-    ToolTransportError,
-)
-from toolspace.models import http as errors
-from toolspace.models.http import MAX_WAIT_SECONDS, ModelHttpClient, retry_delay
-from toolspace.models.registry import find_key, missing_key_error, resolve_base_url, validate_headers
-from toolspace.models.streaming import ModelEndpoint, encode_body
+from toolspace.errors import ModelError, ToolDefinitionError, ToolExecutionError, ToolTransportError
+from toolspace.models.http import ModelEndpoint, ModelHttpClient, encode_body, retry_transient
+from toolspace.models.registry import find_key, google_resource, resolve_access
 
 IMAGE_TIMEOUT_SECONDS = 180.0
 """How long one image may take: the best models need more than a minute."""
@@ -44,7 +35,7 @@ DEFAULT_IMAGE_MODELS: Mapping[str, str] = {"openai": "gpt-image-2.5-flare", "goo
 
 _MAX_RESPONSE = 64 << 20
 """Bytes of a response: an image in base64, and little else."""
-_MAX_ATTEMPTS = 3
+_RETRIES = 2
 _RATIOS = ("1:1", "3:2", "2:3", "4:3", "3:4", "5:4", "4:5", "16:9", "9:16", "21:9")
 _SIZES = {"square": "1024x1024", "wide": "1536x1024", "tall": "1024x1536"}
 _EXECUTION_KEYS = ("provider", "model", "size", "quality", "baseUrl", "apiKey", "headers")
@@ -56,8 +47,7 @@ Handler = Callable[[dict[str, Any], ToolContext], Coroutine[Any, Any, ImagePart]
 class ImageModel(ABC):
     """Generates images. Keeps no connection open."""
 
-    def __init__(self, provider: str, model: str, endpoint: ModelEndpoint) -> None:
-        self.name = f"{provider}:{model}"
+    def __init__(self, model: str, endpoint: ModelEndpoint) -> None:
         self.model = model
         self.endpoint = endpoint
 
@@ -75,17 +65,12 @@ class ImageModel(ABC):
         """
         body = encode_body(self.build_request(prompt, size, quality))
         http = ModelHttpClient()
+
+        async def send() -> ImagePart:
+            return self.parse_response(await http.fetch(self.endpoint, body, timeout=timeout, max_bytes=_MAX_RESPONSE))
+
         try:
-            attempt = 1
-            while True:
-                try:
-                    return self.parse_response(await self._post(http, body, timeout))
-                except ModelError as error:
-                    delay = retry_delay(error, attempt)
-                    if not error.is_transient or attempt >= _MAX_ATTEMPTS or delay > MAX_WAIT_SECONDS:
-                        raise
-                attempt += 1
-                await asyncio.sleep(delay)
+            return await retry_transient(send, retries=_RETRIES)
         finally:
             await http.aclose()
 
@@ -97,42 +82,16 @@ class ImageModel(ABC):
     def parse_response(self, body: bytes) -> ImagePart:
         """The image in a response."""
 
-    async def _post(self, http: ModelHttpClient, body: bytes, timeout: float) -> bytes:
-        from yarl import URL
-
-        from toolspace.core.http_errors import HTTP_FAILURES
-
-        url = URL(self.endpoint.url)
-        has_started = False
-        try:
-            headers = {**self.endpoint.headers, "Content-Type": "application/json"}
-            response = await http.post(url, headers, body, timeout)
-            try:
-                has_started = response.status == 200
-                content = bytearray()
-                while chunk := await response.content.readany():
-                    content += chunk
-                    if len(content) > _MAX_RESPONSE:
-                        raise ModelError("invalid", f"{self.name}: its answer has more than {_MAX_RESPONSE:,} bytes")
-            finally:
-                response.close()
-        except HTTP_FAILURES as failure:
-            raise errors.error_from_connection(
-                self.name, failure, url, timeout=timeout, has_started=has_started
-            ) from None
-        if response.status != 200:
-            raise errors.error_from_response(
-                self.name,
-                response.status,
-                {name.lower(): value for name, value in response.headers.items()},
-                bytes(content[:65_536]),
-                credential_name=self.endpoint.credential_name,
-            )
-        return bytes(content)
-
     def _no_image_error(self, text: str = "") -> ModelError:
         reason = f": {text[:300]}" if text else "; the provider may object to the prompt"
-        return ModelError("invalid", f"{self.name}: it returned no image{reason}")
+        return ModelError("invalid", f"{self.endpoint.name}: it returned no image{reason}")
+
+    def _decode(self, response_type: type[T], body: bytes) -> T:
+        try:
+            return msgspec.json.decode(body, type=response_type)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            message = f"its answer is not of the form of its API: {error}"
+            raise ModelError("broken", f"{self.endpoint.name}: {message}") from None
 
 
 class _OpenAIImage(msgspec.Struct):
@@ -158,7 +117,7 @@ class OpenAIImageModel(ImageModel):
         return body
 
     def parse_response(self, body: bytes) -> ImagePart:
-        response = _decode(_OpenAIImages, body, self.name)
+        response = self._decode(_OpenAIImages, body)
         data = response.data[0].b64_json if response.data else None
         if not data:
             raise self._no_image_error()
@@ -214,7 +173,7 @@ class GoogleImageModel(ImageModel):
         return {"contents": [{"role": "user", "parts": [{"text": prompt}]}], "generationConfig": generation}
 
     def parse_response(self, body: bytes) -> ImagePart:
-        response = _decode(_GoogleImages, body, self.name)
+        response = self._decode(_GoogleImages, body)
         for prediction in response.predictions or ():
             if prediction.bytes_base64_encoded:
                 return ImagePart(data=prediction.bytes_base64_encoded, mime_type=prediction.mime_type or "image/png")
@@ -246,22 +205,23 @@ def open_image_model(
     name = model or DEFAULT_IMAGE_MODELS.get(provider) or ""
     if not name:
         raise ModelError("not_found", "no image model is named; set execution.model")
-    api_url, is_own_url = resolve_base_url(provider, base_url, environ)
-    variable, key = ("execution.apiKey", api_key) if api_key else find_key(provider, environ)
-    if not key and is_own_url:
-        raise missing_key_error(provider, name)
-    register_secrets([key] if key else [])
-    validate_headers({variable: key or "", **(headers or {})})
+    access = resolve_access(
+        provider, name, environ, section="execution", base_url=base_url, api_key=api_key, headers=headers
+    )
+    url, key = access.base_url, access.key
     if provider == "google":
         verb = "predict" if name.startswith("imagen") else "generateContent"
-        resource = name if "/" in name else f"models/{name}"
-        version = "" if api_url.rpartition("/")[2].startswith("v1") else "/v1beta"
-        url, authorization = f"{api_url}{version}/{quote(resource)}:{verb}", {"x-goog-api-key": key or ""}
+        version = "" if url.rpartition("/")[2].startswith("v1") else "/v1beta"
+        url, authorization = f"{url}{version}/{google_resource(name)}:{verb}", {"x-goog-api-key": key or ""}
     else:
-        url, authorization = f"{api_url}/images/generations", {"Authorization": f"Bearer {key}"}
-    all_headers = {**(authorization if key else {}), **(headers or {})}
-    endpoint = ModelEndpoint(url=url, headers=all_headers, credential_name=variable)
-    return (GoogleImageModel if provider == "google" else OpenAIImageModel)(provider, name, endpoint)
+        url, authorization = f"{url}/images/generations", {"Authorization": f"Bearer {key}"}
+    endpoint = ModelEndpoint(
+        name=f"{provider}:{name}",
+        url=url,
+        headers={**(authorization if key else {}), **(headers or {})},
+        credential_name=access.credential_name,
+    )
+    return (GoogleImageModel if provider == "google" else OpenAIImageModel)(name, endpoint)
 
 
 def create_image_handler(name: str, execution: Mapping[str, Any]) -> Handler:
@@ -341,10 +301,3 @@ def _ratio(size: str) -> str | None:
         return abs(int(width) / int(height) - target)
 
     return min(_RATIOS, key=distance)
-
-
-def _decode(response_type: type[T], body: bytes, name: str) -> T:
-    try:
-        return msgspec.json.decode(body, type=response_type)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ModelError("broken", f"{name}: its answer is not of the form of its API: {error}") from None

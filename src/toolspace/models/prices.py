@@ -31,18 +31,6 @@ class ModelPrice(msgspec.Struct, frozen=True):
     context_window: int | None
     """In tokens, if known."""
 
-    def calculate(self, *, input: int, cached: int, output: int, cache_writes: int) -> float:
-        from genai_prices import Usage, calc_price
-
-        usage = Usage(
-            # The library refuses parts that are larger than the whole; some servers count so.
-            input_tokens=max(input, cached + cache_writes),
-            cache_read_tokens=cached,
-            cache_write_tokens=cache_writes,
-            output_tokens=output,
-        )
-        return float(calc_price(usage, self.model_id, provider_id=self.provider_id).total_price)
-
 
 @functools.lru_cache(256)
 def find_price(model: str) -> ModelPrice | None:
@@ -70,6 +58,15 @@ def calculate_cost(price: ModelPrice | None, *, input: int, cached: int, output:
 
     `cached`: tokens that the provider read from its cache. `cache_writes`: tokens that it wrote to its cache.
     """
-    return (
-        0.0 if price is None else price.calculate(input=input, cached=cached, output=output, cache_writes=cache_writes)
+    if price is None:
+        return 0.0
+    from genai_prices import Usage, calc_price
+
+    usage = Usage(
+        # The library refuses parts that are larger than the whole; some servers count so.
+        input_tokens=max(input, cached + cache_writes),
+        cache_read_tokens=cached,
+        cache_write_tokens=cache_writes,
+        output_tokens=output,
     )
+    return float(calc_price(usage, price.model_id, provider_id=price.provider_id).total_price)

@@ -12,25 +12,15 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, cast
 
-from toolspace.core.model import (
-    FinishReason,
-    Media,
-    Model,
-    ModelCall,
-    ModelListener,
-    ModelRequest,
-    ModelTurn,
-    Usage,
-    UserTurn,
-)
+from toolspace.core.model import FinishReason, Media, Model, ModelCall, ModelListener, ModelRequest, ModelTurn, UserTurn
 from toolspace.errors import ModelError
-from toolspace.models import http
+from toolspace.models.errors import build_error, response_error
+from toolspace.models.http import ModelEndpoint
 from toolspace.models.prices import find_price
-from toolspace.models.request_encoding import normalize_turns, split_content, split_turn, to_object_schema
+from toolspace.models.request_encoding import media_data, normalize_turns, split_turn, to_object_schema
 from toolspace.models.streaming import StreamedResponse
 
 _THINKING_PART = "pydantic"
-_NOTHING_OMITTED: frozenset[str] = frozenset()
 _FINISH_REASONS: Mapping[str | None, FinishReason] = {
     "stop": "stop",
     "length": "length",
@@ -59,7 +49,7 @@ class PydanticAIModel(Model):
         self.context_window = self.price.context_window if self.price is not None else None
         self._provider_options = {"base_url": base_url, "api_key": api_key}
         self._headers = dict(headers or {})
-        self._credential_name = credential_name
+        self._endpoint = ModelEndpoint(name=self.name, credential_name=credential_name)
         self._model: Any = None
 
     async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
@@ -68,7 +58,7 @@ class PydanticAIModel(Model):
             model = self._model = self._create_model()
             await model.__aenter__()  # Opens its connections; `aclose` closes them.
         direct, models, tools = (import_module(f"pydantic_ai.{name}") for name in ("direct", "models", "tools"))
-        response = StreamedResponse(self.name, self._credential_name, listen)
+        response = StreamedResponse(self._endpoint, listen)
         messages = self._build_messages(request)
         parameters = models.ModelRequestParameters(
             function_tools=[
@@ -119,7 +109,7 @@ class PydanticAIModel(Model):
             raise ModelError("not_found", f"{message}; install {package} for it") from None
         except Exception as error:  # No key, or no such provider: each adapter has its own class of error for it.
             kind = "no_key" if "api_key" in str(error).lower() else "not_found"
-            raise http.build_error(self.name, kind, str(error)) from None
+            raise build_error(self._endpoint, kind, str(error)) from None
 
     def _build_settings(self, request: ModelRequest) -> dict[str, Any]:
         settings = request.settings
@@ -151,7 +141,7 @@ class PydanticAIModel(Model):
             else:
                 for result in turn.results:
                     parts.append(types.ToolReturnPart(result.name, result.text, result.id))
-                    if split_content("", result.media, _NOTHING_OMITTED)[0]:
+                    if result.media:
                         label = f"From the result of {result.name}:"
                         parts.append(types.UserPromptPart(_build_content(types, label, result.media)))
             messages.append(types.ModelRequest(parts=parts, instructions=system))
@@ -172,24 +162,22 @@ class PydanticAIModel(Model):
         response.finish = _FINISH_REASONS.get(pydantic_response.finish_reason, "other")
         usage = pydantic_response.usage
         if usage.input_tokens or usage.output_tokens:
-            response.usage = Usage(
-                input_tokens=usage.input_tokens,
-                cached_tokens=usage.cache_read_tokens,
-                output_tokens=usage.output_tokens,
+            response.set_usage(
+                usage.input_tokens,
+                usage.output_tokens,
+                cached=usage.cache_read_tokens,
+                cache_writes=usage.cache_write_tokens,
             )
-            response.cache_write_tokens = usage.cache_write_tokens
-        return response.build_turn(self.name, self.price, 0)
+        return response.build_turn(self.price, 0)
 
     def _to_model_error(self, error: Exception) -> ModelError:
         status, headers = getattr(error, "status_code", None), getattr(error, "headers", None)
         if isinstance(status, int):
             body = str(getattr(error, "body", None) or error).encode("utf-8", "replace")
-            return http.error_from_response(
-                self.name, status, headers or {}, body, credential_name=self._credential_name
-            )
+            return response_error(self._endpoint, status, headers or {}, body)
         is_temporary = any(word in type(error).__name__ for word in _TEMPORARY_ERRORS)
         kind = "unavailable" if is_temporary else "broken"
-        return http.build_error(self.name, kind, f"{type(error).__name__}: {error}")
+        return build_error(self._endpoint, kind, f"{type(error).__name__}: {error}")
 
 
 class _EventReceiver:
@@ -197,35 +185,30 @@ class _EventReceiver:
 
     def __init__(self, response: StreamedResponse) -> None:
         self._response = response
-        self._call_indices: dict[int, int] = {}
-        """Position of a part → index of its call."""
         self._object_arguments: set[int] = set()
         """Positions of calls whose arguments are objects, which are complete only at the end."""
 
     def receive(self, event: Any) -> None:
+        response = self._response
         if event.event_kind == "part_start":
             part = event.part
-            match part.part_kind:
-                case "text":
-                    self._add_text(part.content)
-                case "thinking":
-                    self._response.add_thinking(part.content or "")
-                case "tool-call":
-                    self._call_indices[event.index] = self._response.start_call(part.tool_call_id, part.tool_name)
-                    self._add_arguments(event.index, part.args)
-                case _:
-                    pass
+            kind, text, arguments = part.part_kind, getattr(part, "content", ""), getattr(part, "args", None)
+            if kind == "tool-call":
+                response.call_indices[event.index] = response.start_call(part.tool_call_id, part.tool_name)
         elif event.event_kind == "part_delta":
             delta = event.delta
-            match delta.part_delta_kind:
-                case "text":
-                    self._add_text(delta.content_delta)
-                case "thinking":
-                    self._response.add_thinking(delta.content_delta or "")
-                case "tool_call":
-                    self._add_arguments(event.index, delta.args_delta)
-                case _:
-                    pass
+            kind, text = delta.part_delta_kind, getattr(delta, "content_delta", "")
+            arguments = getattr(delta, "args_delta", None)
+        else:
+            return
+        if kind == "text" and text:
+            response.add_text(text)
+        elif kind == "thinking":
+            response.add_thinking(text or "")
+        elif isinstance(arguments, str) and arguments:
+            response.add_arguments(response.call_indices.get(event.index), arguments)
+        elif arguments:
+            self._object_arguments.add(event.index)
 
     def finish(self, pydantic_response: Any) -> None:
         """Adds what is complete only at the end: signed reasoning, and arguments that are objects."""
@@ -234,32 +217,19 @@ class _EventReceiver:
             if part.part_kind == "thinking" and (part.signature or part.provider_details):
                 keys = ("content", "id", "signature", "provider_name", "provider_details")
                 thinking_entries.append({"type": _THINKING_PART, "part": {key: getattr(part, key) for key in keys}})
-            index = self._call_indices.get(position)
-            if index is not None and position in self._object_arguments:
-                self._response.add_arguments(index, part.args_as_json_str())
+            if position in self._object_arguments:
+                self._response.add_arguments(self._response.call_indices.get(position), part.args_as_json_str())
         self._response.layout.prepend(thinking_entries)
-
-    def _add_text(self, text: str) -> None:
-        if text:
-            self._response.add_text(text)
-
-    def _add_arguments(self, position: int, arguments: Any) -> None:
-        index = self._call_indices.get(position)
-        if index is None or not arguments:
-            return
-        if isinstance(arguments, str):
-            self._response.add_arguments(index, arguments)
-        else:
-            self._object_arguments.add(position)
 
 
 def _build_content(types: Any, text: str, media: Sequence[Media]) -> Any:
-    attachments, text = split_content(text, media, _NOTHING_OMITTED)
+    if not media:
+        return text
     parts: list[Any] = [text] if text.strip() else []
-    for attachment in attachments:
+    for part in media:
         try:
-            data = base64.b64decode(attachment.data, validate=True)
-            parts.append(types.BinaryContent(data, media_type=attachment.mime_type))
+            data = base64.b64decode(media_data(part), validate=True)
+            parts.append(types.BinaryContent(data, media_type=part.mime_type))
         except (binascii.Error, ValueError):
-            parts.append(f"[{attachment.mime_type} that cannot be read]")
-    return text if len(parts) == 1 and not attachments else parts
+            parts.append(f"[{part.mime_type} that cannot be read]")
+    return parts

@@ -6,7 +6,7 @@ Used by the agents, the CLI, `images` and `embeddings`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -16,7 +16,7 @@ from toolspace.core.model import Model
 from toolspace.core.names import did_you_mean
 from toolspace.core.secret_masking import is_secret_name, mask_secrets, register_secrets
 from toolspace.errors import ModelError
-from toolspace.models.http import ModelHttpClient, RetryingModel
+from toolspace.models.http import ModelEndpoint, ModelHttpClient, RetryingModel
 
 ProviderApi = Literal["chat", "responses", "messages", "generate"]
 """The API of a provider: OpenAI's chat completions or responses, Anthropic's messages, Google's generateContent."""
@@ -34,6 +34,10 @@ class ModelProvider(msgspec.Struct, frozen=True, kw_only=True):
     """The environment variable that may hold another URL."""
     default_model: str | None = None
     """The model if none is named."""
+
+
+def _chat_provider(base_url: str, key_variable: str, default_model: str | None = None) -> ModelProvider:
+    return ModelProvider(base_url=base_url, key_variables=(key_variable,), default_model=default_model)
 
 
 PROVIDERS: Mapping[str, ModelProvider] = {
@@ -58,24 +62,16 @@ PROVIDERS: Mapping[str, ModelProvider] = {
         base_url_variable="GOOGLE_GEMINI_BASE_URL",
         default_model="gemini-3.8-flash",
     ),
-    "openrouter": ModelProvider(
-        base_url="https://openrouter.ai/api/v1", key_variables=("OPENROUTER_API_KEY",), default_model="openrouter/auto"
-    ),
-    "mistral": ModelProvider(
-        base_url="https://api.mistral.ai/v1", key_variables=("MISTRAL_API_KEY",), default_model="mistral-large-latest"
-    ),
-    "deepseek": ModelProvider(
-        base_url="https://api.deepseek.com", key_variables=("DEEPSEEK_API_KEY",), default_model="deepseek-chat"
-    ),
-    "groq": ModelProvider(
-        base_url="https://api.groq.com/openai/v1", key_variables=("GROQ_API_KEY",), default_model="openai/gpt-oss-120b"
-    ),
-    "xai": ModelProvider(base_url="https://api.x.ai/v1", key_variables=("XAI_API_KEY",)),
-    "together": ModelProvider(base_url="https://api.together.xyz/v1", key_variables=("TOGETHER_API_KEY",)),
-    "fireworks": ModelProvider(base_url="https://api.fireworks.ai/inference/v1", key_variables=("FIREWORKS_API_KEY",)),
-    "cerebras": ModelProvider(base_url="https://api.cerebras.ai/v1", key_variables=("CEREBRAS_API_KEY",)),
-    "moonshotai": ModelProvider(base_url="https://api.moonshot.ai/v1", key_variables=("MOONSHOTAI_API_KEY",)),
-    "nebius": ModelProvider(base_url="https://api.studio.nebius.com/v1", key_variables=("NEBIUS_API_KEY",)),
+    "openrouter": _chat_provider("https://openrouter.ai/api/v1", "OPENROUTER_API_KEY", "openrouter/auto"),
+    "mistral": _chat_provider("https://api.mistral.ai/v1", "MISTRAL_API_KEY", "mistral-large-latest"),
+    "deepseek": _chat_provider("https://api.deepseek.com", "DEEPSEEK_API_KEY", "deepseek-chat"),
+    "groq": _chat_provider("https://api.groq.com/openai/v1", "GROQ_API_KEY", "openai/gpt-oss-120b"),
+    "xai": _chat_provider("https://api.x.ai/v1", "XAI_API_KEY"),
+    "together": _chat_provider("https://api.together.xyz/v1", "TOGETHER_API_KEY"),
+    "fireworks": _chat_provider("https://api.fireworks.ai/inference/v1", "FIREWORKS_API_KEY"),
+    "cerebras": _chat_provider("https://api.cerebras.ai/v1", "CEREBRAS_API_KEY"),
+    "moonshotai": _chat_provider("https://api.moonshot.ai/v1", "MOONSHOTAI_API_KEY"),
+    "nebius": _chat_provider("https://api.studio.nebius.com/v1", "NEBIUS_API_KEY"),
     "ollama": ModelProvider(base_url="http://127.0.0.1:11434/v1", base_url_variable="OLLAMA_BASE_URL"),
     "lmstudio": ModelProvider(base_url="http://127.0.0.1:1234/v1"),
     "openai-compatible": ModelProvider(),
@@ -96,24 +92,9 @@ _ALIASES: Mapping[str, str] = {
 _API_BY_NAME: Mapping[str, ProviderApi] = {"openai-chat": "chat", "openai-responses": "responses"}
 _PROVIDER_BY_PREFIX: Mapping[str, str] = {"gpt-": "openai", "claude-": "anthropic", "gemini-": "google"}
 PYDANTIC_AI_PROVIDERS = (
-    "alibaba",
-    "azure",
-    "bedrock",
-    "bedrock-mantle",
-    "cohere",
-    "crusoe",
-    "github",
-    "google-cloud",
-    "heroku",
-    "huggingface",
-    "litellm",
-    "ovhcloud",
-    "sambanova",
-    "snowflake",
-    "vercel",
-    "vllm",
-    "zai",
-)
+    "alibaba", "azure", "bedrock", "bedrock-mantle", "cohere", "crusoe", "github", "google-cloud", "heroku",
+    "huggingface", "litellm", "ovhcloud", "sambanova", "snowflake", "vercel", "vllm", "zai",
+)  # fmt: skip
 """The providers that Pydantic AI has an adapter for, by its names."""
 DEMO = "demo"
 _ANTHROPIC_VERSION = "2023-06-01"
@@ -150,25 +131,10 @@ def open_model(
     if provider in PYDANTIC_AI_PROVIDERS:
         from toolspace.models.pydantic_ai import PydanticAIModel
 
-        model = PydanticAIModel(provider, name, base_url=base_url, api_key=api_key, headers=headers)
-        return _with_retries(model, retries)
-    entry = _find_provider(provider)
-    if entry is None:
-        names = (*PROVIDERS, *_ALIASES, *PYDANTIC_AI_PROVIDERS)
-        hint = did_you_mean(provider, names) or f"; it is one of {', '.join((*PROVIDERS, *PYDANTIC_AI_PROVIDERS))}"
-        raise ModelError("not_found", f"unknown model provider {provider[:80]!r}{hint}")
-    if not name:
-        raise ModelError("not_found", f"no model of {provider} is named; set model.name")
-    url, is_own_url = resolve_base_url(provider, base_url, environ)
-    variable, key = ("model.apiKey", api_key) if api_key else find_key(provider, environ)
-    register_secrets([key] if key else [])
-    if not key and entry.key_variables and is_own_url:
-        raise missing_key_error(provider, name)
-    validate_headers({variable: key or "", **(headers or {})})
-    # Other servers with OpenAI's API have chat completions; few have the newer API.
-    is_compatible_server = entry.api == "responses" and not is_own_url and ".azure.com/" not in f"{url}/"
-    api = _API_BY_NAME.get(provider, "chat" if is_compatible_server else entry.api)
-    return _with_retries(_create_model(provider, name, api, url, (variable, key or ""), headers or {}, http), retries)
+        model: Model = PydanticAIModel(provider, name, base_url=base_url, api_key=api_key, headers=headers)
+    else:
+        model = _open_http_model(provider, name, environ, base_url, api_key, headers or {}, http)
+    return RetryingModel(model, retries=retries) if retries > 0 else model
 
 
 def choose_model(provider: str | None, name: str | None, environ: Mapping[str, str]) -> tuple[str, str]:
@@ -210,35 +176,52 @@ def find_key(provider: str, environ: Mapping[str, str]) -> tuple[str, str | None
     return (variables[0] if variables else "model.apiKey"), None
 
 
-def resolve_base_url(provider: str, base_url: str | None, environ: Mapping[str, str]) -> tuple[str, bool]:
-    """The base URL of a provider's API, and whether it is the provider's own. Raises `ModelError`."""
+class ProviderAccess(NamedTuple):
+    """How to reach a provider's API."""
+
+    base_url: str
+    is_own_url: bool
+    """Whether it is the provider's own URL, not that of another server with the same API."""
+    credential_name: str
+    """The variable or setting of the key."""
+    key: str | None
+
+
+def resolve_access(
+    provider: str,
+    name: str,
+    environ: Mapping[str, str],
+    *,
+    section: str,
+    base_url: str | None,
+    api_key: str | None,
+    headers: Mapping[str, str] | None,
+) -> ProviderAccess:
+    """The URL and the key of a model. `section` of the configuration has its settings. Raises `ModelError`."""
     entry = _find_provider(provider) or ModelProvider()
     url = (base_url or environ.get(entry.base_url_variable or "-", "") or entry.base_url).strip().rstrip("/")
+    _validate_base_url(url, provider.strip().lower(), section)
+    is_own_url = url == entry.base_url.rstrip("/")
+    variable, key = (f"{section}.apiKey", api_key) if api_key else find_key(provider, environ)
+    register_secrets([key] if key else [])
+    if not key and entry.key_variables and is_own_url:
+        remedy = f"set {variable} in the environment, or {section}.apiKey in the configuration"
+        raise ModelError("no_key", f"{provider}:{name}: no key is set; {remedy}")
+    for header, value in {variable: key or "", **(headers or {})}.items():
+        if not (header + value).isascii() or not (header + value).isprintable():
+            raise ModelError("not_permitted", f"{header[:80]!r} has characters that no header can have; set it anew")
+    return ProviderAccess(url, is_own_url, variable, key)
+
+
+def _validate_base_url(url: str, provider: str, section: str) -> None:
     if not url:
-        name = provider.strip().lower()
-        raise ModelError("not_found", f"provider {name!r} has no address of its own; set model.baseUrl")
+        raise ModelError("not_found", f"provider {provider!r} has no address of its own; set {section}.baseUrl")
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ModelError(
-            "not_found", f"model.baseUrl: {str(mask_secrets(url))[:200]!r} must begin with http:// or https://"
-        )
+        text = str(mask_secrets(url))[:200]
+        raise ModelError("not_found", f"{section}.baseUrl: {text!r} must begin with http:// or https://")
     if parts.username or parts.password:
-        raise ModelError("not_found", "model.baseUrl holds a user name or password; set model.headers instead")
-    return url, url == entry.base_url.rstrip("/")
-
-
-def missing_key_error(provider: str, name: str) -> ModelError:
-    """The error for a model without a key."""
-    variable, _ = find_key(provider, {})
-    remedy = f"set {variable} in the environment, or model.apiKey in the configuration"
-    return ModelError("no_key", f"{provider}:{name}: no key is set; {remedy}")
-
-
-def validate_headers(headers: Mapping[str, str]) -> None:
-    """Raises `ModelError` for a header that cannot be sent, such as a key with a line break."""
-    for name, value in headers.items():
-        if not (name + value).isascii() or not (name + value).isprintable():
-            raise ModelError("not_permitted", f"{name[:80]!r} has characters that no header can have; set it anew")
+        raise ModelError("not_found", f"{section}.baseUrl holds a user name or password; set {section}.headers instead")
 
 
 def parse_model_name(text: str) -> tuple[str, str]:
@@ -250,56 +233,68 @@ def parse_model_name(text: str) -> tuple[str, str]:
     return "", text.strip()
 
 
+def google_resource(model: str) -> str:
+    """The path of a Google model, encoded."""
+    return quote(model if "/" in model else f"models/{model}")
+
+
 def _find_provider(name: str) -> ModelProvider | None:
     name = name.strip().lower()
     return PROVIDERS.get(_ALIASES.get(name, name))
 
 
-def _create_model(
+def _open_http_model(
     provider: str,
     name: str,
-    api: ProviderApi,
-    base_url: str,
-    credential: tuple[str, str],
+    environ: Mapping[str, str],
+    base_url: str | None,
+    api_key: str | None,
     headers: Mapping[str, str],
     http: ModelHttpClient | None,
 ) -> Model:
-    """`credential`: the variable or setting of the key, and the key."""
-    from toolspace.models.streaming import ModelEndpoint
-
-    variable, key = credential
-    match api:
+    entry = _find_provider(provider)
+    if entry is None:
+        names = (*PROVIDERS, *_ALIASES, *PYDANTIC_AI_PROVIDERS)
+        hint = did_you_mean(provider, names) or f"; it is one of {', '.join((*PROVIDERS, *PYDANTIC_AI_PROVIDERS))}"
+        raise ModelError("not_found", f"unknown model provider {provider[:80]!r}{hint}")
+    if not name:
+        raise ModelError("not_found", f"no model of {provider} is named; set model.name")
+    access = resolve_access(
+        provider, name, environ, section="model", base_url=base_url, api_key=api_key, headers=headers
+    )
+    base, key = access.base_url, access.key or ""
+    is_azure = ".azure.com/" in f"{base}/"
+    # Other servers with OpenAI's API have chat completions; few have the newer API.
+    is_compatible_server = entry.api == "responses" and not access.is_own_url and not is_azure
+    authorization = {"Authorization": f"Bearer {key}"}
+    match _API_BY_NAME.get(provider, "chat" if is_compatible_server else entry.api):
         case "chat":
-            from toolspace.models.openai_chat import OpenAIChatModel as ModelClass
+            from toolspace.models.openai import OpenAIChatModel as ModelClass
 
-            path, authorization = "/chat/completions", {"Authorization": f"Bearer {key}"}
+            path = "/chat/completions"
         case "responses":
-            from toolspace.models.openai_responses import OpenAIResponsesModel as ModelClass
+            from toolspace.models.openai import OpenAIResponsesModel as ModelClass
 
-            path, authorization = "/responses", {"Authorization": f"Bearer {key}"}
+            path = "/responses"
         case "messages":
             from toolspace.models.anthropic import AnthropicModel as ModelClass
 
-            path = "/messages" if base_url.endswith("/v1") else "/v1/messages"
-            authorization = {"x-api-key": key}
-            if variable == "ANTHROPIC_AUTH_TOKEN":
-                authorization = {"Authorization": f"Bearer {key}"}
+            path = "/messages" if base.endswith("/v1") else "/v1/messages"
+            if access.credential_name != "ANTHROPIC_AUTH_TOKEN":
+                authorization = {"x-api-key": key}
+            headers = {"anthropic-version": _ANTHROPIC_VERSION, **headers}
         case "generate":
             from toolspace.models.google import GoogleModel as ModelClass
 
-            resource = name if "/" in name else f"models/{name}"
-            version = "" if urlsplit(base_url).path.strip("/") else "/v1beta"
-            path = f"{version}/{quote(resource)}:streamGenerateContent?alt=sse"
+            version = "" if urlsplit(base).path.strip("/") else "/v1beta"
+            path = f"{version}/{google_resource(name)}:streamGenerateContent?alt=sse"
             authorization = {"x-goog-api-key": key}
-    if ".azure.com/" in f"{base_url}/":
+    if is_azure:
         authorization = {"api-key": key}
-    api_headers = authorization if key else {}
-    if api == "messages":
-        api_headers["anthropic-version"] = _ANTHROPIC_VERSION
-    url = base_url if base_url.endswith(path) else base_url + path
-    endpoint = ModelEndpoint(url=url, headers={**api_headers, **headers}, credential_name=variable)
-    return ModelClass(provider, name, endpoint, http=http)
-
-
-def _with_retries(model: Model, retries: int) -> Model:
-    return RetryingModel(model, retries=retries) if retries > 0 else model
+    endpoint = ModelEndpoint(
+        name=f"{provider}:{name}",
+        url=base if base.endswith(path) else base + path,
+        headers={**authorization, **headers} if key else headers,
+        credential_name=access.credential_name,
+    )
+    return ModelClass(name, endpoint, http=http)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -38,10 +38,10 @@ TurnPiece = str | ModelCall | Mapping[str, Any]
 # Conversations
 
 
-def normalize_turns(turns: Sequence[Turn]) -> list[Turn]:
+def normalize_turns(turns: Sequence[Turn], accepted_types: frozenset[str] = IMAGES_AND_PDF) -> list[Turn]:
     """The turns in an order that providers accept: user and model alternate, and results follow their calls.
 
-    The calls have unique ids, and the results have the ids of their calls.
+    The calls have unique ids, and the results have the ids of their calls. Media have one of the accepted MIME types.
     """
     normalized_turns: list[Turn] = []
     used_ids: set[str] = set()
@@ -73,7 +73,7 @@ def normalize_turns(turns: Sequence[Turn]) -> list[Turn]:
         normalized_turns.append(_align_results(open_calls, original_calls, _NO_RESULTS))
     if not normalized_turns or isinstance(normalized_turns[-1], ModelTurn):
         normalized_turns.append(UserTurn(_CONTINUE))
-    return normalized_turns
+    return [_select_media(turn, accepted_types) for turn in normalized_turns]
 
 
 def _append_user_turn(turns: list[Turn], turn: UserTurn) -> None:
@@ -194,36 +194,30 @@ def encode_arguments(call: ModelCall) -> msgspec.Raw:
         return msgspec.Raw(msgspec.json.encode({MALFORMED: text.encode("utf-8", "replace").decode()}))
 
 
-class Attachment(NamedTuple):
-    """An image, a document or a sound, in base64."""
-
-    mime_type: str
-    data: str
+def media_data(part: Media) -> str:
+    """The content of an image, a sound or a document, in base64."""
+    return (part.data if isinstance(part, ImagePart | AudioPart) else part.blob) or ""
 
 
-def split_media(media: Sequence[Media], accepted_types: frozenset[str]) -> tuple[list[Attachment], list[str]]:
-    """The media of accepted MIME types, and a placeholder text for each of the others."""
-    attachments: list[Attachment] = []
-    placeholders: list[str] = []
-    for part in media:
-        mime_type = part.mime_type or ""
-        data = part.data if isinstance(part, ImagePart | AudioPart) else part.blob
-        if data and mime_type in accepted_types:
-            attachments.append(Attachment(mime_type, data))
-        else:
-            placeholders.append(part.placeholder)
-    return attachments, placeholders
+def _select_media(turn: Turn, accepted_types: frozenset[str]) -> Turn:
+    """The turn with the media of accepted MIME types, and placeholder texts for the others."""
+    if isinstance(turn, UserTurn) and turn.media:
+        accepted_media = _accepted_media(turn.media, accepted_types)
+        placeholders = [part.placeholder for part in turn.media if part not in accepted_media]
+        text = "\n".join((turn.text, *placeholders)) if turn.text.strip() else "\n".join(placeholders)
+        return UserTurn(text, accepted_media)
+    if isinstance(turn, ResultsTurn) and any(result.media for result in turn.results):
+        # The texts of results have placeholders already.
+        results = [
+            msgspec.structs.replace(result, media=_accepted_media(result.media, accepted_types))
+            for result in turn.results
+        ]
+        return ResultsTurn(tuple(results))
+    return turn
 
 
-def split_content(
-    text: str, media: Sequence[Media], omitted_features: frozenset[str], accepted_types: frozenset[str] = IMAGES_AND_PDF
-) -> tuple[list[Attachment], str]:
-    """The media to attach to a message, and its text with placeholders for the rest.
-
-    If the `omitted_features` have `images`, nothing is attached.
-    """
-    attachments, placeholders = split_media(media, frozenset() if "images" in omitted_features else accepted_types)
-    return attachments, "\n".join((text, *placeholders)) if text.strip() else "\n".join(placeholders)
+def _accepted_media(media: Sequence[Media], accepted_types: frozenset[str]) -> tuple[Media, ...]:
+    return tuple(part for part in media if part.mime_type in accepted_types and media_data(part))
 
 
 # Tools

@@ -1,7 +1,7 @@
 """The base of all adapters that call a provider over HTTP and read a streamed response.
 
 An adapter defines how a request is written (`StreamingModel.build_request`) and what an event means
-(`StreamedResponse.receive_event`). Sending, reading, errors, cost and retries without refused features are here.
+(`StreamedResponse.receive_event`). Reading, tool calls, usage, cost and retries without refused features are here.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import asyncio
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from toolspace.core import json_text
 from toolspace.core.model import (
     CallDelta,
     CallStarted,
@@ -26,68 +25,73 @@ from toolspace.core.model import (
     ModelTurn,
     TextDelta,
     ThinkingDelta,
+    Turn,
     Usage,
 )
 from toolspace.core.sse import SseDecoder, SseEvent
 from toolspace.core.tokens import estimate_tokens
+from toolspace.core.tool import ToolFormat
 from toolspace.errors import ModelError
-from toolspace.models import http as errors
-from toolspace.models.http import ModelHttpClient
+from toolspace.models.errors import build_error, connection_error, event_error
+from toolspace.models.http import ModelEndpoint, ModelHttpClient, encode_body, read_body, read_error
 from toolspace.models.prices import ModelPrice, calculate_cost, find_price
-from toolspace.models.request_encoding import TurnLayout
+from toolspace.models.request_encoding import IMAGES_AND_PDF, ToolEncoder, TurnLayout, normalize_turns
 
 if TYPE_CHECKING:
     import aiohttp
-    from yarl import URL
 
-MAX_RESPONSE = 32 << 20
-"""Characters of one response, with its arguments and reasoning."""
-_MAX_ERROR_BODY = 1 << 16
-LAST_EVENTS_SECONDS = 5.0
-"""How long to wait for events after the finish reason: mostly the usage follows."""
 _END_OF_STREAM_SECONDS = 0.25
 """How long to wait for the end of a complete stream, so that its connection can be reused."""
+_NO_MEDIA: frozenset[str] = frozenset()
 
 _log = logging.getLogger("toolspace.models")
-_encoder = msgspec.json.Encoder()
 
 
-class ModelEndpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The URL of a model's API and its headers. Its `repr` shows no key."""
+class StreamLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of one response."""
 
-    url: str
-    headers: Mapping[str, str] = {}
-    credential_name: str = ""
-    """The variable or setting to check if the key is refused: `OPENAI_API_KEY`, `model.apiKey`."""
+    max_size: int = 32 << 20
+    """Characters of a response, with its arguments and reasoning."""
+    last_events_seconds: float = 5.0
+    """How long to wait for events after the finish reason: mostly the usage follows."""
 
-    def __repr__(self) -> str:
-        return f"ModelEndpoint(url={self.url.partition('?')[0]!r})"
+
+_DEFAULT_LIMITS = StreamLimits()
+
+
+class _StreamedCall(msgspec.Struct):
+    id: str
+    name: str
+    pieces: list[str] = []
 
 
 class StreamedResponse:
     """One response while it arrives. A provider's subclass receives the events."""
 
-    def __init__(self, name: str, credential_name: str, listen: ModelListener | None) -> None:
-        self.name = name
-        self.credential_name = credential_name
+    def __init__(
+        self, endpoint: ModelEndpoint, listen: ModelListener | None, limits: StreamLimits = _DEFAULT_LIMITS
+    ) -> None:
+        self.endpoint = endpoint
+        self.limits = limits
         self.tool_names: Mapping[str, str] = {}
         """The provider's spelling of a tool's name → the name, if they differ."""
+        self.call_indices: dict[int, int] = {}
+        """The provider's index of a call, or its position in the response → its index here."""
         self.is_complete = False
         """Whether the provider has sent everything that matters."""
         self.finish: FinishReason | None = None
         """The finish reason, once the provider has sent it. Few events follow it."""
-        self.is_refusal = False
         self.usage: Usage | None = None
         self.cost: float | None = None
         """The cost, if the provider itself sends it."""
-        self.cache_write_tokens = 0
-        """Tokens that the provider writes to its cache, at a higher price."""
         self.layout = TurnLayout()
+        self._is_refusal = False
+        self._cache_write_tokens = 0
         self._listen = listen
         self._texts: list[str] = []
         self._calls: list[_StreamedCall] = []
         self._ids: set[str] = set()
-        self._remaining_size = MAX_RESPONSE
+        self._remaining_size = limits.max_size
 
     def receive_event(self, data: bytes) -> None:
         """Handles one event. Raises `ModelError`, or a msgspec error if the data does not have the API's form."""
@@ -102,7 +106,7 @@ class StreamedResponse:
 
     def add_refusal(self, piece: str) -> None:
         """Adds text of a refusal, which the model writes instead of a response."""
-        self.is_refusal = True
+        self._is_refusal = True
         self.add_text(piece)
 
     def add_thinking(self, piece: str) -> None:
@@ -125,7 +129,10 @@ class StreamedResponse:
             self._listen(CallStarted(index, call_id, name))
         return index
 
-    def add_arguments(self, index: int, piece: str) -> None:
+    def add_arguments(self, index: int | None, piece: str) -> None:
+        """Adds to the arguments of a call. Ignores them if the call is unknown."""
+        if index is None:
+            return
         self._count_size(len(piece))
         self._calls[index].pieces.append(piece)
         if self._listen is not None and piece:
@@ -138,10 +145,21 @@ class StreamedResponse:
     def call_count(self) -> int:
         return len(self._calls)
 
-    def build_turn(self, model: str, price: ModelPrice | None, request_bytes: int) -> ModelTurn:
+    def set_usage(
+        self, input: int | None, output: int | None, *, cached: int | None = 0, cache_writes: int | None = 0
+    ) -> None:
+        """`input` counts all input tokens, including those that the provider read from or wrote to its cache."""
+        self.usage = Usage(input_tokens=input or 0, cached_tokens=cached or 0, output_tokens=output or 0)
+        self._cache_write_tokens = cache_writes or 0
+
+    def event_error(self, error: object) -> ModelError:
+        """The error for an error event."""
+        return event_error(self.endpoint, error)
+
+    def build_turn(self, price: ModelPrice | None, request_bytes: int) -> ModelTurn:
         """The whole turn. Its usage is estimated from the text sizes if the provider sends none."""
         calls = tuple(ModelCall(call.id, call.name, "".join(call.pieces)) for call in self._calls)
-        finish = "filter" if self.is_refusal else self.finish or "other"
+        finish = "filter" if self._is_refusal else self.finish or "other"
         if calls and finish in ("stop", "other"):
             finish = "tools"
         text = "".join(self._texts)
@@ -156,64 +174,56 @@ class StreamedResponse:
                 input=usage.input_tokens,
                 cached=usage.cached_tokens,
                 output=usage.output_tokens,
-                cache_writes=self.cache_write_tokens,
+                cache_writes=self._cache_write_tokens,
             )
         return ModelTurn(
             text=text,
             calls=calls,
             finish=finish,
-            usage=Usage(
-                requests=1,
-                input_tokens=usage.input_tokens,
-                cached_tokens=usage.cached_tokens,
-                output_tokens=usage.output_tokens,
-                cost=cost,
-            ),
-            model=model,
+            usage=msgspec.structs.replace(usage, requests=1, cost=cost),
+            model=self.endpoint.name,
             thinking=self.layout.entries,
         )
 
     def _count_size(self, size: int) -> None:
         self._remaining_size -= size
         if self._remaining_size < 0:
-            limit = f"{MAX_RESPONSE:,} characters"
-            raise ModelError("invalid", f"{self.name}: its answer has more than {limit}; set model.maxOutputTokens")
-
-
-class _StreamedCall:
-    __slots__ = ("id", "name", "pieces")
-
-    def __init__(self, call_id: str, name: str) -> None:
-        self.id = call_id
-        self.name = name
-        self.pieces: list[str] = []
+            limit = f"more than {self.limits.max_size:,} characters"
+            raise ModelError("invalid", f"{self.endpoint.name}: its answer has {limit}; set model.maxOutputTokens")
 
 
 class StreamingModel(Model):
     """A model behind an HTTP API that streams its response as events."""
 
+    tool_format: ClassVar[ToolFormat]
+    response_class: ClassVar[type[StreamedResponse]]
+    accepted_media: ClassVar[frozenset[str]] = IMAGES_AND_PDF
     optional_features: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Features that a request can omit → the words in an error message that mean them.
 
     Models of one provider differ in what they accept, and no list of them stays correct. A feature that the provider
-    refuses by name is omitted_features, and not sent again.
+    refuses by name is omitted, and not sent again.
     """
     per_request_features: ClassVar[frozenset[str]] = frozenset(("images", "thoughts"))
     """Optional features that are omitted for one request only: another request may be accepted with them."""
-    response_class: ClassVar[type[StreamedResponse]]
 
     def __init__(
-        self, provider: str, model: str, endpoint: ModelEndpoint, *, http: ModelHttpClient | None = None
+        self,
+        model: str,
+        endpoint: ModelEndpoint,
+        *,
+        http: ModelHttpClient | None = None,
+        limits: StreamLimits = _DEFAULT_LIMITS,
     ) -> None:
-        self.name = f"{provider}:{model}"
+        self.name = endpoint.name
         self.model = model
         self.endpoint = endpoint
+        self.limits = limits
         self.price = find_price(model)
         self.context_window = self.price.context_window if self.price is not None else None
+        self.tool_encoder = ToolEncoder(self.tool_format)
         self._http = http or ModelHttpClient()
         self._owns_http = http is None
-        self._url: URL | None = None
-        self._headers: Mapping[str, str] = {**endpoint.headers, "Content-Type": "application/json"}
         self._omitted_features: frozenset[str] = frozenset()
 
     @abstractmethod
@@ -222,7 +232,26 @@ class StreamingModel(Model):
 
     def create_response(self, request: ModelRequest, listen: ModelListener | None) -> StreamedResponse:
         """The object that receives the response to a request."""
-        return self.response_class(self.name, self.endpoint.credential_name, listen)
+        return self.response_class(self.endpoint, listen, self.limits)
+
+    def normalize_turns(self, request: ModelRequest, omitted_features: frozenset[str]) -> list[Turn]:
+        """The turns in a form that the provider accepts, with the media that it accepts."""
+        return normalize_turns(request.turns, _NO_MEDIA if "images" in omitted_features else self.accepted_media)
+
+    def add_tools(
+        self,
+        body: dict[str, Any],
+        request: ModelRequest,
+        omitted_features: frozenset[str],
+        encoder: ToolEncoder | None = None,
+    ) -> str | None:
+        """Adds the tools to the body. Returns the tool choice if it is not `auto` and possible with these tools."""
+        if not request.tools:
+            return None
+        encoded = (encoder or self.tool_encoder).encode(request.tools, brief="descriptions" in omitted_features)
+        body["tools"] = encoded.raw
+        choice = request.tool_choice
+        return choice if choice in ("required", "none") or choice in encoded.names else None
 
     async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
         omitted_features = self._omitted_features
@@ -263,11 +292,10 @@ class StreamingModel(Model):
 
         has_started = False
         try:
-            url = self._url or self._parse_url()
-            http_response = await self._http.post(url, self._headers, body, timeout)
+            http_response = await self._http.post(self.endpoint, body, timeout)
             try:
                 if http_response.status != 200:
-                    raise await self._read_error(http_response)
+                    raise await read_error(self.endpoint, http_response)
                 has_started = True
                 await self._read(http_response, response)
             finally:
@@ -275,21 +303,29 @@ class StreamingModel(Model):
         # `from None`: the errors of aiohttp contain the whole URL.
         except HTTP_FAILURES as failure:
             if response.finish is None:
-                raise errors.error_from_connection(
-                    self.name, failure, self._parse_url(), timeout=timeout, has_started=has_started
-                ) from None
+                raise connection_error(self.endpoint, failure, timeout=timeout, has_started=has_started) from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ModelError("broken", f"{self.name}: its answer is not of the form of its API: {error}") from None
         if response.finish is None and not response.is_complete:
             raise ModelError("broken", f"{self.name}: its answer broke off before its end")
-        return response.build_turn(self.name, self.price, len(body))
+        return response.build_turn(self.price, len(body))
 
     async def _read(self, http_response: aiohttp.ClientResponse, response: StreamedResponse) -> None:
-        content = http_response.content
-        if http_response.content_type != "text/event-stream" and await self._read_whole(http_response, response):
-            return
+        content, content_type = http_response.content, http_response.content_type
+        if content_type in ("text/html", "application/xhtml+xml"):
+            message = f"a web page is at {self.endpoint.url_without_query}; check base_url"
+            raise build_error(self.endpoint, "not_found", message)
         decoder = SseDecoder()
         try:
+            # Some servers do not stream, and many send events with another content type, or none.
+            if content_type == "application/json":
+                body = await read_body(http_response, self.limits.max_size)
+                if body.lstrip().startswith(b"{"):
+                    response.receive_event(body)
+                    response.is_complete = True
+                else:
+                    _receive(response, [*decoder.feed(body), *decoder.finish()])
+                return
             while chunk := await content.readany():
                 _receive(response, decoder.feed(chunk))
                 if response.is_complete:
@@ -304,80 +340,17 @@ class StreamingModel(Model):
                 raise
             raise ModelError("invalid", f"{self.name}: its answer cannot be read: {error}") from None
 
-    async def _read_whole(self, http_response: aiohttp.ClientResponse, response: StreamedResponse) -> bool:
-        """Reads a response that is one JSON document: some servers do not stream. Returns False for a stream."""
-        if http_response.content_type != "application/json":
-            if http_response.content_type in ("text/html", "application/xhtml+xml"):
-                message = f"a web page is at {self._url_without_query()}; check base_url"
-                raise errors.build_error(self.name, "not_found", message)
-            return False  # Many servers send events with another content type, or none.
-        body = await _read_body(http_response, MAX_RESPONSE)
-        if not body.lstrip().startswith(b"{"):
-            decoder = SseDecoder()
-            _receive(response, decoder.feed(body))
-            _receive(response, decoder.finish())
-            return True
-        response.receive_event(body)
-        response.is_complete = True
-        return True
 
-    async def _read_error(self, http_response: aiohttp.ClientResponse) -> ModelError:
-        body = await _read_body(http_response, _MAX_ERROR_BODY)
-        status = http_response.status
-        headers = {name.lower(): value for name, value in http_response.headers.items()}
-        if 300 <= status < 400:
-            message = f"{self._url_without_query()} redirects elsewhere; set base_url to the URL of the API"
-            return errors.build_error(self.name, "not_found", message, status=status)
-        return errors.error_from_response(
-            self.name, status, headers, body, credential_name=self.endpoint.credential_name
-        )
-
-    def _parse_url(self) -> URL:
-        from yarl import URL
-
-        if self._url is None:
-            try:
-                self._url = URL(self.endpoint.url)
-            except ValueError as error:
-                raise ModelError("not_found", f"{self.name}: its address is no URL: {error}; check base_url") from None
-            if self._url.scheme not in ("http", "https") or not self._url.raw_host:
-                self._url = None
-                raise ModelError("not_found", f"{self.name}: its address must begin with http:// or https://")
-        return self._url
-
-    def _url_without_query(self) -> str:
-        return self.endpoint.url.partition("?")[0]
-
-
-def encode_body(body: dict[str, Any]) -> bytes:
-    """A request body as JSON. Replaces characters that UTF-8 cannot encode: texts of tools and people may have them."""
-    try:
-        return _encoder.encode(body)
-    except UnicodeEncodeError:
-        return _encoder.encode(_replace_invalid_text(body))
-
-
-def _replace_invalid_text(value: Any) -> Any:
-    if isinstance(value, str):
-        return json_text.valid_text(value)
-    if isinstance(value, dict):
-        fields = cast("dict[str, Any]", value)
-        return {json_text.valid_text(key): _replace_invalid_text(inner) for key, inner in fields.items()}
-    if isinstance(value, list | tuple):
-        return [_replace_invalid_text(inner) for inner in cast("list[Any]", value)]
-    return value
-
-
-async def _read_body(http_response: aiohttp.ClientResponse, limit: int) -> bytes:
-    body = bytearray()
-    while len(body) <= limit and (chunk := await http_response.content.readany()):
-        body += chunk
-    return bytes(body[:limit])
+def select_options(options: Mapping[str, Any], omitted_features: frozenset[str]) -> dict[str, Any]:
+    """The options of a request that are set and whose name is not an omitted feature."""
+    return {name: value for name, value in options.items() if value is not None and name not in omitted_features}
 
 
 def _receive(response: StreamedResponse, events: Sequence[SseEvent]) -> None:
     for event in events:
-        if event.data is not None:
+        if event.data == b"[DONE]":
+            response.is_complete = True
+        elif event.data:
             response.receive_event(event.data)
 
 
@@ -387,7 +360,7 @@ async def _read_last_events(content: aiohttp.StreamReader, decoder: SseDecoder, 
     Returns whether the stream ended without a last event.
     """
     try:
-        async with asyncio.timeout(LAST_EVENTS_SECONDS):
+        async with asyncio.timeout(response.limits.last_events_seconds):
             while not response.is_complete and (chunk := await content.readany()):
                 _receive(response, decoder.feed(chunk))
     except TimeoutError:
