@@ -188,7 +188,7 @@ async def test_canceling_the_parent_cancels_the_subagent() -> None:
         with pytest.raises(asyncio.CancelledError):
             await asking
         assert stopped.is_set()
-        assert ts.orchestrator.active_call_ids == []
+        assert ts.orchestrator.active_calls.ids == []
 
 
 async def test_canceling_the_call_stops_the_subagent_and_the_parent_continues() -> None:
@@ -211,7 +211,7 @@ async def test_canceling_the_call_stops_the_subagent_and_the_parent_continues() 
     async with Toolspace(agents=agents) as ts:
         asking = asyncio.create_task(ts.run_agent("parent", "Go."))
         await reached.wait()
-        assert ts.cancel(ts.orchestrator.active_call_ids[0])
+        assert ts.cancel(ts.orchestrator.active_calls.ids[0])
         result = await asking
         assert (result.ok, result.text) == (True, "Without the child, then.")
         assert last_results(parent) == ["(tool failed: the call was canceled)"]
@@ -423,7 +423,7 @@ async def test_canceling_at_any_moment_leaves_nothing_running() -> None:
                 ended += (await asking).ok
             except asyncio.CancelledError:
                 canceled += 1
-            assert ts.orchestrator.active_call_ids == []
+            assert ts.orchestrator.active_calls.ids == []
             assert working == 0
         assert (await ts.run_agent("parent", "Go.")).text == "All done."
     assert canceled > 10

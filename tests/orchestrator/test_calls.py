@@ -361,10 +361,10 @@ async def test_two_calls_with_the_same_id_are_both_canceled() -> None:
         recorder = EventRecorder(ts)
         tasks = [asyncio.create_task(ts.run().call("forever", call_id="c1")) for _ in range(2)]
         await recorder.wait_for(lambda _: len(recorder.of_type(EventType.TOOL_CALL_REQUESTED)) == 2)
-        assert ts.orchestrator.active_call_ids == ["c1", "c1"]
+        assert ts.orchestrator.active_calls.ids == ["c1", "c1"]
         assert ts.cancel("c1")
         assert {result.error_kind for result in await asyncio.gather(*tasks)} == {"canceled"}
-        assert ts.orchestrator.active_call_ids == []
+        assert ts.orchestrator.active_calls.ids == []
 
 
 async def test_calls_of_a_closed_toolspace_fail_with_the_reason() -> None:

@@ -118,7 +118,7 @@ async def test_a_call_resolves_through_spelling_bare_name_and_alias(called: str)
         result = await ts.call(called, {"q": "x"})
         record = ts.orchestrator.call_log.recent[-1]
     assert result.result == "github:search-code"
-    assert (record.requested, record.tool) == (called, "github__search_code")
+    assert (record.requested_name, record.tool) == (called, "github__search_code")
 
 
 @pytest.mark.spec("2.4")

@@ -312,13 +312,13 @@ async def test_a_call_that_was_just_admitted_is_not_counted_as_waiting() -> None
     assert slot is not None
     second = asyncio.create_task(queue.acquire())
     await asyncio.sleep(0)
-    assert queue.waiting == 1
+    assert queue.waiting_count == 1
     slot.release()  # The second call is admitted, but its task has not run yet.
-    assert queue.waiting == 0
+    assert queue.waiting_count == 0
     third = asyncio.create_task(queue.acquire())
     (await second).release()
     (await third).release()
-    assert (queue.active, queue.waiting) == (0, 0)
+    assert (queue.active, queue.waiting_count) == (0, 0)
 
 
 async def test_a_higher_limit_admits_waiting_calls_at_once() -> None:
@@ -369,7 +369,7 @@ async def test_a_slot_released_on_one_event_loop_reaches_a_call_on_another() -> 
         task = asyncio.create_task(ts.call("work", {"n": n}))
         await asyncio.sleep(0)
         if n == 2:
-            assert queue.waiting == 1
+            assert queue.waiting_count == 1
             release.set()
         return await task
 
@@ -380,4 +380,4 @@ async def test_a_slot_released_on_one_event_loop_reaches_a_call_on_another() -> 
     assert (await second).result == 2
     # The other loop woke it, not its own timeout.
     assert ts.orchestrator.call_log.recent[-1].queue_wait_ms < 9_000
-    assert (queue.active, queue.waiting) == (0, 0)
+    assert (queue.active, queue.waiting_count) == (0, 0)

@@ -748,7 +748,7 @@ async def test_a_call_left_behind_by_a_closed_loop_does_not_keep_a_toolspace_ope
         loop.close()
 
     await asyncio.to_thread(abandon)
-    assert len(ts.orchestrator.active_call_ids) == 1
+    assert len(ts.orchestrator.active_calls.ids) == 1
     await ts.aclose()
 
 

@@ -1,6 +1,7 @@
 """One call: its state while it passes the stages, its cancellation, and the results that it ends with.
 
-The orchestrator creates calls, the stages change them, and the tool sees one through its `ToolContext`.
+The orchestrator creates calls, the stages change them, and the tool sees one through its `ToolContext`. `ActiveCalls`
+finds the calls of an orchestrator that wait, to cancel them or to wait for their end.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 import types
 from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -29,7 +30,7 @@ from toolspace.orchestrator.stages.large_results import NO_SPILL, SpillSettings,
 if TYPE_CHECKING:
     from toolspace.core.tool import Tool
     from toolspace.orchestrator.catalog import CatalogEntry
-    from toolspace.orchestrator.event_bus import EventBus
+    from toolspace.orchestrator.orchestrator import ToolOrchestrator
     from toolspace.orchestrator.run import Run, Span
     from toolspace.orchestrator.stages.queue import QueueSlot
 
@@ -60,22 +61,6 @@ if hasattr(os, "register_at_fork"):  # Windows has no forks.
     os.register_at_fork(after_in_child=_renew_ids)
 
 
-class CallOwner(Protocol):
-    """The orchestrator, as a call sees it."""
-
-    bus: EventBus
-    session: str
-    stored_sessions: set[str]
-
-    @property
-    def root(self) -> object:
-        """The same object for all orchestrators whose calls may be parents of one another."""
-        ...
-
-    def track(self, call: Call, /) -> None: ...
-    async def execute(self, name: str, parameters: Arguments = None) -> ToolResult: ...
-
-
 class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
     """One call. The orchestrator creates it, the stages change it, and it is dropped when the call has ended."""
 
@@ -86,7 +71,7 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
     arguments: Arguments
     """As the caller passed them."""
     base_context: ToolContext
-    owner: CallOwner
+    owner: ToolOrchestrator
     run: Run | None
     parent: Call | None
     monotonic_start: float
@@ -148,7 +133,7 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
             self.task = task = asyncio.current_task()
             if task is not None:
                 self.cancel_count_before = task.cancelling()
-            self.owner.track(self)
+            self.owner.active_calls.add(self)
 
     def prepare_to_wait(self) -> None:
         """Registers the call, and raises `CancelledError` if it was canceled. For stages, before they wait."""
@@ -202,14 +187,14 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
             self.task_cancelled = False
             uncancel_task(self.task)
 
-    def succeed(self, value: Any) -> ToolResult:
+    def complete(self, value: Any) -> ToolResult:
         """Returns the result of a call whose tool returned `value`."""
-        elapsed = (time.perf_counter() - self.monotonic_start) * 1000
+        elapsed_ms = (time.perf_counter() - self.monotonic_start) * 1000
         parts: tuple[Content, ...] = ()
         kind: object = type(value)  # pyright: ignore[reportUnknownVariableType]
         if kind not in _JSON_TYPES:
             if isinstance(value, ToolResult):
-                return self._complete(value, elapsed)
+                return self._complete_result(value, elapsed_ms)
             if parts := get_content_parts(value):
                 value = join_parts(parts)
             elif kind is not list:
@@ -226,13 +211,13 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
         elif kind is int and -_SAFE_INTEGER < value < _SAFE_INTEGER:
             text = str(value)
         return ToolResult(
-            True, value, None, None, True, started, started + elapsed, elapsed,
+            True, value, None, None, True, started, started + elapsed_ms, elapsed_ms,
             provider.kind, provider.namespace, parts, {}, entry.tool.name, self.id, text,
         )  # fmt: skip
 
     def fail(self, kind: ErrorKind, message: str, *, executed: bool | None = None) -> ToolResult:
         """Returns the result of a call that failed. By default, how far the call came decides `executed`."""
-        elapsed = (time.perf_counter() - self.monotonic_start) * 1000
+        elapsed_ms = (time.perf_counter() - self.monotonic_start) * 1000
         provider = self.entry.provider
         if executed is None:
             executed = (
@@ -244,8 +229,8 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
             error_kind=kind,
             executed=executed,
             started_at=self.started_at,
-            completed_at=self.started_at + elapsed,
-            duration_ms=elapsed,
+            completed_at=self.started_at + elapsed_ms,
+            duration_ms=elapsed_ms,
             kind=provider.kind,
             namespace=provider.namespace,
             tool=self.entry.tool.name,
@@ -287,7 +272,7 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
                     if emit_partials:
                         self.partial(value)
                     await collector.add(value)
-            return self.succeed(await collector.finish())
+            return self.complete(await collector.finish())
         except BaseException:
             await collector.discard()
             raise
@@ -309,12 +294,12 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
             # A plain function emits from its thread, but subscribers run on the loop.
             task.get_loop().call_soon_threadsafe(self.owner.bus.emit, event)
 
-    def _complete(self, result: ToolResult, elapsed: float) -> ToolResult:
+    def _complete_result(self, result: ToolResult, elapsed_ms: float) -> ToolResult:
         """Fills in the fields of a provider's result that only the orchestrator knows."""
         provider = self.entry.provider
         result.started_at = self.started_at
-        result.completed_at = self.started_at + elapsed
-        result.duration_ms = elapsed
+        result.completed_at = self.started_at + elapsed_ms
+        result.duration_ms = elapsed_ms
         result.kind, result.namespace = provider.kind, provider.namespace
         result.tool, result.call_id = self.entry.tool.name, self.id
         if not result.ok:
@@ -374,9 +359,6 @@ def call_chain(call: Call | None = None) -> Iterator[Call]:
         call = call.parent
 
 
-# MERGED from active_calls: The calls of one orchestrator that have waited for something: finds them to cancel them, an
-
-
 class ActiveCalls:
     """Has every running call of an orchestrator from its first wait on. A call that never waits is never in it."""
 
@@ -391,14 +373,14 @@ class ActiveCalls:
     def add(self, call: Call) -> None:
         self._calls[call] = None
         if call.run is not None:
-            call.run.track(call)
+            call.run.active_calls[call] = None
 
     def remove(self, call: Call) -> None:
         call.is_over = True
         call.withdraw_cancellation()
         del self._calls[call]
         if call.run is not None:
-            call.run.untrack(call)
+            call.run.active_calls.pop(call, None)
         for waiter in tuple(self._waiters):
             waiter.get_loop().call_soon_threadsafe(_wake, waiter)
 

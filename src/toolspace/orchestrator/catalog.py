@@ -1,6 +1,7 @@
-"""The catalog: every tool by its full name, with its provider and its rules. Resolves aliases and bare names.
+"""The catalog: every tool by its full name, with its provider and its rules; and which tool another name means.
 
-The orchestrator owns it. It calls no tool.
+Aliases, original spellings and bare names are resolved too. A name that means no tool gets an entry whose calls fail
+with the reason. The orchestrator owns the catalog, which calls no tool.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ import logging
 import operator
 from asyncio import AbstractEventLoop, Future
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.interfaces import ToolProvider
@@ -17,55 +21,52 @@ from toolspace.core.names import SEPARATOR, did_you_mean, qualify_all, sanitise
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool, check_local_name
 from toolspace.core.validation import InvalidArguments
-from toolspace.errors import ToolNameConflict
+from toolspace.errors import ErrorKind, ToolNameConflict
 from toolspace.orchestrator.settings import ProviderRules
+from toolspace.orchestrator.tool_search import is_permitted
 
 if TYPE_CHECKING:
-    from toolspace.orchestrator.call import Arguments
-    from toolspace.orchestrator.pipeline import CallHandler, InstantHandler
+    from toolspace.core.context import ToolContext
+    from toolspace.orchestrator.call import Arguments, Call
+    from toolspace.orchestrator.pipeline import CallHandler, CallServices, InstantHandler
 
 _log = logging.getLogger("toolspace.providers")
 
 
-class CatalogEntry:
+class Failure(NamedTuple):
+    """Why every call of an entry fails."""
+
+    kind: ErrorKind
+    message: str | Callable[[Call], str]
+    """A function if the message depends on what the caller may know."""
+
+
+class CatalogEntry(msgspec.Struct, eq=False):
     """One tool of one provider, and the handlers of its calls once it was called."""
 
-    __slots__ = (
-        "cache_keys",
-        "denial_reason",
-        "handler",
-        "instant_handler",
-        "is_registered",
-        "is_stale",
-        "local_name",
-        "provider",
-        "rules",
-        "run_handler",
-        "shared_executions",
-        "tool",
-    )
+    tool: Tool
+    local_name: str
+    provider: ToolProvider
+    rules: ProviderRules
+    failure: Failure | None = None
+    """Set if no provider offers the name: its calls need an entry too."""
+    is_registered: bool = True
+    denial_reason: str | None = None
+    """Why the configuration denies the tool, or None."""
+    handler: CallHandler | None = None
+    run_handler: CallHandler | None = None
+    instant_handler: InstantHandler | None = None
+    """Returns cached results without waiting; None if this tool cannot have such results."""
+    cache_keys: dict[str, str] = {}
+    """The text of recent arguments → their cache key."""
+    shared_executions: dict[tuple[AbstractEventLoop, str], SharedExecution] = {}
+    """By loop and cache key: the running calls whose result equal calls share."""
+    is_stale: bool = False
+    """Whether the catalog has replaced or removed this entry: results of its last calls are not cached."""
 
-    def __init__(
-        self, tool: Tool, local_name: str, provider: ToolProvider, rules: ProviderRules, *, is_registered: bool = True
-    ) -> None:
-        self.tool = tool
-        self.local_name = local_name
-        self.provider = provider
-        self.rules = rules
-        self.denial_reason = rules.denial_reason(local_name, tool.name)
-        """Why the configuration denies the tool, or None."""
-        self.is_registered = is_registered
-        """False for the entry of a name that no provider offers: its calls need an entry too."""
-        self.handler: CallHandler | None = None
-        self.run_handler: CallHandler | None = None
-        self.instant_handler: InstantHandler | None = None
-        """Returns cached results without waiting; None if this tool cannot have such results."""
-        self.cache_keys: dict[str, str] = {}
-        """The text of recent arguments → their cache key."""
-        self.shared_executions: dict[tuple[AbstractEventLoop, str], SharedExecution] = {}
-        """By loop and cache key: the running calls whose result equal calls share."""
-        self.is_stale = False
-        """Whether the catalog has replaced or removed this entry: results of its last calls are not cached."""
+    def __post_init__(self) -> None:
+        self.is_registered = self.failure is None
+        self.denial_reason = self.rules.denial_reason(self.local_name, self.tool.name)
 
     @property
     def provider_name(self) -> str:
@@ -167,14 +168,8 @@ class Catalog:
         usable = [entry for entry in matches if entry.denial_reason is None] or matches
         if len({entry.provider for entry in usable}) > 1:
             raise AmbiguousName(entry.tool.name for entry in usable)
-        fitting = [entry for entry in usable if not is_call or _accepts(entry.tool, arguments)]
-        return fitting[0] if len(fitting) == 1 else None
-
-    def not_found_message(self, name: str, candidates: Iterable[str]) -> str:
-        """Returns the message for a name that means no tool. `candidates` are the names that the caller may know."""
-        if name in self.aliases:
-            return f'Tool "{name}" not found: it is an alias of "{self.aliases[name]}", which no provider offers'
-        return f'Tool "{name}" not found{did_you_mean(name, candidates)}'
+        fitting_entries = [entry for entry in usable if not is_call or _accepts(entry.tool, arguments)]
+        return fitting_entries[0] if len(fitting_entries) == 1 else None
 
     def _refresh(self, provider: ToolProvider) -> None:
         """Replaces the entries of a provider whose list changed. Running calls keep their old entries."""
@@ -188,9 +183,9 @@ class Catalog:
                 for name, entry in self.entries.items()
                 if entry.provider is provider
             }
-        reported = self._conflicts.pop(provider, set[str]())
+        reported_names = self._conflicts.pop(provider, set[str]())
         conflicts = {name: owner for name in entries if (owner := self._find_owner(provider, name))}
-        for name in conflicts.keys() - reported if provider is not self.fallback_provider else ():
+        for name in conflicts.keys() - reported_names if provider is not self.fallback_provider else ():
             owner, provider_name = conflicts[name], _name(provider)
             _log.warning('"%s" is offered by %r and %r; using that of %r', name, owner, provider_name, owner)
         if conflicts:
@@ -203,9 +198,9 @@ class Catalog:
         self._resolve_conflicts()
         self._refresh_fallback(provider)
 
-    def _refresh_fallback(self, changed: ToolProvider) -> None:
+    def _refresh_fallback(self, changed_provider: ToolProvider) -> None:
         """Refreshes the fallback provider after another provider changed: other names may be free now."""
-        if self.fallback_provider in self._providers and changed is not self.fallback_provider:
+        if self.fallback_provider in self._providers and changed_provider is not self.fallback_provider:
             self._refresh(self.fallback_provider)
 
     def _resolve_conflicts(self) -> None:
@@ -231,8 +226,7 @@ class Catalog:
                 check_local_name(tool.name)
                 if tool.name in entries:
                     raise ToolNameConflict(f'"{tool.name}" is offered twice by {provider.kind!r}; rename one')
-                configured = _configured_tool(tool, tool.name, rules)
-                entries[tool.name] = CatalogEntry(configured, tool.name, provider, rules)
+                entries[tool.name] = CatalogEntry(_configured_tool(tool, tool.name, rules), tool.name, provider, rules)
             return entries
         if provider.exact_names:
             names = {tool.name: f"{provider.namespace}{SEPARATOR}{tool.name}" for tool in tools}
@@ -280,6 +274,79 @@ class Catalog:
                         spellings.setdefault(spelling, []).append(entry)
             self._spellings = spellings
         return self._spellings
+
+
+class NameResolver:
+    """Finds the tool that a name means. Names that a caller may not use do not appear in its error messages."""
+
+    def __init__(self, catalog: Catalog, services: CallServices) -> None:
+        self._catalog = catalog
+        self._services = services
+
+    def resolve(
+        self,
+        name: str,
+        arguments: Arguments,
+        *,
+        is_call: bool,
+        unavailable: Callable[[], Mapping[ToolProvider, str]],
+    ) -> CatalogEntry:
+        """Returns the entry that a name means, or one whose calls fail.
+
+        `unavailable` returns why each provider that is not ready is not.
+        """
+        try:
+            entry = self._catalog.entries.get(name) or self._catalog.resolve(name, arguments, is_call=is_call)
+        except AmbiguousName as error:
+            return missing_entry(name, "unknown_tool", partial(self._ambiguous_message, name, tuple(error.names)))
+        if entry is not None:
+            return entry
+        for provider, reason in unavailable().items():
+            if provider.namespace and sanitise(name).startswith(sanitise(provider.namespace) + SEPARATOR):
+                text = f'provider "{provider.namespace}" is not available: {reason}'
+                return missing_entry(name, "transport_error", partial(self._unavailable_message, name, text))
+        return missing_entry(name, "unknown_tool", partial(self._not_found_message, name))
+
+    def _not_found_message(self, name: str, call: Call) -> str:
+        aliases = self._catalog.aliases
+        if name in aliases:
+            return f'Tool "{name}" not found: it is an alias of "{aliases[name]}", which no provider offers'
+        return f'Tool "{name}" not found{did_you_mean(name, self._permitted_names(self._catalog, call))}'
+
+    def _ambiguous_message(self, name: str, candidates: Sequence[str], call: Call) -> str:
+        entries = self._catalog.entries
+        candidate_entries = (entries[candidate] for candidate in candidates if candidate in entries)
+        names = [f'"{candidate}"' for candidate in self._permitted_names(candidate_entries, call)]
+        if not names:
+            return self._not_found_message(name, call)
+        return f'Tool "{name}" not found: it could mean {", ".join(names)}; use the full name'
+
+    def _unavailable_message(self, name: str, reason: str, call: Call) -> str:
+        may_know = is_permitted(Tool(name), call.base_context, self._services.policies)
+        return reason if may_know else self._not_found_message(name, call)
+
+    def _permitted_names(self, entries: Iterable[CatalogEntry], call: Call) -> Iterable[str]:
+        policies, caller = self._services.policies, call.base_context
+        return (entry.tool.name for entry in entries if not policies or is_permitted(entry.tool, caller, policies))
+
+
+def missing_entry(name: str, kind: ErrorKind, message: str | Callable[[Call], str]) -> CatalogEntry:
+    """Returns an entry whose calls fail with this message."""
+    return CatalogEntry(Tool(name), name, _NO_PROVIDER, _NO_RULES, Failure(kind, message))
+
+
+class _NoProvider(ToolProvider):
+    kind = "none"
+
+    def list_tools(self) -> Sequence[Tool]:
+        return ()
+
+    async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
+        raise NotImplementedError
+
+
+_NO_PROVIDER = _NoProvider()
+_NO_RULES = ProviderRules()
 
 
 def _configured_tool(tool: Tool, name: str, rules: ProviderRules) -> Tool:

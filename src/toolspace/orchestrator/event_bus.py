@@ -29,12 +29,12 @@ class EventBus:
 
         Returns the function that ends the subscription.
         """
-        subscribed = [item if isinstance(item, EventType) else item.type for item in types] or list(EventType)
-        for type in subscribed:
+        event_types = [item if isinstance(item, EventType) else item.type for item in types] or list(EventType)
+        for type in event_types:
             self.subscribers[type] = (*self.subscribers.get(type, ()), subscriber)
 
         def unsubscribe() -> None:
-            for type in subscribed:
+            for type in event_types:
                 remaining = list(self.subscribers.get(type, ()))
                 with suppress(ValueError):
                     remaining.remove(subscriber)

@@ -13,8 +13,7 @@ from toolspace.core.interfaces import ResultCache, ToolProvider
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool
 from toolspace.orchestrator.call import Call
-from toolspace.orchestrator.catalog import CatalogEntry
-from toolspace.orchestrator.name_resolution import NameResolver
+from toolspace.orchestrator.catalog import CatalogEntry, NameResolver
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
 from toolspace.orchestrator.pipeline import CallHandler, CallServices
 from toolspace.orchestrator.settings import CallDefaults, EffectiveSettings, ProviderRules
@@ -59,9 +58,9 @@ class LayeredOrchestrator(ToolOrchestrator):
         self._parent = parent
         self._outer_stages = parent._outer_stages
         self._catalog.aliases = parent._catalog.aliases
-        self._inherited = _InheritedTools(parent, self, is_hidden)
-        self._catalog.fallback_provider = self._inherited
-        self._catalog.add(self._inherited, ProviderRules())
+        self._inherited_tools = _InheritedTools(parent, self, is_hidden)
+        self._catalog.fallback_provider = self._inherited_tools
+        self._catalog.add(self._inherited_tools, ProviderRules())
         parent._layers.add(self)
 
     @property
@@ -71,23 +70,25 @@ class LayeredOrchestrator(ToolOrchestrator):
     @property
     def inherited_tools(self) -> ToolProvider:
         """The provider that stands for the parent's tools."""
-        return self._inherited
+        return self._inherited_tools
 
     def parent_changed(self) -> None:
         if not self.closed:
-            self._inherited.notify_changed()
+            self._inherited_tools.notify_changed()
 
     def emit_completion(self, call: ToolResult | str) -> bool:
         return super().emit_completion(call) or self._parent.emit_completion(call)
 
     def explain(self, name: str) -> tuple[CatalogEntry, EffectiveSettings] | None:
         entry = self._find(name, None, is_call=False)
-        return self._parent.explain(entry.tool.name) if entry.provider is self._inherited else super().explain(name)
+        return (
+            self._parent.explain(entry.tool.name) if entry.provider is self._inherited_tools else super().explain(name)
+        )
 
     def _instruction_providers(self) -> list[ToolProvider]:
-        own = [provider for provider in self.providers if provider is not self._inherited]
-        own_namespaces = {provider.namespace for provider in own}
-        return own + [
+        own_providers = [provider for provider in self.providers if provider is not self._inherited_tools]
+        own_namespaces = {provider.namespace for provider in own_providers}
+        return own_providers + [
             provider
             for provider in self._parent._instruction_providers()
             if not provider.namespace or provider.namespace not in own_namespaces
@@ -100,7 +101,7 @@ class LayeredOrchestrator(ToolOrchestrator):
         return await super()._wait_for_start(name) or await self._parent._wait_for_start(name)
 
     def _compile(self, entry: CatalogEntry, *, in_run: bool) -> CallHandler:
-        if entry.provider is not self._inherited:
+        if entry.provider is not self._inherited_tools:
             return super()._compile(entry, in_run=in_run)
         parent, name = self._parent, entry.tool.name
 

@@ -11,7 +11,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter, time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from toolspace.core.context import ToolContext
 from toolspace.core.events import CallEvent, ToolsChanged
@@ -22,10 +22,17 @@ from toolspace.core.tokens import estimate_tokens
 from toolspace.core.tool import Tool
 from toolspace.orchestrator import call as calls
 from toolspace.orchestrator.call import ActiveCalls, Arguments, Call, current_call
-from toolspace.orchestrator.catalog import Catalog, CatalogEntry
+from toolspace.orchestrator.catalog import Catalog, CatalogEntry, Failure, NameResolver, missing_entry
 from toolspace.orchestrator.event_bus import EventBus
-from toolspace.orchestrator.name_resolution import NameResolver
-from toolspace.orchestrator.pipeline import STAGES, CallHandler, CallServices, Stage, compile_handler, compile_instant
+from toolspace.orchestrator.pipeline import (
+    STAGES,
+    CallHandler,
+    CallServices,
+    Stage,
+    compile_failure,
+    compile_handler,
+    compile_instant,
+)
 from toolspace.orchestrator.provider_startup import ProviderStartup, StartupWait
 from toolspace.orchestrator.run import Run
 from toolspace.orchestrator.settings import CallDefaults, EffectiveSettings, ProviderRules, resolve_settings
@@ -34,8 +41,8 @@ from toolspace.orchestrator.stages.call_log import CallLog
 from toolspace.orchestrator.stages.invoke import WorkerThreads
 from toolspace.orchestrator.stages.queue import QueueRegistry, QueueSpec
 from toolspace.orchestrator.tool_search import (
-    NO_CALL,
     TokenCosts,
+    ToolIndex,
     close_provider,
     get_instructions,
     is_offered,
@@ -43,9 +50,6 @@ from toolspace.orchestrator.tool_search import (
     safe_token_counter,
     visible_tools,
 )
-
-if TYPE_CHECKING:
-    from toolspace.orchestrator.tool_search import ToolIndex
 
 _log = logging.getLogger("toolspace.orchestrator")
 FIND_TOOLS = "agent__find_tools"
@@ -93,7 +97,7 @@ class ToolOrchestrator:
         self._catalog = Catalog(self._list_changed)
         self._names = NameResolver(self._catalog, self._services)
         self._startup = ProviderStartup(self._provider_started)
-        self._active = ActiveCalls()
+        self.active_calls = ActiveCalls()
         self._closed_providers: set[ToolProvider] = set()
         self._costs = TokenCosts(count_tokens)
         self._index: tuple[int, ToolIndex] | None = None
@@ -160,7 +164,7 @@ class ToolOrchestrator:
         """Returns the tools to show a model: all, or a search tool and its matches if all would cost too much."""
         caller = self._caller_context(context or (run.context if run is not None else None))
         if run is not None:
-            caller = caller.bind(NO_CALL, run_id=run.id, session_id=run.session)
+            caller = ToolContext(run_id=run.id, session_id=run.session).with_defaults(caller)
         search_entry = self._catalog.entries.get(FIND_TOOLS)
         tools = self.list_tools(context=caller)
         if run is not None and run.policy is not None:
@@ -170,7 +174,7 @@ class ToolOrchestrator:
             self._costs,
             threshold=self._services.defaults.tool_search_threshold.value,
             search_tool=search_entry.tool if search_entry is not None else None,
-            discovered=run.discovered_tools if run is not None else (),
+            discovered_names=run.discovered_tools if run is not None else (),
         )
 
     @property
@@ -184,8 +188,6 @@ class ToolOrchestrator:
 
     def search(self, query: str, limit: int = 10) -> list[tuple[Tool, float]]:
         """Returns the tools that match a description of what to do, best first, with their scores."""
-        from toolspace.orchestrator.tool_search import ToolIndex  # Imported here: many programs never search.
-
         if self._index is None or self._index[0] != self._catalog.version:
             self._index = (self._catalog.version, ToolIndex(entry.tool for entry in self._catalog))
         return self._index[1].search(query, limit)
@@ -207,8 +209,10 @@ class ToolOrchestrator:
         texts = {provider: text for provider in self._instruction_providers() if (text := get_instructions(provider))}
         if texts and context is not None and (policies := self._services.policies):
             caller = self._caller_context(context)
-            permitted = {entry.provider for entry in self._catalog if is_permitted(entry.tool, caller, policies)}
-            texts = {provider: text for provider, text in texts.items() if provider in permitted}
+            permitted_providers = {
+                entry.provider for entry in self._catalog if is_permitted(entry.tool, caller, policies)
+            }
+            texts = {provider: text for provider, text in texts.items() if provider in permitted_providers}
         return "\n\n".join(
             f"## {provider.namespace}\n{text}" if provider.namespace else text for provider, text in texts.items()
         )
@@ -276,19 +280,15 @@ class ToolOrchestrator:
             return await handler(call)
         finally:
             if call.task is not None:
-                self._active.remove(call)
+                self.active_calls.remove(call)
             try:  # noqa: SIM105 - `suppress` would cost every call
                 current_call.reset(token)
             except ValueError:
                 pass  # The coroutine was collected after its loop closed, in another context.
 
-    def track(self, call: Call, /) -> None:
-        """Adds a call that is about to wait to those that `cancel` finds."""
-        self._active.add(call)
-
     def cancel(self, call_id: str | None = None) -> bool:
         """Cancels one call and its child calls; without an id, all calls. Returns whether there was any."""
-        matches = self._active.find(self, call_id)
+        matches = self.active_calls.find(self, call_id)
         for call in matches:
             call.cancel()
         canceled_in_layers = [layer.cancel(call_id) for layer in tuple(self._layers)]
@@ -296,7 +296,7 @@ class ToolOrchestrator:
 
     async def wait_until_idle(self) -> None:
         """Waits until the calls that are active now have ended; not for those that the current code is part of."""
-        await self._active.wait_until_idle()
+        await self.active_calls.wait_until_idle()
 
     def emit_completion(self, call: ToolResult | str) -> bool:
         """Emits the completion of a call that was run with `defer_completion`. Returns False if already done."""
@@ -333,13 +333,9 @@ class ToolOrchestrator:
         return self._services.queues
 
     @property
-    def active_call_ids(self) -> list[str]:
-        return self._active.ids
-
-    @property
     def abandoned_count(self) -> int:
         """How many threads still run a call that has ended, plus how many coroutines had to be closed by force."""
-        return self._services.threads.abandoned + self._services.killed_count
+        return self._services.threads.abandoned_count + self._services.killed_count
 
     def get_stats(self) -> ToolStats:
         return self._services.call_log.stats.summary(entry.tool for entry in self._catalog)
@@ -349,14 +345,14 @@ class ToolOrchestrator:
     def add_stage(self, stage: Stage) -> Callable[[], None]:
         """Puts a stage around every call from now on, inside the outermost. Returns the function that removes it."""
         self._set_outer_stages((*self._outer_stages, stage))
-        return lambda: self._set_outer_stages([other for other in self._outer_stages if other is not stage])
+        return lambda: self._set_outer_stages([item for item in self._outer_stages if item is not stage])
 
     def on_run(self, listener: Callable[[Run], None]) -> Callable[[], None]:
         """Calls the listener with every new run. Returns the function that removes it."""
         self._run_listeners = (*self._run_listeners, listener)
 
         def remove() -> None:
-            self._run_listeners = tuple(other for other in self._run_listeners if other is not listener)
+            self._run_listeners = tuple(item for item in self._run_listeners if item is not listener)
 
         return remove
 
@@ -407,7 +403,7 @@ class ToolOrchestrator:
             async with asyncio.timeout(timeout.GRACE_SECONDS + 1):
                 await self.wait_until_idle()
         except TimeoutError:
-            _log.warning("closing although calls have not ended: %s", ", ".join(self.active_call_ids))
+            _log.warning("closing although calls have not ended: %s", ", ".join(self.active_calls.ids))
         await self._startup.aclose()
         for call_id in list(self._services.deferred_completions):
             self.emit_completion(call_id)
@@ -430,21 +426,15 @@ class ToolOrchestrator:
     def _caller_context(self, context: ToolContext | None) -> ToolContext:
         caller = self.context if context is None else context.with_defaults(self.context)
         if caller.session_id is None:
-            caller = caller.bind(NO_CALL, run_id=caller.run_id, session_id=self.session)
+            caller = ToolContext(session_id=self.session).with_defaults(caller)
         return caller
 
     def _find(self, name: str, arguments: Arguments, *, is_call: bool = True) -> CatalogEntry:
         """Returns the entry that a name means; if it means none, an entry whose calls fail with the reason."""
         name = str(name)
         if self.closed:
-            return self._names.create_missing_entry(name, "canceled", "the toolspace is closed", self._outer_stages)
-        return self._names.resolve(
-            name,
-            arguments,
-            is_call=is_call,
-            unavailable=self._unavailable_reasons,
-            outer_stages=self._outer_stages,
-        )
+            return missing_entry(name, "canceled", "the toolspace is closed")
+        return self._names.resolve(name, arguments, is_call=is_call, unavailable=self._unavailable_reasons)
 
     def _unavailable_reasons(self) -> Mapping[ToolProvider, str]:
         return self._startup.reasons()
@@ -453,16 +443,19 @@ class ToolOrchestrator:
         return await self._startup.wait_for_first_start(name)
 
     def _compile(self, entry: CatalogEntry, *, in_run: bool) -> CallHandler:
+        services, outer_stages = self._services, self._outer_stages
+        if entry.failure is not None:
+            return compile_failure(entry, services, entry.failure, outer_stages)
         try:
-            stages = (*self._stages[:1], *self._outer_stages, *self._stages[1:])
-            handler = compile_handler(entry, self._services, in_run=in_run, stages=stages)
+            stages = (*self._stages[:1], *outer_stages, *self._stages[1:])
+            handler = compile_handler(entry, services, in_run=in_run, stages=stages)
         except Exception as error:
-            return self._names.failing_handler(entry, "internal_error", f"{error}", self._outer_stages)
+            return compile_failure(entry, services, Failure("internal_error", f"{error}"), outer_stages)
         if in_run:
             entry.run_handler = handler
         else:
             entry.handler = handler
-            entry.instant_handler = compile_instant(entry, self._services) if stages == STAGES else None
+            entry.instant_handler = compile_instant(entry, services) if stages == STAGES else None
         return handler
 
     def _list_changed(self, provider: ToolProvider) -> None:

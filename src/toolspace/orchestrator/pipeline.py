@@ -1,6 +1,7 @@
-"""Compiles the handler of one tool's calls from just the stages that it needs. Defines the order of the stages.
+"""The pipeline of a tool's calls: what a stage is, the order of the stages, and how a handler is compiled from them.
 
-The orchestrator uses it when a tool is called for the first time.
+The orchestrator compiles the handler when a tool is called for the first time, from just the stages that the tool
+needs. Extensions write stages against `Stage`. Runs no call.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from toolspace.core.events import CallCompleted, CallEvent, CallRequested, Event
 from toolspace.core.interfaces import OutputStore, Policy, ResultCache, TokenCounter
 from toolspace.core.result import ToolResult
 from toolspace.orchestrator.call import Call
-from toolspace.orchestrator.catalog import CatalogEntry
+from toolspace.orchestrator.catalog import CatalogEntry, Failure
 from toolspace.orchestrator.event_bus import EventBus
 from toolspace.orchestrator.settings import CallDefaults, EffectiveSettings, resolve_settings
 from toolspace.orchestrator.stages.admission import limits, permission, validate
@@ -25,8 +26,6 @@ from toolspace.orchestrator.stages.invoke import WorkerThreads, invoke
 from toolspace.orchestrator.stages.large_results import budget, cap
 from toolspace.orchestrator.stages.queue import QueueRegistry, queue
 from toolspace.orchestrator.stages.timeout import timeout
-
-# MERGED from stage: What a stage is, and the services that stages work with.
 
 CallHandler = Callable[[Call], Coroutine[Any, Any, ToolResult]]
 InstantHandler = Callable[[Call], ToolResult | None]
@@ -97,6 +96,21 @@ def compile_handler(
     for stage in reversed(stages):
         handler = stage(context, handler)
     return handler
+
+
+def compile_failure(
+    entry: CatalogEntry, services: CallServices, failure: Failure, outer_stages: Sequence[Stage]
+) -> CallHandler:
+    """Returns a handler that fails every call, but records and announces it."""
+
+    async def run(call: Call) -> ToolResult:
+        message = failure.message
+        return call.fail(failure.kind, message if isinstance(message, str) else message(call), executed=False)
+
+    def fail(stage: StageContext, next: CallHandler, /) -> CallHandler:
+        return run
+
+    return compile_handler(entry, services, in_run=True, stages=(announce, *outer_stages, record, fail))
 
 
 def compile_instant(entry: CatalogEntry, services: CallServices) -> InstantHandler | None:

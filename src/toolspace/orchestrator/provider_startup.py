@@ -165,9 +165,9 @@ async def _wait(
     _, slow = await asyncio.wait(attempts.values(), timeout=min(_INSTANT_SECONDS, limit))
     pending = slow
     while pending and (remaining := start_time + limit - time.monotonic()) > 0:
-        done, pending = await asyncio.wait(pending, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
+        done_attempts, pending = await asyncio.wait(pending, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
         are_stragglers = len(pending) <= len(slow) // _PROVIDERS_PER_STRAGGLER and not pending & required_attempts
-        if done and are_stragglers and not wait.wait_for_stragglers:
+        if done_attempts and are_stragglers and not wait.wait_for_stragglers:
             limit = min(max_limit, (time.monotonic() - start_time) * (1 + STRAGGLER_SHARE * len(pending)))
     return round(limit, 3)
 

@@ -1,6 +1,7 @@
 """A run: the calls of one agent cycle or program, with their own limits, token budget, deadline and trace.
 
-Agents and programs create runs through the orchestrator. A run does not call models.
+The trace is a tree of spans: run → turn → call → child run. It is exported as JSON and to OpenTelemetry. Agents and
+programs create runs through the orchestrator. A run does not call models.
 """
 
 from __future__ import annotations
@@ -9,66 +10,52 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
-from toolspace.core.context import ToolContext
-from toolspace.core.result import ToolResult
+import msgspec
+
 from toolspace.orchestrator.call import call_chain
 from toolspace.orchestrator.stages.queue import CallQueue, QueueSpec
 
-# MERGED from trace: The trace of a run, as a tree of spans: run → turn → call → child run. Exported as JSON and to Ope
+if TYPE_CHECKING:
+    from toolspace.core.context import ToolContext
+    from toolspace.core.interfaces import Policy
+    from toolspace.core.result import ToolResult
+    from toolspace.orchestrator.call import Arguments, Call
+    from toolspace.orchestrator.orchestrator import ToolOrchestrator
 
 SpanKind = Literal["run", "turn", "call"]
 _MAX_CHILDREN = 10_000
 
 
-class Span:
-    """One node of the tree. Times are Unix milliseconds."""
+class Span(msgspec.Struct, eq=False):
+    """One node of the trace. Times are Unix milliseconds."""
 
-    __slots__ = (
-        "_attributes",
-        "_load_attributes",
-        "children",
-        "dropped_children",
-        "ended_at",
-        "id",
-        "kind",
-        "name",
-        "on_end",
-        "started_at",
-        "status",
-    )
+    kind: SpanKind
+    name: str
+    id: str = ""
+    """The name, unless another id is given."""
+    started_at: float = msgspec.field(default_factory=lambda: time.time() * 1000)
+    ended_at: float | None = None
+    status: str = "running"
+    children: list[Span] = []
+    dropped_children: int = 0
+    """Children beyond the limit: a run of a million calls must not hold a million spans."""
+    on_end: Callable[[Span], None] | None = None
+    """Called once, when the span has ended."""
+    load_attributes: Callable[[], dict[str, Any]] | None = None
+    """Returns further attributes when someone reads them; most are never read."""
+    _attributes: dict[str, Any] = {}
 
-    def __init__(self, kind: SpanKind, name: str, *, id: str | None = None, started_at: float | None = None) -> None:
-        self.kind: SpanKind = kind
-        self.name = name
-        self.id = id or name
-        self.started_at = time.time() * 1000 if started_at is None else started_at
-        self.ended_at: float | None = None
-        self.status = "running"
-        self._attributes: dict[str, Any] = {}
-        self._load_attributes: Callable[[], dict[str, Any]] | None = None
-        self.children: list[Span] = []
-        self.dropped_children = 0
-        """Children beyond the limit: a run of a million calls must not hold a million spans."""
-        self.on_end: Callable[[Span], None] | None = None
-        """Called once, when the span has ended."""
+    def __post_init__(self) -> None:
+        self.id = self.id or self.name
 
     @property
     def attributes(self) -> dict[str, Any]:
-        if self._load_attributes is not None:
-            self._attributes.update(self._load_attributes())
-            self._load_attributes = None
+        if self.load_attributes is not None:
+            self._attributes.update(self.load_attributes())
+            self.load_attributes = None
         return self._attributes
-
-    def describe_later(self, load: Callable[[], dict[str, Any]]) -> None:
-        """Sets the function that returns further attributes. It runs when someone reads them; most are never read."""
-        self._load_attributes = load
-
-    def start_child(self, kind: SpanKind, name: str, *, id: str | None = None, started_at: float | None = None) -> Span:
-        child = Span(kind, name, id=id, started_at=started_at)
-        self.add_child(child)
-        return child
 
     def add_child(self, child: Span) -> None:
         if len(self.children) < _MAX_CHILDREN:
@@ -92,11 +79,6 @@ class Span:
                 return child
         return None
 
-    def end_last_child(self, kind: SpanKind) -> None:
-        child = self.last_child(kind)
-        if child is not None:
-            child.end()
-
     def to_dict(self) -> dict[str, Any]:
         wire: dict[str, Any] = {
             "kind": self.kind,
@@ -113,31 +95,12 @@ class Span:
         return wire
 
 
-if TYPE_CHECKING:
-    from toolspace.core.interfaces import Policy
-    from toolspace.orchestrator.call import Arguments, Call
-
-
-class RunOwner(Protocol):
-    """The orchestrator, as a run sees it."""
-
-    async def execute(
-        self,
-        name: str,
-        parameters: Arguments = None,
-        *,
-        context: ToolContext | None = None,
-        run: Run | None = None,
-        call_id: str | None = None,
-    ) -> ToolResult: ...
-
-
 class Run:
     """Limits and traces the calls that are made in it. Whoever runs the model tells it when a turn starts."""
 
     def __init__(
         self,
-        owner: RunOwner,
+        owner: ToolOrchestrator,
         *,
         id: str | None = None,
         context: ToolContext | None = None,
@@ -176,8 +139,9 @@ class Run:
         self._owner = owner
         self._calls_in_turn = 0
         self._expires = math.inf if deadline is None else time.monotonic() + deadline
-        self._active: dict[Call, None] = {}
-        self._canceled = False
+        self.active_calls: dict[Call, None] = {}
+        """Those that have waited for something."""
+        self.canceled = False
         self.next_turn()
 
     async def __aenter__(self) -> Run:
@@ -199,27 +163,24 @@ class Run:
 
     def next_turn(self) -> int:
         """Starts the next turn of the model. Limits per turn count from zero again."""
-        self.trace.end_last_child("turn")
+        if (last_turn := self.trace.last_child("turn")) is not None:
+            last_turn.end()
         self.turn += 1
         self._calls_in_turn = 0
-        self.trace.start_child("turn", str(self.turn))
+        self.trace.add_child(Span("turn", str(self.turn)))
         return self.turn
 
     def close(self) -> None:
         """Ends the run's trace. Later calls still work."""
-        self.trace.end("ok" if not self._canceled else "canceled")
+        self.trace.end("ok" if not self.canceled else "canceled")
 
     def cancel(self) -> None:
         """Cancels every call of the run, and refuses new ones."""
-        self._canceled = True
+        self.canceled = True
         # The calls that this code is part of too: they may not have waited yet, and so are not active.
-        for call in (*self._active, *call_chain()):
+        for call in (*self.active_calls, *call_chain()):
             if call.run is self:
                 call.cancel()
-
-    @property
-    def canceled(self) -> bool:
-        return self._canceled
 
     @property
     def is_finished(self) -> bool:
@@ -263,9 +224,3 @@ class Run:
             return f"at most {limit} tool calls are allowed in one turn (maxToolCallsPerTurn)"
         self._calls_in_turn += 1
         return None
-
-    def track(self, call: Call) -> None:
-        self._active[call] = None
-
-    def untrack(self, call: Call) -> None:
-        self._active.pop(call, None)

@@ -92,8 +92,8 @@ class ProviderRules(msgspec.Struct, frozen=True, kw_only=True):
             if getattr(rules, key) is None:
                 continue
             is_exact = pattern in names
-            folded = pattern.casefold()
-            if is_exact or any(fnmatch.fnmatchcase(name.casefold(), folded) for name in names):
+            folded_pattern = pattern.casefold()
+            if is_exact or any(fnmatch.fnmatchcase(name.casefold(), folded_pattern) for name in names):
                 rank = (is_exact, sum(letter not in "*?[]" for letter in pattern), position)
                 if best_rank is None or rank > best_rank:
                     best_rank, best_pattern = rank, pattern

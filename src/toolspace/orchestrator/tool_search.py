@@ -1,6 +1,8 @@
-"""Ranks tools by a description of what to do: BM25 over names, descriptions and parameters.
+"""Decides which tools a caller or a model sees, and searches tools by a description of what to do.
 
-The orchestrator uses it for `search` and for the tool `agent__find_tools`. The scorer is that of `core.text_search`.
+A model sees a search tool instead of all tools if their definitions would cost too many tokens. The search ranks by
+BM25 (`core.text_search`) over names, descriptions and parameters. The orchestrator uses it. An extension (provider,
+policy, token counter) that raises never hides the tools of the others.
 """
 
 from __future__ import annotations
@@ -9,87 +11,25 @@ import asyncio
 import logging
 import re
 from collections import Counter
-from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from toolspace.core.context import ToolContext
 from toolspace.core.interfaces import Deny, Policy, TokenCounter, ToolProvider
-from toolspace.core.result import ToolResult
 from toolspace.core.text_search import bm25_score, word_weight
 from toolspace.core.tokens import estimate_tokens
 from toolspace.core.tool import Tool, definition_text
-from toolspace.orchestrator.catalog import CatalogEntry
+
+if TYPE_CHECKING:
+    from toolspace.orchestrator.catalog import CatalogEntry
+
+_log = logging.getLogger("toolspace.orchestrator")
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_]+")
 _STOP_WORDS = frozenset(
     re.split(r"\s", "a an the of to in on for and or with by from as is are be it this that at into if not")
 )
 _NAME_WEIGHT = 4
-
-
-class ToolIndex:
-    """A search index over a fixed list of tools."""
-
-    def __init__(self, tools: Iterable[Tool]) -> None:
-        self._tools = list(tools)
-        self._documents = [Counter(_tool_words(tool)) for tool in self._tools]
-        self._lengths = [document.total() for document in self._documents]
-        self._mean_length = sum(self._lengths) / len(self._lengths) if self._lengths else 1.0
-        tool_counts = Counter(word for document in self._documents for word in document)
-        total = len(self._tools)
-        self._weights = {word: word_weight(count, total) for word, count in tool_counts.items()}
-
-    def search(self, query: str, limit: int = 10) -> list[tuple[Tool, float]]:
-        """Returns the tools that match the query, best first, with their scores."""
-        words = [word for word in _split_words(query) if word in self._weights] or self._words_with_prefix(query)
-        scores = [(self._score(index, words), index) for index in range(len(self._tools))]
-        best = sorted((pair for pair in scores if pair[0] > 0), key=lambda pair: (-pair[0], pair[1]))
-        return [(self._tools[index], score) for score, index in best[:limit]]
-
-    def _score(self, index: int, words: list[str]) -> float:
-        document, length = self._documents[index], self._lengths[index]
-        return sum(
-            bm25_score(count, length, self._mean_length, self._weights[word])
-            for word in words
-            if (count := document.get(word, 0))
-        )
-
-    def _words_with_prefix(self, query: str) -> list[str]:
-        """Returns the indexed words that begin like a word of the query, for a query of unknown words."""
-        prefixes = [word[:4] for word in _split_words(query) if len(word) >= 3]
-        return [word for word in self._weights if any(word.startswith(prefix) for prefix in prefixes)]
-
-
-def _tool_words(tool: Tool) -> Iterator[str]:
-    yield from list(_split_words(tool.name)) * _NAME_WEIGHT
-    yield from _split_words(tool.description)
-    yield from (word for tag in tool.tags for word in _split_words(tag))
-    properties = cast("Mapping[str, Any]", tool.input_schema.get("properties") or {})
-    for parameter, schema in properties.items():
-        yield from _split_words(parameter)
-        if isinstance(schema, Mapping):
-            yield from _split_words(str(cast("Mapping[str, Any]", schema).get("description") or ""))
-
-
-def _split_words(text: str) -> Iterator[str]:
-    for word in _WORD.findall(text):
-        folded = word.casefold()
-        if folded not in _STOP_WORDS:
-            yield _stem(folded)
-
-
-def _stem(word: str) -> str:
-    """Returns one stem for `files` and `file`, and for `searching` and `search`. More is not needed here."""
-    for ending in ("ing", "ies", "es", "ed", "s"):
-        if word.endswith(ending) and len(word) - len(ending) >= 3:
-            stem = word[: -len(ending)]
-            return stem + "y" if ending == "ies" else stem.removesuffix("e")
-    return word.removesuffix("e") if len(word) > 3 else word
-
-
-# MERGED from tool_listing: Decides which tools a caller or a model sees, and calls the code of extensions (providers,
-
-_log = logging.getLogger("toolspace.orchestrator")
 
 
 class TokenCosts:
@@ -119,7 +59,7 @@ def visible_tools(
     *,
     threshold: int | None,
     search_tool: Tool | None,
-    discovered: Collection[str] = (),
+    discovered_names: Collection[str] = (),
 ) -> list[Tool]:
     """Returns the tools to show a model: all, if their definitions cost no more than `threshold` tokens.
 
@@ -127,7 +67,7 @@ def visible_tools(
     """
     if threshold is None or search_tool is None or costs.total(tools) <= threshold:
         return [tool for tool in tools if tool is not search_tool]
-    selection = [tool for tool in tools if _is_agent_tool(tool) or tool.name in discovered]
+    selection = [tool for tool in tools if _is_agent_tool(tool) or tool.name in discovered_names]
     return [search_tool, *(tool for tool in selection if tool is not search_tool)]
 
 
@@ -188,24 +128,61 @@ def safe_token_counter(count: TokenCounter) -> TokenCounter:
     return count_safely
 
 
-class _NoCall:
-    """The handle of a context that belongs to no call. It is used to list tools."""
+class ToolIndex:
+    """A search index over a fixed list of tools."""
 
-    id = ""
-    canceled = False
-    run = None
-    has_progress_listener = False
-    remaining_seconds = allowed_seconds = float("inf")
-    tool = Tool("")
+    def __init__(self, tools: Iterable[Tool]) -> None:
+        self._tools = list(tools)
+        self._documents = [Counter(_tool_words(tool)) for tool in self._tools]
+        self._lengths = [document.total() for document in self._documents]
+        self._mean_length = sum(self._lengths) / len(self._lengths) if self._lengths else 1.0
+        tool_counts = Counter(word for document in self._documents for word in document)
+        total = len(self._tools)
+        self._weights = {word: word_weight(count, total) for word, count in tool_counts.items()}
 
-    def progress(self, progress: float, total: float | None, message: str | None) -> None: ...
-    def partial(self, value: object) -> None: ...
-    def report_status(self, status: Mapping[str, Any]) -> None: ...
-    async def call(self, name: str, arguments: Mapping[str, Any] | str | None) -> ToolResult:
-        raise NotImplementedError
+    def search(self, query: str, limit: int = 10) -> list[tuple[Tool, float]]:
+        """Returns the tools that match the query, best first, with their scores."""
+        words = [word for word in _split_words(query) if word in self._weights] or self._words_with_prefix(query)
+        scores = [(self._score(index, words), index) for index in range(len(self._tools))]
+        best = sorted((pair for pair in scores if pair[0] > 0), key=lambda pair: (-pair[0], pair[1]))
+        return [(self._tools[index], score) for score, index in best[:limit]]
 
-    async def collect(self, values: AsyncGenerator[Any, None], *, emit_partials: bool, is_json: bool) -> ToolResult:
-        raise NotImplementedError
+    def _score(self, index: int, words: list[str]) -> float:
+        document, length = self._documents[index], self._lengths[index]
+        return sum(
+            bm25_score(count, length, self._mean_length, self._weights[word])
+            for word in words
+            if (count := document.get(word, 0))
+        )
+
+    def _words_with_prefix(self, query: str) -> list[str]:
+        """Returns the indexed words that begin like a word of the query, for a query of unknown words."""
+        prefixes = [word[:4] for word in _split_words(query) if len(word) >= 3]
+        return [word for word in self._weights if any(word.startswith(prefix) for prefix in prefixes)]
 
 
-NO_CALL = _NoCall()
+def _tool_words(tool: Tool) -> Iterator[str]:
+    yield from list(_split_words(tool.name)) * _NAME_WEIGHT
+    yield from _split_words(tool.description)
+    yield from (word for tag in tool.tags for word in _split_words(tag))
+    properties = cast("Mapping[str, Any]", tool.input_schema.get("properties") or {})
+    for parameter, schema in properties.items():
+        yield from _split_words(parameter)
+        if isinstance(schema, Mapping):
+            yield from _split_words(str(cast("Mapping[str, Any]", schema).get("description") or ""))
+
+
+def _split_words(text: str) -> Iterator[str]:
+    for word in _WORD.findall(text):
+        folded_word = word.casefold()
+        if folded_word not in _STOP_WORDS:
+            yield _stem(folded_word)
+
+
+def _stem(word: str) -> str:
+    """Returns one stem for `files` and `file`, and for `searching` and `search`. More is not needed here."""
+    for ending in ("ing", "ies", "es", "ed", "s"):
+        if word.endswith(ending) and len(word) - len(ending) >= 3:
+            stem = word[: -len(ending)]
+            return stem + "y" if ending == "ies" else stem.removesuffix("e")
+    return word.removesuffix("e") if len(word) > 3 else word

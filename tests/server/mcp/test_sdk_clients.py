@@ -135,7 +135,7 @@ async def test_cancellation_stops_the_tool(served: Served, mode: str, follow: bo
         await served.signals.stopped.wait()
         assert (await client.call_tool("add", {"a": 1, "b": 1})).content[0].text == "2"
     await served.toolspace.orchestrator.wait_until_idle()
-    assert served.toolspace.orchestrator.active_call_ids == []
+    assert served.toolspace.orchestrator.active_calls.ids == []
 
 
 async def test_tool_change_reaches_a_session(served: Served) -> None:

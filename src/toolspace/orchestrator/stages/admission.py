@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, cast
 
-from toolspace.core.interfaces import Allow, Deny, Policy
+from toolspace.core.interfaces import Allow, Deny
 from toolspace.core.result import ToolResult
 from toolspace.core.validation import InvalidArguments
 from toolspace.orchestrator.call import Call, return_result
@@ -24,7 +24,8 @@ def permission(stage: StageContext, next: CallHandler, /) -> CallHandler:
         return call.fail("not_permitted", f"Permission denied: {denial_reason}")
 
     def run(call: Call) -> Coroutine[Any, Any, ToolResult]:
-        for policy in _with_run_policy(policies, call):
+        run_policy = call.run.policy if call.run is not None else None
+        for policy in policies if run_policy is None else (*policies, run_policy):
             # A policy is code of an extension: it may return anything.
             decision = cast("object", policy.decide(tool, call.base_context))
             if isinstance(decision, Deny):
@@ -36,11 +37,6 @@ def permission(stage: StageContext, next: CallHandler, /) -> CallHandler:
     if denial_reason is not None:
         return deny
     return run if policies or stage.in_run else next
-
-
-def _with_run_policy(policies: tuple[Policy, ...], call: Call) -> tuple[Policy, ...]:
-    run_policy = call.run.policy if call.run is not None else None
-    return policies if run_policy is None else (*policies, run_policy)
 
 
 def validate(stage: StageContext, next: CallHandler, /) -> CallHandler:

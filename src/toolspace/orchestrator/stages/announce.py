@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 VERBOSE = 15
 """A log level between INFO and DEBUG, for the request and the response of every call."""
 logging.addLevelName(VERBOSE, "VERBOSE")
+_REQUESTED, _COMPLETED = EventType.TOOL_CALL_REQUESTED, EventType.TOOL_CALL_COMPLETED
+_FAILED = EventType.TOOL_CALL_FAILED
 _MAX_NAME = 200
 calls_log = logging.getLogger("toolspace.calls")
 logging.getLogger("toolspace").addHandler(logging.NullHandler())  # Silent until the program configures logging.
@@ -58,20 +60,15 @@ def _emitters(stage: StageContext) -> tuple[Callable[[Call], None], Callable[[Ca
     subscribers, deliver = stage.services.bus.subscribers, stage.services.bus.deliver
     deferred_completions = stage.services.deferred_completions
     name = stage.entry.tool.name
-    requested, completed, failed = (
-        EventType.TOOL_CALL_REQUESTED,
-        EventType.TOOL_CALL_COMPLETED,
-        EventType.TOOL_CALL_FAILED,
-    )
 
     def emit_start(call: Call) -> None:
-        if (listeners := subscribers.get(requested)) is not None:
+        if (listeners := subscribers.get(_REQUESTED)) is not None:
             run, parent = call.run, call.parent
             run_id, parent_id = None if run is None else run.id, None if parent is None else parent.id
             deliver(CallRequested(call.started_at, call.id, name, run_id, parent_id, call.arguments), listeners)
 
     def emit_end(call: Call, result: ToolResult) -> None:
-        listeners = subscribers.get(completed if result.ok else failed)
+        listeners = subscribers.get(_COMPLETED if result.ok else _FAILED)
         if listeners is not None or call.defers_completion:
             event_class = CallCompleted if result.ok else CallFailed
             run, parent = call.run, call.parent

@@ -105,10 +105,10 @@ def cached_lookup(stage: StageContext) -> InstantHandler | None:
         call.cache_hit = True
         value = decode(encoded)
         text = value if type(value) is str else encoded.decode()
-        elapsed = (perf_counter() - call.monotonic_start) * 1000
+        elapsed_ms = (perf_counter() - call.monotonic_start) * 1000
         started = call.started_at
         return ToolResult(
-            True, value, None, None, False, started, started + elapsed, elapsed,
+            True, value, None, None, False, started, started + elapsed_ms, elapsed_ms,
             kind, namespace, (), {}, name, call.id, text,
         )  # fmt: skip
 
@@ -152,7 +152,7 @@ async def _save(store: ResultCache, key: str, result: ToolResult, ttl: float) ->
 
 def _from_cache(call: Call, cached: CachedResult) -> ToolResult:
     call.cache_hit = True
-    result = call.succeed(json_text.decode(cached.text))
+    result = call.complete(json_text.decode(cached.text))
     if cached.parts:
         result.parts = _parts_decoder.decode(cached.parts)
     result.executed = False
@@ -176,7 +176,7 @@ def _copy_shared(call: Call, shared_result: ToolResult) -> ToolResult:
         kind, message = shared_result.error_kind or "internal_error", shared_result.error or ""
         return call.fail(kind, message, executed=shared_result.executed)
     # Copied: callers may change their results.
-    result = call.succeed(json_text.decode(json_text.encode_bytes(shared_result.result)))
+    result = call.complete(json_text.decode(json_text.encode_bytes(shared_result.result)))
     result.parts = shared_result.parts
     return result
 

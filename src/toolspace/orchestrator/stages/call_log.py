@@ -1,4 +1,7 @@
-"""The call log: entries of the latest calls, statistics per tool, and the spans of calls in the traces of runs."""
+"""The stage `record` and the call log: entries of the latest calls, statistics per tool, and the spans of runs.
+
+`record` logs how every call ended, and turns the cancellation of a call into a result.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,13 @@ from toolspace.core.interfaces import TokenCounter
 from toolspace.core.result import ToolResult
 from toolspace.core.statistics import CallStats, StatsCollector
 from toolspace.errors import ErrorKind, ToolError
-from toolspace.orchestrator.call import Call
 from toolspace.orchestrator.run import Span
+
+if TYPE_CHECKING:
+    from toolspace.orchestrator.call import Call
+    from toolspace.orchestrator.pipeline import CallHandler, StageContext
+
+_log = logging.getLogger("toolspace.orchestrator")
 
 _SHORT_TEXT = 200
 """A text of up to this length is kept instead of its token count; the tokens are counted when someone reads them."""
@@ -28,7 +36,7 @@ class CallLogEntry(msgspec.Struct, frozen=True, rename="camel", weakref=False, e
 
     call_id: str
     tool: str
-    requested: str
+    requested_name: str = msgspec.field(name="requested")
     """The name that the caller used; `tool` is the full name of the tool that ran."""
     namespace: str
     status: str
@@ -103,7 +111,7 @@ class CallLog:
         )
         self._rows.append(row)
         if (span := call.span) is not None:
-            span.describe_later(lambda: _span_attributes(self._entry(row)))
+            span.load_attributes = lambda: _span_attributes(self._entry(row))
             span.end("ok" if result.ok else "failed", at=call.started_at + result.duration_ms)
 
     def _entry(self, row: tuple[Any, ...]) -> CallLogEntry:
@@ -119,24 +127,6 @@ def _span_attributes(entry: CallLogEntry) -> dict[str, Any]:
     return {key: value for key, value in entry.to_dict().items() if key not in _NOT_IN_SPANS and value is not None}
 
 
-def start_call_span(call: Call) -> Span | None:
-    """Starts the span of a call, below its parent call or the open turn of its run; None without a run."""
-    if call.run is None:
-        return None
-    parent = call.parent.span if call.parent is not None and call.parent.run is call.run else None
-    if parent is None:
-        parent = call.run.trace.last_child("turn") or call.run.trace
-    return parent.start_child("call", call.entry.tool.name, id=call.id, started_at=call.started_at)
-
-
-# MERGED from record: The stage `record`: logs how every call ended, and turns the cancellation of a call into a result.
-
-if TYPE_CHECKING:
-    from toolspace.orchestrator.pipeline import CallHandler, StageContext
-
-_log = logging.getLogger("toolspace.orchestrator")
-
-
 def record(stage: StageContext, next: CallHandler, /) -> CallHandler:
     log_call = stage.services.call_log.add
     stats = stage.services.call_log.stats.for_tool(stage.entry.tool.name) if stage.entry.is_registered else None
@@ -144,7 +134,7 @@ def record(stage: StageContext, next: CallHandler, /) -> CallHandler:
 
     async def run(call: Call) -> ToolResult:
         if in_run:
-            call.span = start_call_span(call)
+            call.span = _start_span(call)
         try:
             result = await next(call)
         except asyncio.CancelledError:
@@ -164,6 +154,18 @@ def record(stage: StageContext, next: CallHandler, /) -> CallHandler:
         return result
 
     return run
+
+
+def _start_span(call: Call) -> Span | None:
+    """Starts the span of a call, below its parent call or the open turn of its run; None without a run."""
+    if call.run is None:
+        return None
+    parent = call.parent.span if call.parent is not None and call.parent.run is call.run else None
+    if parent is None:
+        parent = call.run.trace.last_child("turn") or call.run.trace
+    span = Span("call", call.entry.tool.name, call.id, call.started_at)
+    parent.add_child(span)
+    return span
 
 
 def _caller_continues(call: Call) -> bool:

@@ -1,4 +1,8 @@
-"""The stage `invoke`: runs the tool. Python functions are called directly: on the loop, in a thread, or as a stream."""
+"""The stage `invoke`: runs the tool. Python functions are called directly: on the loop, in a thread, or as a stream.
+
+Plain functions run in `WorkerThreads`. `concurrent.futures` is not used for that: it waits for every thread at exit,
+so one stuck tool would keep the process alive. Here a thread whose call has ended is counted, and never joined.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +29,15 @@ from toolspace.orchestrator.stages.large_results import SpillSettings
 if TYPE_CHECKING:
     from toolspace.orchestrator.pipeline import CallHandler, StageContext
 
+_IDLE_SECONDS = 10.0
+"""How long an idle thread waits for its next job."""
 _log = logging.getLogger("toolspace.calls")
 _SELF_EXPLANATORY = (ValueError, RuntimeError, OSError)
 """Built-in exceptions whose text is a sentence. For others (`KeyError: 'x'`) the class name is half the message."""
 _NOT_FAILURES = (asyncio.CancelledError, KeyboardInterrupt)
 """These end a call from outside. Everything else that a tool raises is a failure of the tool.
 
-`GeneratorExit` is a failure too: a coroutine that `deadline` closes may return a result, which is dropped.
+`GeneratorExit` is a failure too: a coroutine that the stage `timeout` closes may return a result, which is dropped.
 """
 
 _Body = Callable[[Call], Awaitable[Any]]
@@ -45,9 +51,13 @@ def invoke(stage: StageContext, next: CallHandler, /) -> CallHandler:
         if tool.style == "async" and signature.context_parameter is None and not signature.positional_only:
             return _simple_handler(tool.function)
         return _handler(stage, _function_body(stage, tool))
-    if tool.handler is not None:
-        return _handler(stage, _raw_handler_body(stage, tool.handler))
-    return _handler(stage, _provider_body(stage))
+    if (handler := tool.handler) is not None:
+        style = execution_style(handler, tool.name)
+        return _handler(
+            stage, _python_body(stage, style, lambda call: functools.partial(handler, call.values, call.context))
+        )
+    execute, name = stage.entry.provider.execute, stage.entry.local_name
+    return _handler(stage, lambda call: execute(name, call.values, call.context))
 
 
 def _handler(stage: StageContext, body: _Body) -> CallHandler:
@@ -62,7 +72,7 @@ def _handler(stage: StageContext, body: _Body) -> CallHandler:
             raise
         except BaseException as error:
             return _failure(call, error)
-        return call.succeed(value)
+        return call.complete(value)
 
     return run
 
@@ -77,7 +87,7 @@ def _simple_handler(function: Callable[..., Awaitable[Any]]) -> CallHandler:
             raise
         except BaseException as error:
             return _failure(call, error)
-        return call.succeed(value)
+        return call.complete(value)
 
     return run
 
@@ -106,61 +116,39 @@ def explain(error: BaseException) -> str:
 
 
 def _function_body(stage: StageContext, tool: FunctionTool) -> _Body:
-    function = tool.function
-    signature = tool.signature
+    function, signature = tool.function, tool.signature
 
-    def bind(call: Call) -> tuple[list[Any], dict[str, Any]]:
+    def bind(call: Call) -> Callable[[], Any]:
         values = dict(call.values)
         if signature.context_parameter is not None:
             values[signature.context_parameter] = call.context
-        return [values.pop(name) for name in signature.positional_only if name in values], values
+        positional = [values.pop(name) for name in signature.positional_only if name in values]
+        return functools.partial(function, *positional, **values)
 
-    if tool.style == "stream":
-        return _stream_body(lambda call: _apply(function, *bind(call)))
-    if tool.style == "sync":
-        return _thread_body(stage, lambda call: functools.partial(_apply, function, *bind(call)))
-    return lambda call: _apply(function, *bind(call))
+    return _python_body(stage, tool.style, bind)
 
 
-def _apply(function: Callable[..., Any], positional: list[Any], named: dict[str, Any]) -> Any:
-    return function(*positional, **named)
-
-
-def _raw_handler_body(stage: StageContext, handler: Callable[..., Any]) -> _Body:
-    style = execution_style(handler, stage.entry.tool.name)
+def _python_body(stage: StageContext, style: str, bind: Callable[[Call], Callable[[], Any]]) -> _Body:
+    """The body of a Python function, which `bind` gives the arguments of a call."""
     if style == "stream":
-        return _stream_body(lambda call: handler(call.values, call.context))
+        return lambda call: call.collect(bind(call)())
     if style == "sync":
-        return _thread_body(stage, lambda call: functools.partial(handler, call.values, call.context))
-    return lambda call: handler(call.values, call.context)
+        return _thread_body(stage, bind)
+    return lambda call: bind(call)()
 
 
-def _provider_body(stage: StageContext) -> _Body:
-    execute, name = stage.entry.provider.execute, stage.entry.local_name
-    return lambda call: execute(name, call.values, call.context)
-
-
-def _thread_body(stage: StageContext, prepare: Callable[[Call], Callable[[], Any]]) -> _Body:
+def _thread_body(stage: StageContext, bind: Callable[[Call], Callable[[], Any]]) -> _Body:
     threads = stage.services.threads
 
     async def run(call: Call) -> Any:
         try:
-            value = await threads.run(prepare(call))
+            value = await threads.run(bind(call))
         except asyncio.CancelledError:
             call.is_over = True  # The thread cannot be stopped, but its context says that it should.
             raise
         return await value if inspect.isawaitable(value) else value
 
     return run
-
-
-def _stream_body(start: Callable[[Call], Any]) -> _Body:
-    return lambda call: call.collect(start(call))
-
-
-# MERGED from worker_threads: Runs plain (not async) functions in worker threads. A thread whose call has ended is coun
-
-_IDLE_SECONDS = 10.0
 
 
 class _Job:
@@ -189,7 +177,7 @@ class WorkerThreads:
         """The inboxes of the threads that wait for a job."""
         self._backlog: deque[_Job] = deque()
         self._size = 0
-        self.abandoned = 0
+        self.abandoned_count = 0
         """How many threads still run a call that was canceled or timed out."""
 
     async def run(self, function: Callable[[], Any]) -> Any:
@@ -228,7 +216,7 @@ class WorkerThreads:
         with self._lock:
             job.is_abandoned = True
             if job.state == "running":
-                self.abandoned += 1
+                self.abandoned_count += 1
                 self._size -= 1
                 if self._backlog:
                     self._start_thread(self._backlog.popleft())
@@ -240,7 +228,7 @@ class WorkerThreads:
             with self._lock:
                 was_running, job.state = job.state == "running", "done"
                 if job.is_abandoned and was_running:
-                    self.abandoned -= 1
+                    self.abandoned_count -= 1
                     return  # Another thread may have taken its place when it was abandoned.
                 job = self._backlog.popleft() if self._backlog else None
                 if job is None:

@@ -1,6 +1,7 @@
-"""Stores results that are too large for a model, and replaces them by a handle with a preview.
+"""The stages `budget` and `cap`: store a result that is too large for a model, and return a handle with a preview.
 
-The stages `budget` and `cap` store results that are complete; `StreamCollector` stores streams while they run.
+`cap` limits the bytes of one result. `budget` limits what all results of a run add to its context window. A call
+collects streams with `StreamCollector`, which stores them while they run.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from toolspace.errors import ToolLimitError, ToolspaceError
 
 if TYPE_CHECKING:
     from toolspace.orchestrator.call import Call
+    from toolspace.orchestrator.pipeline import CallHandler, StageContext
+    from toolspace.orchestrator.run import Run
 
 StoreReason = Literal["size_limit_exceeded", "token_budget"]
 
@@ -23,6 +26,71 @@ _log = logging.getLogger("toolspace.outputs")
 _HEAD_CHARACTERS, _TAIL_CHARACTERS = 1_500, 500
 _WRITE_CHARACTERS = 256 * 1024
 """How much is written to the store at a time."""
+EXCEEDED = "context window budget exceeded"
+_SHORT_FAILURE = 200
+"""Characters up to which a failure is returned unchanged: its replacement would be no shorter."""
+
+
+def budget(stage: StageContext, next: CallHandler, /) -> CallHandler:
+    if not stage.in_run:
+        return next
+    count, outputs = stage.services.count_tokens, stage.services.outputs
+    has_small_results = stage.entry.tool.has_small_results
+
+    async def run(call: Call) -> ToolResult:
+        result = await next(call)
+        run = call.run
+        if run is None or run.context_window is None:
+            return result
+        tokens = count(result.text)
+        if tokens > run.remaining_tokens and (result.ok or len(result.text) > _SHORT_FAILURE):
+            result = await shrink(call, result, run)
+            tokens = count(result.text)
+            if not result.ok:
+                run.tool_budget_exceeded = True
+        run.add_tokens(tokens)
+        return result
+
+    async def shrink(call: Call, result: ToolResult, run: Run) -> ToolResult:
+        if outputs is not None and result.ok and not call.is_stored and not has_small_results:
+            # A token is at most four bytes of text, so a preview of half that size fits.
+            max_bytes = int(run.remaining_tokens) * 2
+            handle = await store_result(call, result, outputs, reason="token_budget", limit=max_bytes)
+            # Checked again: other calls may have used tokens in the meantime.
+            if handle.ok and count(handle.text) <= run.remaining_tokens:
+                return handle
+        return call.fail("limit_exceeded", EXCEEDED, executed=result.executed)
+
+    return run
+
+
+def cap(stage: StageContext, next: CallHandler, /) -> CallHandler:
+    limit = stage.settings.max_bytes.value
+    outputs = stage.services.outputs
+    if stage.entry.tool.has_small_results:
+        return next
+    safe_length = limit // 4  # No character is longer than four bytes.
+
+    async def run(call: Call) -> ToolResult:
+        result = await next(call)
+        text = result.encoded
+        if text is None:
+            text = result.text
+        if len(text) <= safe_length or call.is_stored or (size := len(text.encode("utf-8", "replace"))) <= limit:
+            return result
+        if not result.ok:
+            result.error, result.encoded = preview(result.error or "", limit), None
+            return result
+        if outputs is None:
+            return call.fail(
+                "limit_exceeded",
+                f"the result has {size} bytes, more than toolResponseMaxBytes ({limit}), "
+                "and no output store is configured to keep it",
+                executed=True,
+            )
+        return await store_result(call, result, outputs, reason="size_limit_exceeded", limit=limit)
+
+    return run
 
 
 class SpillSettings(NamedTuple):
@@ -44,8 +112,7 @@ async def store_result(
     try:
         writer = await outputs.create(session=call.session, owner=call.base_context.user_id, tool=call.entry.tool.name)
         try:
-            for start in range(0, len(text), _WRITE_CHARACTERS):
-                await writer.write(text[start : start + _WRITE_CHARACTERS])
+            await _write_chunks(writer, text)
             output = await writer.commit(is_json=not isinstance(result.result, str) and not result.parts)
         except BaseException:
             await writer.discard()
@@ -130,8 +197,12 @@ class StreamCollector:
             self._head += text[: _HEAD_CHARACTERS - len(self._head)]
         self._tail = (self._tail + text[-_TAIL_CHARACTERS:])[-_TAIL_CHARACTERS:]
         self._length += len(text)
-        for start in range(0, len(text), _WRITE_CHARACTERS):
-            await self._writer.write(text[start : start + _WRITE_CHARACTERS])
+        await _write_chunks(self._writer, text)
+
+
+async def _write_chunks(writer: OutputWriter, text: str) -> None:
+    for start in range(0, len(text), _WRITE_CHARACTERS):
+        await writer.write(text[start : start + _WRITE_CHARACTERS])
 
 
 def _handle_result(
@@ -139,24 +210,17 @@ def _handle_result(
 ) -> ToolResult:
     call.is_stored = True
     call.owner.stored_sessions.add(call.session)
-    result = call.succeed(
-        {
-            "tool_output": {
-                "handle": output.handle,
-                "reason": reason,
-                "bytes": output.bytes,
-                "lines": output.lines,
-                "tokens": output.tokens,
-                "preview": preview,
-            }
-        }
-    )
-    result.extras = {
-        **extras,
-        "stored": True,
+    description = {
         "handle": output.handle,
-        "expiresAt": round(output.expires_at * 1000),
+        "reason": reason,
+        "bytes": output.bytes,
+        "lines": output.lines,
+        "tokens": output.tokens,
+        "preview": preview,
     }
+    result = call.complete({"tool_output": description})
+    expires_at = round(output.expires_at * 1000)
+    result.extras = {**extras, "stored": True, "handle": output.handle, "expiresAt": expires_at}
     return result
 
 
@@ -170,81 +234,7 @@ def _preview(head: str, tail: str, length: int, limit: int) -> str:
     max_length = max(0, min(_HEAD_CHARACTERS + _TAIL_CHARACTERS, limit // 4 - 60))
     head_length = max_length * 3 // 4
     tail_length = max_length - head_length
-    omitted = length - head_length - tail_length
-    if omitted <= 0 or not max_length:
+    omitted_length = length - head_length - tail_length
+    if omitted_length <= 0 or not max_length:
         return head[:max_length]
-    return f"{head[:head_length]}\n[… {omitted} characters left out …]\n{tail[len(tail) - tail_length :]}"
-
-
-# MERGED from result_size: The stages `budget` and `cap`: store a result that is too large, and return a handle with a
-
-if TYPE_CHECKING:
-    from toolspace.orchestrator.call import Call
-    from toolspace.orchestrator.pipeline import CallHandler, StageContext
-    from toolspace.orchestrator.run import Run
-
-EXCEEDED = "context window budget exceeded"
-_SHORT_FAILURE = 200
-"""Characters up to which a failure is returned unchanged: its replacement would be no shorter."""
-
-
-def budget(stage: StageContext, next: CallHandler, /) -> CallHandler:
-    if not stage.in_run:
-        return next
-    count, outputs = stage.services.count_tokens, stage.services.outputs
-    has_small_results = stage.entry.tool.has_small_results
-
-    async def run(call: Call) -> ToolResult:
-        result = await next(call)
-        run = call.run
-        if run is None or run.context_window is None:
-            return result
-        tokens = count(result.text)
-        if tokens > run.remaining_tokens and (result.ok or len(result.text) > _SHORT_FAILURE):
-            result = await shrink(call, result, run)
-            tokens = count(result.text)
-            if not result.ok:
-                run.tool_budget_exceeded = True
-        run.add_tokens(tokens)
-        return result
-
-    async def shrink(call: Call, result: ToolResult, run: Run) -> ToolResult:
-        if outputs is not None and result.ok and not call.is_stored and not has_small_results:
-            # A token is at most four bytes of text, so a preview of half that size fits.
-            max_bytes = int(run.remaining_tokens) * 2
-            handle = await store_result(call, result, outputs, reason="token_budget", limit=max_bytes)
-            # Checked again: other calls may have used tokens in the meantime.
-            if handle.ok and count(handle.text) <= run.remaining_tokens:
-                return handle
-        return call.fail("limit_exceeded", EXCEEDED, executed=result.executed)
-
-    return run
-
-
-def cap(stage: StageContext, next: CallHandler, /) -> CallHandler:
-    limit = stage.settings.max_bytes.value
-    outputs = stage.services.outputs
-    if stage.entry.tool.has_small_results:
-        return next
-    safe_length = limit // 4  # No character is longer than four bytes.
-
-    async def run(call: Call) -> ToolResult:
-        result = await next(call)
-        text = result.encoded
-        if text is None:
-            text = result.text
-        if len(text) <= safe_length or call.is_stored or (size := len(text.encode("utf-8", "replace"))) <= limit:
-            return result
-        if not result.ok:
-            result.error, result.encoded = preview(result.error or "", limit), None
-            return result
-        if outputs is None:
-            return call.fail(
-                "limit_exceeded",
-                f"the result has {size} bytes, more than toolResponseMaxBytes ({limit}), "
-                "and no output store is configured to keep it",
-                executed=True,
-            )
-        return await store_result(call, result, outputs, reason="size_limit_exceeded", limit=limit)
-
-    return run
+    return f"{head[:head_length]}\n[… {omitted_length} characters left out …]\n{tail[len(tail) - tail_length :]}"

@@ -1,6 +1,7 @@
-"""Queues limit how many calls run at once, how many start per time window, and how many may wait. First in, first out.
+"""The stage `queue` and the queues behind it: how many calls run at once, start per time window, and may wait.
 
-The stage `queue` and runs use them. They know nothing of tools.
+First in, first out. A call that is canceled while it waits leaves its queue at once. Runs use a queue for their own
+limit of concurrent calls. Queues know nothing of tools.
 """
 
 from __future__ import annotations
@@ -17,6 +18,65 @@ from toolspace.core.result import ToolResult
 from toolspace.core.times import format_milliseconds
 from toolspace.errors import ToolLimitError
 from toolspace.orchestrator.call import Call, is_running_loop
+
+if TYPE_CHECKING:
+    from toolspace.orchestrator.pipeline import CallHandler, StageContext
+
+
+def queue(stage: StageContext, next: CallHandler, /) -> CallHandler:
+    name = stage.settings.queue.value
+    tool_queue = stage.services.queues.find(name) if name is not None else None
+    if name is not None and tool_queue is None:
+        names = ", ".join(stage.services.queues.names()) or "none are configured"
+        return _fail(f'queue "{name}" does not exist ({stage.settings.queue.source}); known queues: {names}')
+
+    async def run(call: Call) -> ToolResult:
+        # The queue of the run first: a call that waits for it must not hold a slot that other runs need.
+        run_queue = call.run.concurrency_queue if call.run is not None else None
+        queues = [queue for queue in (run_queue, tool_queue) if queue is not None]
+        if not queues:
+            return await next(call)
+        slots: list[QueueSlot] = []
+        try:
+            wait_start = time.perf_counter()
+            try:
+                for queue in queues:
+                    inherited_slot = _ancestor_slot(call, queue)
+                    slot = queue.try_acquire() if inherited_slot is None else None
+                    if slot is None:
+                        call.prepare_to_wait()
+                        slot = await call.within_deadline(queue.acquire(inherited_slot))
+                    slots.append(slot)
+                    if call.slots is None:
+                        call.slots = {}
+                    call.slots[queue] = slot
+            finally:
+                call.queue_wait = time.perf_counter() - wait_start
+            return await next(call)
+        except ToolLimitError as error:
+            return call.fail("limit_exceeded", str(error))
+        finally:
+            for slot in reversed(slots):
+                slot.release()
+
+    return run if tool_queue is not None or stage.in_run else next
+
+
+def _ancestor_slot(call: Call, queue: CallQueue) -> QueueSlot | None:
+    """Returns the slot of this queue that the nearest ancestor of the call has, or None."""
+    ancestor = call.parent
+    while ancestor is not None:
+        if ancestor.slots is not None and (slot := ancestor.slots.get(queue)) is not None:
+            return slot
+        ancestor = ancestor.parent
+    return None
+
+
+def _fail(reason: str) -> CallHandler:
+    async def run(call: Call) -> ToolResult:
+        return call.fail("execution_error", reason, executed=False)
+
+    return run
 
 
 class RateLimit(msgspec.Struct, frozen=True):
@@ -103,7 +163,7 @@ class CallQueue:
         self.name = name
         self.spec = spec
         self.active = 0
-        self.waiting = 0
+        self.waiting_count = 0
         """How many calls wait for a slot."""
         self._clock = clock
         self._waiters: deque[asyncio.Future[None]] = deque()
@@ -117,11 +177,11 @@ class CallQueue:
             return QueueSlot(self, None)
         return None
 
-    async def acquire(self, inherited: QueueSlot | None = None) -> QueueSlot:
-        """Waits for a slot and returns it. `inherited` is the slot of this queue that an ancestor of the call has."""
-        if inherited is not None and inherited.is_open:
+    async def acquire(self, inherited_slot: QueueSlot | None = None) -> QueueSlot:
+        """Waits for a slot and returns it. `inherited_slot` is the slot in this queue of an ancestor of the call."""
+        if inherited_slot is not None and inherited_slot.is_open:
             await self._wait_for_rate()
-            return await inherited.borrow()
+            return await inherited_slot.borrow()
         slot = self.try_acquire()
         if slot is not None:
             return slot
@@ -134,14 +194,14 @@ class CallQueue:
 
     async def _wait(self) -> None:
         spec = self.spec
-        if spec.max_waiting is not None and self.waiting >= spec.max_waiting:
+        if spec.max_waiting is not None and self.waiting_count >= spec.max_waiting:
             raise ToolLimitError(
                 f'queue "{self.name}" is full: {spec.concurrent} running, {spec.max_waiting} waiting (maxWaiting)'
             )
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         self._waiters.append(waiter)
-        self.waiting += 1
+        self.waiting_count += 1
         timer = None
         if spec.wait_timeout is not None:
             timer = loop.call_later(spec.wait_timeout, self._expire, waiter, spec.wait_timeout)
@@ -151,7 +211,7 @@ class CallQueue:
         except asyncio.CancelledError:
             # The exception may have been thrown in without cancelling the waiter: make sure that it gets no slot.
             if waiter.cancel() or waiter.cancelled():
-                self.waiting -= 1
+                self.waiting_count -= 1
             elif waiter.exception() is None:
                 self.release_slot()  # The call got the slot and was cancelled in the same moment: pass it on.
             raise
@@ -161,7 +221,7 @@ class CallQueue:
 
     def _expire(self, waiter: asyncio.Future[None], seconds: float) -> None:
         if not waiter.done():
-            self.waiting -= 1
+            self.waiting_count -= 1
             waiter.set_exception(
                 ToolLimitError(f'no slot in queue "{self.name}" within {format_milliseconds(seconds)}ms (waitTimeout)')
             )
@@ -177,7 +237,7 @@ class CallQueue:
                 self._admit_in(delay, self._waiters[0].get_loop())
                 return
             waiter = self._waiters.popleft()
-            self.waiting -= 1
+            self.waiting_count -= 1
             self._occupy()
             if is_running_loop(waiter.get_loop()):
                 waiter.set_result(None)
@@ -186,7 +246,7 @@ class CallQueue:
 
     def _admit(self, waiter: asyncio.Future[None]) -> None:
         if waiter.done():  # It was cancelled in the meantime, which subtracted it from `waiting` a second time.
-            self.waiting += 1
+            self.waiting_count += 1
             self.release_slot()
         else:
             waiter.set_result(None)
@@ -242,65 +302,3 @@ class QueueRegistry:
                 queue.admit_waiting()
         for name in self._queues.keys() - specs.keys():
             del self._queues[name]
-
-
-# MERGED from queue: The stage `queue`: waits for a slot in the queue of the tool and in that of the run.
-
-if TYPE_CHECKING:
-    from toolspace.orchestrator.pipeline import CallHandler, StageContext
-
-
-def queue(stage: StageContext, next: CallHandler, /) -> CallHandler:
-    name = stage.settings.queue.value
-    tool_queue = stage.services.queues.find(name) if name is not None else None
-    if name is not None and tool_queue is None:
-        names = ", ".join(stage.services.queues.names()) or "none are configured"
-        return _fail(f'queue "{name}" does not exist ({stage.settings.queue.source}); known queues: {names}')
-
-    async def run(call: Call) -> ToolResult:
-        # The queue of the run first: a call that waits for it must not hold a slot that other runs need.
-        run_queue = call.run.concurrency_queue if call.run is not None else None
-        queues = [queue for queue in (run_queue, tool_queue) if queue is not None]
-        if not queues:
-            return await next(call)
-        slots: list[QueueSlot] = []
-        try:
-            wait_start = time.perf_counter()
-            try:
-                for queue in queues:
-                    inherited = _ancestor_slot(call, queue)
-                    slot = queue.try_acquire() if inherited is None else None
-                    if slot is None:
-                        call.prepare_to_wait()
-                        slot = await call.within_deadline(queue.acquire(inherited))
-                    slots.append(slot)
-                    if call.slots is None:
-                        call.slots = {}
-                    call.slots[queue] = slot
-            finally:
-                call.queue_wait = time.perf_counter() - wait_start
-            return await next(call)
-        except ToolLimitError as error:
-            return call.fail("limit_exceeded", str(error))
-        finally:
-            for slot in reversed(slots):
-                slot.release()
-
-    return run if tool_queue is not None or stage.in_run else next
-
-
-def _ancestor_slot(call: Call, queue: CallQueue) -> QueueSlot | None:
-    """Returns the slot of this queue that the nearest ancestor of the call has, or None."""
-    ancestor = call.parent
-    while ancestor is not None:
-        if ancestor.slots is not None and (slot := ancestor.slots.get(queue)) is not None:
-            return slot
-        ancestor = ancestor.parent
-    return None
-
-
-def _fail(reason: str) -> CallHandler:
-    async def run(call: Call) -> ToolResult:
-        return call.fail("execution_error", reason, executed=False)
-
-    return run

@@ -1,9 +1,8 @@
-"""Runs a coroutine within a time limit, in the caller's own task, and makes sure that it ends.
+"""The stage `timeout`: gives the provider its time, and makes sure that whatever runs longer ends.
 
-The timer starts only when the coroutine suspends, because most fast tools never do. When the time is up the coroutine
-is cancelled. If it ignores that, it is closed after a grace period, which no `except Exception` survives.
-
-The stage `timeout` uses it, and `Call` for its cancellation.
+The provider runs in the caller's own task. The timer starts only when its coroutine suspends, because most fast tools
+never do. When the time is up the coroutine is cancelled. If it ignores that, it is closed after a grace period, which
+no `except Exception` survives.
 """
 
 from __future__ import annotations
@@ -12,12 +11,15 @@ import asyncio
 import sys
 import types
 from collections.abc import Callable, Coroutine, Generator
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from toolspace.core.result import ToolResult
 from toolspace.core.times import format_milliseconds
 from toolspace.core.tool import PENDING_EXECUTION_TYPES
 from toolspace.orchestrator.call import Call, call_cancellations, cancel_task, return_result, uncancel_task
+
+if TYPE_CHECKING:
+    from toolspace.orchestrator.pipeline import CallHandler, StageContext
 
 T = TypeVar("T")
 
@@ -26,190 +28,6 @@ GRACE_SECONDS = 2.0
 
 _GROUPS_KEEP_COUNT = sys.version_info < (3, 13)
 """Whether `asyncio.TaskGroup` leaves its task's count of cancellations raised if a child fails while it waits."""
-
-
-class DeadlineExpired(Exception):
-    """The time was up, and the coroutine has ended."""
-
-
-class WatchedCall(Protocol):
-    """The call that the coroutine belongs to."""
-
-    task: asyncio.Task[Any] | None
-    cancel_requested: bool
-    interrupt_requested: bool
-
-    def register(self) -> None: ...
-
-
-class DeadlineGuard:
-    """Watches one suspended coroutine: cancels it at the deadline, and closes it if it does not end."""
-
-    __slots__ = (
-        "_call",
-        "_cancel_count",
-        "_count_before",
-        "_foreign_count_before",
-        "_grace_timer",
-        "_loop",
-        "_seen_group",
-        "_task",
-        "_timer",
-        "expired",
-        "killed",
-    )
-
-    def __init__(self, call: WatchedCall, task: asyncio.Task[Any], seconds: float) -> None:
-        self._call = call
-        self._loop = task.get_loop()
-        self._task = task
-        self._cancel_count = 0
-        self._count_before = task.cancelling()
-        self._foreign_count_before = self._foreign_count() if self._count_before else 0
-        self.expired = False
-        self.killed = False
-        self._timer = self._loop.call_later(seconds, self._expire) if seconds != float("inf") else None
-        self._grace_timer: asyncio.TimerHandle | None = None
-        self._seen_group: asyncio.TaskGroup | None = None
-
-    def before_throw(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """Withdraws a cancellation that the tool's own task group requested, if the group will not do so."""
-        group = _group_that_cancelled(coroutine) if _GROUPS_KEEP_COUNT else None
-        if group is not None and group is not self._seen_group:
-            self._seen_group = group
-            self._task.uncancel()
-
-    def coroutine_continued(self) -> None:
-        """Starts the grace period if the coroutine went on after an exception that was meant to end it."""
-        if self._grace_timer is None and self._is_told_to_end():
-            self._grace_timer = self._loop.call_later(GRACE_SECONDS, self._kill)
-
-    def close(self) -> bool:
-        """Stops watching. Returns whether someone else cancelled the task, so that the caller must end too."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._grace_timer is not None:
-            self._grace_timer.cancel()
-        remaining = self._task.cancelling()
-        for _ in range(self._cancel_count):
-            remaining = uncancel_task(self._task)
-        return remaining > self._count_before
-
-    def _expire(self) -> None:
-        self.expired = True
-        self._cancel_count += 1
-        cancel_task(self._task)
-
-    def _kill(self) -> None:
-        self._grace_timer = None
-        if self._is_told_to_end():
-            self.killed = True
-            self._cancel_count += 1
-            cancel_task(self._task)
-        # Else the tool cancelled its own task and withdrew that, as `asyncio.TaskGroup` and `asyncio.timeout` do.
-
-    def _is_told_to_end(self) -> bool:
-        """Whether the coroutine should end. Not if it waits for a call inside it, and only that one was canceled."""
-        return self.expired or self._call.cancel_requested or self._foreign_count() > self._foreign_count_before
-
-    def _foreign_count(self) -> int:
-        """How many cancellations of the task come from code outside this module."""
-        return self._task.cancelling() - call_cancellations.get(self._task, 0)
-
-
-async def finish_within(
-    coroutine: Coroutine[Any, Any, T],
-    awaited: Any,
-    call: WatchedCall,
-    seconds: float,
-    *,
-    on_killed: Callable[[], None],
-) -> T:
-    """Runs a coroutine that has suspended on `awaited` to its end. Raises `DeadlineExpired` if the time is up first."""
-    call.register()
-    assert call.task is not None, "a tool that suspends needs a running task"
-    guard = DeadlineGuard(call, call.task, seconds)
-    try:
-        value = await _resume(coroutine, awaited, call, guard, on_killed)
-    except asyncio.CancelledError:
-        if guard.close() or not guard.expired:
-            raise
-        raise DeadlineExpired from None
-    except BaseException:
-        guard.close()
-        raise
-    if guard.close():
-        raise asyncio.CancelledError
-    if guard.expired:
-        raise DeadlineExpired
-    return value
-
-
-@types.coroutine
-def _resume(
-    coroutine: Coroutine[Any, Any, T],
-    awaited: Any,
-    call: WatchedCall,
-    guard: DeadlineGuard,
-    on_killed: Callable[[], None],
-) -> Generator[Any, Any, T]:
-    """Passes values and exceptions between the task and the coroutine, as `await` does, until the coroutine ends."""
-    try:
-        while True:
-            if call.interrupt_requested:
-                # Code in this same task canceled the call. A task cannot cancel itself without hitting its caller.
-                awaited = coroutine.throw(asyncio.CancelledError())
-                call.interrupt_requested = False  # Only now: calls inside this one check whom the exception is for.
-                guard.coroutine_continued()
-                continue
-            try:
-                value = yield awaited
-            except GeneratorExit:
-                coroutine.close()
-                raise
-            except BaseException as error:
-                if guard.killed:
-                    _close(coroutine, on_killed)
-                    raise
-                if isinstance(error, asyncio.CancelledError):
-                    guard.before_throw(coroutine)
-                awaited = coroutine.throw(error)
-                guard.coroutine_continued()
-            else:
-                awaited = coroutine.send(value)
-    except StopIteration as stop:
-        return stop.value
-
-
-def _group_that_cancelled(coroutine: Coroutine[Any, Any, Any]) -> asyncio.TaskGroup | None:
-    """Returns the group at whose end the coroutine waits, if a child failed and the group cancelled the task."""
-    innermost: Any = coroutine
-    while hasattr(inner := getattr(innermost, "cr_await", None), "cr_code"):
-        innermost = inner
-    if getattr(innermost, "cr_code", None) is not asyncio.TaskGroup.__aexit__.__code__:
-        return None
-    names: dict[str, Any] = innermost.cr_frame.f_locals
-    group: Any = names["self"]
-    # If an exception came from inside its block, the group has withdrawn its cancellation already.
-    return group if names["et"] is None and getattr(group, "_parent_cancel_requested", False) else None
-
-
-def _close(coroutine: Coroutine[Any, Any, Any], on_killed: Callable[[], None]) -> None:
-    on_killed()
-    try:
-        coroutine.close()
-    except RuntimeError:
-        # It awaits even while it is closed. Kept, so that the garbage collector does not close it again.
-        _unclosable.append(coroutine)
-
-
-_unclosable: list[Coroutine[Any, Any, Any]] = []
-
-
-# MERGED from timeout: The stage `timeout`: gives the provider its time, and stops whatever runs longer.
-
-if TYPE_CHECKING:
-    from toolspace.orchestrator.pipeline import CallHandler, StageContext
 
 
 def timeout(stage: StageContext, next: CallHandler, /) -> CallHandler:
@@ -240,12 +58,180 @@ def timeout(stage: StageContext, next: CallHandler, /) -> CallHandler:
         call.provider_called = True
         # Most fast tools end without suspending once: then no timer is needed.
         try:
-            awaited = coroutine.send(None)
+            pending_future = coroutine.send(None)
         except StopIteration as stop:
             return stop.value
         try:
-            return await finish_within(coroutine, awaited, call, seconds, on_killed=count_killed)
+            return await finish_within(coroutine, pending_future, call, seconds, on_killed=count_killed)
         except DeadlineExpired:
             return call.fail("timeout", f"Tool execution timed out after {format_milliseconds(round(seconds, 3))}ms")
 
     return run
+
+
+class DeadlineExpired(Exception):
+    """The time was up, and the coroutine has ended."""
+
+
+class DeadlineGuard:
+    """Watches one suspended coroutine: cancels it at the deadline, and closes it if it does not end."""
+
+    __slots__ = (
+        "_call",
+        "_cancel_count",
+        "_count_before",
+        "_foreign_count_before",
+        "_grace_timer",
+        "_loop",
+        "_seen_group",
+        "_task",
+        "_timer",
+        "has_expired",
+        "is_killed",
+    )
+
+    def __init__(self, call: Call, task: asyncio.Task[Any], seconds: float) -> None:
+        self._call = call
+        self._loop = task.get_loop()
+        self._task = task
+        self._cancel_count = 0
+        self._count_before = task.cancelling()
+        self._foreign_count_before = self._foreign_count() if self._count_before else 0
+        self.has_expired = False
+        self.is_killed = False
+        self._timer = self._loop.call_later(seconds, self._expire) if seconds != float("inf") else None
+        self._grace_timer: asyncio.TimerHandle | None = None
+        self._seen_group: asyncio.TaskGroup | None = None
+
+    def before_throw(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Withdraws a cancellation that the tool's own task group requested, if the group will not do so."""
+        group = _group_that_cancelled(coroutine) if _GROUPS_KEEP_COUNT else None
+        if group is not None and group is not self._seen_group:
+            self._seen_group = group
+            self._task.uncancel()
+
+    def coroutine_continued(self) -> None:
+        """Starts the grace period if the coroutine went on after an exception that was meant to end it."""
+        if self._grace_timer is None and self._is_told_to_end():
+            self._grace_timer = self._loop.call_later(GRACE_SECONDS, self._kill)
+
+    def close(self) -> bool:
+        """Stops watching. Returns whether someone else cancelled the task, so that the caller must end too."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._grace_timer is not None:
+            self._grace_timer.cancel()
+        remaining = self._task.cancelling()
+        for _ in range(self._cancel_count):
+            remaining = uncancel_task(self._task)
+        return remaining > self._count_before
+
+    def _expire(self) -> None:
+        self.has_expired = True
+        self._cancel_count += 1
+        cancel_task(self._task)
+
+    def _kill(self) -> None:
+        self._grace_timer = None
+        if self._is_told_to_end():
+            self.is_killed = True
+            self._cancel_count += 1
+            cancel_task(self._task)
+        # Else the tool cancelled its own task and withdrew that, as `asyncio.TaskGroup` and `asyncio.timeout` do.
+
+    def _is_told_to_end(self) -> bool:
+        """Whether the coroutine should end. Not if it waits for a call inside it, and only that one was canceled."""
+        return self.has_expired or self._call.cancel_requested or self._foreign_count() > self._foreign_count_before
+
+    def _foreign_count(self) -> int:
+        """How many cancellations of the task come from code outside this module."""
+        return self._task.cancelling() - call_cancellations.get(self._task, 0)
+
+
+async def finish_within(
+    coroutine: Coroutine[Any, Any, T],
+    pending_future: Any,
+    call: Call,
+    seconds: float,
+    *,
+    on_killed: Callable[[], None],
+) -> T:
+    """Runs a coroutine that has suspended on `pending_future` to its end. Raises `DeadlineExpired` if that is late."""
+    call.register()
+    assert call.task is not None, "a tool that suspends needs a running task"
+    guard = DeadlineGuard(call, call.task, seconds)
+    try:
+        value = await _resume(coroutine, pending_future, call, guard, on_killed)
+    except asyncio.CancelledError:
+        if guard.close() or not guard.has_expired:
+            raise
+        raise DeadlineExpired from None
+    except BaseException:
+        guard.close()
+        raise
+    if guard.close():
+        raise asyncio.CancelledError
+    if guard.has_expired:
+        raise DeadlineExpired
+    return value
+
+
+@types.coroutine
+def _resume(
+    coroutine: Coroutine[Any, Any, T],
+    pending_future: Any,
+    call: Call,
+    guard: DeadlineGuard,
+    on_killed: Callable[[], None],
+) -> Generator[Any, Any, T]:
+    """Passes values and exceptions between the task and the coroutine, as `await` does, until the coroutine ends."""
+    try:
+        while True:
+            if call.interrupt_requested:
+                # Code in this same task canceled the call. A task cannot cancel itself without hitting its caller.
+                pending_future = coroutine.throw(asyncio.CancelledError())
+                call.interrupt_requested = False  # Only now: calls inside this one check whom the exception is for.
+                guard.coroutine_continued()
+                continue
+            try:
+                value = yield pending_future
+            except GeneratorExit:
+                coroutine.close()
+                raise
+            except BaseException as error:
+                if guard.is_killed:
+                    _close(coroutine, on_killed)
+                    raise
+                if isinstance(error, asyncio.CancelledError):
+                    guard.before_throw(coroutine)
+                pending_future = coroutine.throw(error)
+                guard.coroutine_continued()
+            else:
+                pending_future = coroutine.send(value)
+    except StopIteration as stop:
+        return stop.value
+
+
+def _group_that_cancelled(coroutine: Coroutine[Any, Any, Any]) -> asyncio.TaskGroup | None:
+    """Returns the group at whose end the coroutine waits, if a child failed and the group cancelled the task."""
+    innermost: Any = coroutine
+    while hasattr(inner := getattr(innermost, "cr_await", None), "cr_code"):
+        innermost = inner
+    if getattr(innermost, "cr_code", None) is not asyncio.TaskGroup.__aexit__.__code__:
+        return None
+    names: dict[str, Any] = innermost.cr_frame.f_locals
+    group: Any = names["self"]
+    # If an exception came from inside its block, the group has withdrawn its cancellation already.
+    return group if names["et"] is None and getattr(group, "_parent_cancel_requested", False) else None
+
+
+def _close(coroutine: Coroutine[Any, Any, Any], on_killed: Callable[[], None]) -> None:
+    on_killed()
+    try:
+        coroutine.close()
+    except RuntimeError:
+        # It awaits even while it is closed. Kept, so that the garbage collector does not close it again.
+        _unclosable.append(coroutine)
+
+
+_unclosable: list[Coroutine[Any, Any, Any]] = []
