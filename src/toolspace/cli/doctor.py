@@ -156,18 +156,18 @@ def _check_functions(config: Config) -> Iterator[CheckResult]:
 
 
 def _check_storage(folder: Path) -> Iterator[CheckResult]:
-    existing = next((path for path in (folder, *folder.parents) if path.exists()), folder)
-    if not existing.is_dir():
-        yield CheckResult("problem", "storage", f"{existing} is not a folder", "move it away, or set storage.dir")
+    nearest_folder = next((path for path in (folder, *folder.parents) if path.exists()), folder)
+    if not nearest_folder.is_dir():
+        yield CheckResult("problem", "storage", f"{nearest_folder} is not a folder", "move it away, or set storage.dir")
         return
     try:
-        with tempfile.TemporaryFile(dir=existing):
+        with tempfile.TemporaryFile(dir=nearest_folder):
             pass
     except OSError as error:
-        fix = f"chown or chmod {existing}, or set storage.dir to a folder that you may write"
-        yield CheckResult("problem", "storage", f"{existing} cannot be written: {error.strerror}", fix)
+        fix = f"chown or chmod {nearest_folder}, or set storage.dir to a folder that you may write"
+        yield CheckResult("problem", "storage", f"{nearest_folder} cannot be written: {error.strerror}", fix)
         return
-    free = shutil.disk_usage(existing).free
+    free = shutil.disk_usage(nearest_folder).free
     message = f"{folder}, {free / 1024**3:.1f} GiB free"
     if free < _LOW_SPACE:
         state: CheckState = "problem" if free < _NO_SPACE else "warning"

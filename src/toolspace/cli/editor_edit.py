@@ -1,27 +1,155 @@
-"""Sets or removes one value of a JSON text, and leaves every other character as it is: comments, order, indentation.
+"""Changes one server entry in the settings file of an editor. Everything else in the file stays as it is.
 
-`editor_files` uses it for settings files. The text is parsed as configuration first, so the functions that look for
-positions can rely on valid JSON with comments.
+`toolspace install` uses `EditorEntry`. A JSON text keeps every other character: comments, order, indentation. Of a TOML
+text only tables with a header of their own (`[servers.name]`) are changed; a text that writes the table in another way
+is returned unchanged. Reads and replaces files through `editors`.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import re
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast
 
-from toolspace.config.file_formats import parse_json
+import tomlkit
+from tomlkit.container import Container
+from tomlkit.items import Comment, Table, Whitespace
 
-if TYPE_CHECKING:
-    from tomlkit.container import Container
-    from tomlkit.items import Table
+from toolspace.cli.editors import is_toolspace, read_text, rewrite_file
+from toolspace.config.file_formats import (
+    ConfigDocument,
+    JsonMember,
+    JsonObject,
+    display_name,
+    format_key_path,
+    format_value,
+    parse_document,
+    parse_json,
+)
+from toolspace.errors import ConfigError
 
-_SPACE_AND_COMMENTS = re.compile(r"(?:[ \t\r\n]+|//[^\n]*|/\*.*?\*/)*", re.DOTALL)
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
-_SCALAR = re.compile(r"[^\s,\]}/]+")
-_STRING_COMMENT_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*|/\*.*?\*/|[\[\]{}]', re.DOTALL)
+Outcome = Literal["added", "updated", "unchanged", "removed", "missing"]
+Entry = Mapping[str, str | list[str]]
 _INDENT = re.compile(r"^([ \t]+)\S", re.MULTILINE)
+_REST_OF_LINE = re.compile(r"[ \t]*\r?\n")
+_BLANK_LINES_AT_END = re.compile(r"(\r?\n)(?:\r?\n)+\Z")
+
+
+class FileEdit(NamedTuple):
+    """A change of a file that was made, or with `dry_run` would be."""
+
+    outcome: Outcome
+    before: str
+    after: str
+
+
+class EditorEntry:
+    """One server entry: a settings file, its table of servers, and the name of the server."""
+
+    def __init__(self, path: Path, table: str, name: str) -> None:
+        self.path = path
+        self.keys = (table, name)
+        self.name = name
+        self._outcome: Outcome = "unchanged"
+
+    def add(self, entry: Entry, *, dry_run: bool = False) -> FileEdit:
+        """Adds or updates the entry. Raises `ConfigError` if the file is unreadable or the name is another server's."""
+        return self._edit(lambda text: self._with_entry(text, entry), dry_run=dry_run)
+
+    def remove(self, *, dry_run: bool = False) -> FileEdit:
+        """Removes the entry. Raises `ConfigError` like `add`."""
+        return self._edit(self._without_entry, dry_run=dry_run)
+
+    def _edit(self, change: Callable[[str], str], *, dry_run: bool) -> FileEdit:
+        if dry_run:
+            before = read_text(self.path)
+            after = change(before)
+        else:
+            before, after = rewrite_file(self.path, change)
+        return FileEdit(self._outcome, before, after)
+
+    def _with_entry(self, text: str, entry: Entry) -> str:
+        document, current = self._find(text)
+        if current is None:
+            self._outcome, values = "added", entry
+        else:
+            if not is_toolspace(current.get("command"), current.get("args")):
+                place = document.format_location(self.keys)
+                raise ConfigError(f"{place}: another server is called {self.name} already; choose a name with --name")
+            # Only what differs: the user may have added variables or permissions to the entry.
+            values = {key: value for key, value in entry.items() if current.get(key) != value}
+            self._outcome = "updated" if values else "unchanged"
+        table, name = self.keys
+        expected = copy.deepcopy(document.data)
+        expected.setdefault(table, {}).setdefault(name, {}).update(values)
+        after = text
+        if self._is_toml:
+            after = set_table(text, self.keys, values) if values else text
+        elif current is None:
+            after = set_value(text, self.keys, dict(entry))
+        else:
+            for key, value in values.items():
+                after = set_value(after, (*self.keys, key), value)
+        return self._check_result(after, expected)
+
+    def _without_entry(self, text: str) -> str:
+        document, current = self._find(text)
+        self._outcome = "missing" if current is None else "removed"
+        if current is None:
+            return text
+        if not is_toolspace(current.get("command"), current.get("args")):
+            raise ConfigError(
+                f"{document.format_location(self.keys)}: {self.name} is another server, not Toolspace; not removed"
+            )
+        table, name = self.keys
+        expected = copy.deepcopy(document.data)
+        del expected[table][name]
+        if self._is_toml:
+            after = remove_table(text, self.keys)
+            if not expected[table] and table not in self._parse(after).data:
+                del expected[table]  # In TOML the outer table disappears with its last inner table.
+        else:
+            after = remove_value(text, self.keys)
+        return self._check_result(after, expected)
+
+    @property
+    def _is_toml(self) -> bool:
+        return self.path.suffix == ".toml"
+
+    def _parse(self, text: str) -> ConfigDocument:
+        return parse_document(text.encode(), display_name(self.path))
+
+    def _find(self, text: str) -> tuple[ConfigDocument, dict[str, Any] | None]:
+        """Returns the parsed file, and the entry or None."""
+        document = self._parse(text)
+        mapping = document.data
+        for depth, key in enumerate(self.keys, 1):
+            if key not in mapping:
+                return document, None
+            inner = mapping[key]
+            if not isinstance(inner, dict):
+                keys = self.keys[:depth]
+                place = f"{document.format_location(keys)}: {format_key_path(keys)}"
+                raise ConfigError(f"{place}: expected a mapping, got {format_value(inner)}; fix it first")
+            mapping = cast("dict[str, Any]", inner)
+        return document, mapping
+
+    def _check_result(self, after: str, expected: object) -> str:
+        """Returns the new text. Raises `ConfigError` if it does not have the expected data, and nothing else."""
+        with suppress(ConfigError):
+            if self._parse(after).data == expected:
+                return after
+        raise ConfigError(
+            f"{display_name(self.path)}: {format_key_path(self.keys)} is written in a way that cannot be changed "
+            "safely; nothing was changed, edit it by hand"
+        )
+
+
+# JSON
 
 
 def set_value(text: str, path: tuple[str, ...], value: Any) -> str:
@@ -30,115 +158,34 @@ def set_value(text: str, path: tuple[str, ...], value: Any) -> str:
     Raises `TextSyntaxError` if the text is not JSON, and `TypeError` if a value on the path is not an object.
     """
     bom, text = _split_bom(text)
-    if not text.strip():
-        text = "{}\n"
-    if parse_json(text).data is None:  # The text has only comments.
-        text = text.rstrip() + "\n{}\n"
-    return bom + _set(text, _parse_object(text, _skip(text, 0)), path, value)
+    if parse_json(text).data is None:  # The text is empty, or has only comments.
+        text = (text.rstrip() + "\n" if text.strip() else "") + "{}\n"
+    objects = parse_json(text).objects
+    for depth, key in enumerate(path):
+        if (parent := objects.get(path[:depth])) is None:
+            raise TypeError(f"{'.'.join(path[:depth])} is not an object")
+        member = parent.find(key)
+        if member is None:
+            for inner in reversed(path[depth + 1 :]):
+                value = {inner: value}
+            return bom + _add(text, parent, key, value)
+    value_text = _format(text, value, _indentation(text, member.start), inline=not _is_multiline(text, parent))
+    return bom + text[: member.value] + value_text + text[member.end :]
 
 
 def remove_value(text: str, path: tuple[str, ...]) -> str:
     """Returns the text without the value at a key path; unchanged if there is none."""
     bom, text = _split_bom(text)
-    parse_json(text)
-    place = _find(text, path)
-    return bom + (text if place is None else _remove(text, *place))
-
-
-class _Member(NamedTuple):
-    """The positions of one `"key": value` of an object."""
-
-    key: str
-    start: int
-    value: int
-    end: int
-    comma: int | None
-    """The position of the comma after it."""
-
-
-class _Object(NamedTuple):
-    start: int
-    """The position of the opening brace."""
-    end: int
-    """The position of the closing brace."""
-    members: list[_Member]
-
-    def member(self, key: str) -> _Member | None:
-        return next((member for member in self.members if member.key == key), None)
+    parent = parse_json(text).objects.get(path[:-1])
+    member = parent.find(path[-1]) if parent is not None else None
+    return bom + (text if parent is None or member is None else _remove(text, parent, member))
 
 
 def _split_bom(text: str) -> tuple[str, str]:
     return ("\ufeff", text[1:]) if text.startswith("\ufeff") else ("", text)
 
 
-def _skip(text: str, position: int) -> int:
-    """Returns the position after spaces and comments."""
-    match = _SPACE_AND_COMMENTS.match(text, position)
-    return match.end() if match is not None else position
-
-
-def _parse_object(text: str, position: int) -> _Object:
-    if text[position : position + 1] != "{":
-        raise TypeError("not an object")
-    start, position, members = position, _skip(text, position + 1), list[_Member]()
-    while text[position] != "}":
-        key = _STRING.match(text, position)
-        assert key is not None
-        value = _skip(text, _skip(text, key.end()) + 1)
-        end = _value_end(text, value)
-        after = _skip(text, end)
-        comma = after if text[after] == "," else None
-        members.append(_Member(json.loads(key[0]), position, value, end, comma))
-        position = after if comma is None else _skip(text, comma + 1)
-    return _Object(start, position, members)
-
-
-def _value_end(text: str, position: int) -> int:
-    """Returns the end of the value that begins at a position."""
-    if text[position] == '"':
-        match = _STRING.match(text, position)
-    elif text[position] not in "[{":
-        match = _SCALAR.match(text, position)
-    else:
-        match, depth = None, 0
-        for match in _STRING_COMMENT_OR_BRACKET.finditer(text, position):
-            depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match[0], 0)
-            if depth == 0:
-                break
-    assert match is not None
-    return match.end()
-
-
-def _find(text: str, path: tuple[str, ...]) -> tuple[_Object, _Member] | None:
-    position = _skip(text, 0)
-    place: tuple[_Object, _Member] | None = None
-    for key in path:
-        if text[position : position + 1] != "{":
-            return None
-        parent = _parse_object(text, position)
-        member = parent.member(key)
-        if member is None:
-            return None
-        place, position = (parent, member), member.value
-    return place
-
-
-def _set(text: str, parent: _Object, path: tuple[str, ...], value: Any) -> str:
-    key, *rest = path
-    member = parent.member(key)
-    if member is None:
-        for inner in reversed(rest):
-            value = {inner: value}
-        return _add(text, parent, key, value)
-    if not rest:
-        value_text = _format(text, value, _indentation(text, member.start), inline=not _is_multiline(text, parent))
-        return text[: member.value] + value_text + text[member.end :]
-    if text[member.value] != "{":
-        raise TypeError(f"{key} is not an object")
-    return _set(text, _parse_object(text, member.value), tuple(rest), value)
-
-
-def _add(text: str, parent: _Object, key: str, value: Any) -> str:
+def _add(text: str, parent: JsonObject, key: str, value: Any) -> str:
     inline = "\n" not in text.strip() if not parent.members else not _is_multiline(text, parent)
     inline = inline and text.strip() != "{}"
     newline = "\r\n" if "\r\n" in text else "\n"
@@ -149,8 +196,8 @@ def _add(text: str, parent: _Object, key: str, value: Any) -> str:
     member = f"{json.dumps(key, ensure_ascii=False)}: {_format(text, value, margin, inline=inline)}"
     if not parent.members:
         # An empty object has only spaces and comments; they stay in front of the new member.
-        inside = text[parent.start + 1 : parent.end].rstrip()
-        body = member if inline and not inside else f"{inside}{newline}{margin}{member}{newline}{outer}"
+        content = text[parent.start + 1 : parent.end].rstrip()
+        body = member if inline and not content else f"{content}{newline}{margin}{member}{newline}{outer}"
         return text[: parent.start + 1] + body + text[parent.end :]
     last = parent.members[-1]
     after = last.end if last.comma is None else last.comma + 1
@@ -160,20 +207,20 @@ def _add(text: str, parent: _Object, key: str, value: Any) -> str:
     if "//" in tail and "\n" not in close:
         close = newline + outer
     comma = "," if last.comma is not None and not inline else ""  # Keep the style of trailing commas.
-    opening = "" if last.comma is not None else ","
-    return text[:after] + opening + tail + glue + member + comma + close + text[parent.end :]
+    separator = "" if last.comma is not None else ","
+    return text[:after] + separator + tail + glue + member + comma + close + text[parent.end :]
 
 
-def _remove(text: str, parent: _Object, member: _Member) -> str:
+def _remove(text: str, parent: JsonObject, member: JsonMember) -> str:
     start, end = member.start, member.end if member.comma is None else member.comma + 1
     line_start = text.rfind("\n", 0, start) + 1
     if not text[line_start:start].strip():
         start = line_start
-        rest = re.compile(r"[ \t]*\r?\n").match(text, end)
         # Remove its whole lines, but keep what follows on its last line.
+        rest = _REST_OF_LINE.match(text, end)
         end = rest.end() if rest is not None else end
     elif member.comma is not None:
-        end = _skip_spaces(text, end)
+        end += len(text[end:]) - len(text[end:].lstrip(" \t"))
     index = parent.members.index(member)
     if member.comma is None and index > 0:
         # The last member is removed, so the comma of the member before it goes too.
@@ -181,12 +228,6 @@ def _remove(text: str, parent: _Object, member: _Member) -> str:
         assert comma is not None
         return text[:comma] + text[comma + 1 : start].rstrip(" \t") + text[end:]
     return text[:start] + text[end:]
-
-
-def _skip_spaces(text: str, position: int) -> int:
-    while text[position : position + 1] in (" ", "\t"):
-        position += 1
-    return position
 
 
 def _format(text: str, value: Any, margin: str, *, inline: bool) -> str:
@@ -223,20 +264,16 @@ def _indent_unit(text: str) -> str:
     return match[1] if match is not None else "  "
 
 
-def _is_multiline(text: str, parent: _Object) -> bool:
+def _is_multiline(text: str, parent: JsonObject) -> bool:
     """Whether the members are on lines of their own."""
     return bool(parent.members) and "\n" in text[parent.start : parent.members[0].start]
 
 
-# MERGED from toml_edit: Sets or removes one table of a TOML text, and leaves every other line as it is. Used for the s
-
-_BLANK_LINES_AT_END = re.compile(r"(\r?\n)(?:\r?\n)+\Z")
+# TOML
 
 
 def set_table(text: str, path: tuple[str, str], values: Mapping[str, str | list[str]]) -> str:
     """Returns the text with these values in a table. A missing table is added at the end; its other keys stay."""
-    import tomlkit
-
     newline = "\r\n" if "\r\n" in text else "\n"
     document = tomlkit.parse(text)
     tables = [table for table, _, _ in _find_tables(document, path)]
@@ -253,9 +290,6 @@ def set_table(text: str, path: tuple[str, str], values: Mapping[str, str | list[
 
 def remove_table(text: str, path: tuple[str, str]) -> str:
     """Returns the text without a table and the tables inside it."""
-    import tomlkit
-    from tomlkit.items import Whitespace
-
     document = tomlkit.parse(text)
     tables = list(_find_tables(document, path))
     for table, container, index in tables:
@@ -266,8 +300,6 @@ def remove_table(text: str, path: tuple[str, str]) -> str:
 
 def _find_tables(document: Container, path: tuple[str, str]) -> Iterator[tuple[Table, Container, int]]:
     """Yields each part of a table, with its container and index: a table can be written in several places."""
-    from tomlkit.items import Table
-
     outer, name = path
     for key, section in document.body:
         if key is not None and key.key == outer and isinstance(section, Table):
@@ -278,14 +310,12 @@ def _find_tables(document: Container, path: tuple[str, str]) -> Iterator[tuple[T
 
 def _trailing_comments(table: Table) -> str:
     """Returns the blank lines and comments at the end of a table, or of the last table inside it."""
-    from tomlkit.items import Comment, Table, Whitespace
-
-    trailing: list[str] = []
+    comments: list[str] = []
     for key, item in reversed(table.value.body):
         if isinstance(item, Table):
-            trailing.append(_trailing_comments(item))
+            comments.append(_trailing_comments(item))
             break
         if key is not None or not isinstance(item, Comment | Whitespace):
             break
-        trailing.append(item.as_string())
-    return "".join(reversed(trailing))
+        comments.append(item.as_string())
+    return "".join(reversed(comments))

@@ -267,17 +267,17 @@ def _translate_text(text: str, variables: set[str]) -> str:
     return "".join(parts)
 
 
-def _translate_reference(inside: str, variables: set[str]) -> str:
-    if inside in _FOLDERS:
-        return f"${{{inside}}}"
-    if (prompt := _INPUT.fullmatch(inside)) is not None:
+def _translate_reference(reference: str, variables: set[str]) -> str:
+    if reference in _FOLDERS:
+        return f"${{{reference}}}"
+    if (prompt := _INPUT.fullmatch(reference)) is not None:
         name = re.sub(r"[^A-Za-z0-9_]", "_", f"input_{prompt[1]}").upper()
-    elif (variable := _VARIABLE.fullmatch(inside)) is not None:
+    elif (variable := _VARIABLE.fullmatch(reference)) is not None:
         if variable[2] is not None:
             return f"${{{variable[1]}{variable[2]}}}"
         name = variable[1]
     else:
-        return f"$${{{inside}}}"
+        return f"$${{{reference}}}"
     variables.add(name)
     return f"${{{name}}}"
 
@@ -309,9 +309,9 @@ class SecretExtractor:
     def assign_variable(self, server: str, name: str, value: str) -> str:
         """Returns a variable for a value: the name itself, unless that variable has another value already."""
         plain = re.sub(r"[^A-Za-z0-9_]", "_", name)
-        prefixed = re.sub(r"[^A-Za-z0-9_]", "_", f"{server}_{name}".upper())
+        prefixed_name = re.sub(r"[^A-Za-z0-9_]", "_", f"{server}_{name}".upper())
         candidates = [plain] if re.fullmatch(r"[A-Z_][A-Z0-9_]*", plain) else []
-        candidates += [prefixed, *(f"{prefixed}_{number}" for number in range(2, 1000))]
+        candidates += [prefixed_name, *(f"{prefixed_name}_{number}" for number in range(2, 1000))]
         for candidate in candidates:
             if candidate[0].isdigit():
                 candidate = f"_{candidate}"
@@ -354,8 +354,8 @@ class _SecretReplacer:
                 else:
                     value = self._replace(name, value, name, f"args {name}")
                 # If the part is not a secret, the whole may be: a URL matches as `https:` and the rest.
-                replaced = f"{match[1]}{match[2]}{value}"
-                result.append(replaced if replaced != arg else self._replace(flag, arg, flag or "arg", "an argument"))
+                new_arg = f"{match[1]}{match[2]}{value}"
+                result.append(new_arg if new_arg != arg else self._replace(flag, arg, flag or "arg", "an argument"))
             else:
                 place = f"args {flag}" if flag else "an argument"
                 result.append(self._replace(flag, arg, flag or "arg", place))

@@ -1,11 +1,12 @@
-"""The editors and agents that use MCP servers, and the files where each keeps them. Reads and writes no file.
+"""The editors and agents that use MCP servers, the files where each keeps them, and how such a file is replaced.
 
-`toolspace install` adds an entry to these files; `toolspace init` imports servers from them.
+`toolspace install` changes an entry of these files with `editor_edit`; `toolspace init` imports servers from them with
+`editor_import`. A file is replaced as a whole or not at all: its mode and owner stay, a symbolic link stays a link, and
+a change by another program is never lost.
 """
 
 from __future__ import annotations
 
-import copy
 import os
 import stat
 import sys
@@ -13,12 +14,14 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePath
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
-from toolspace.cli import editor_edit
-from toolspace.config.file_formats import ConfigDocument, display_name, format_key_path, format_value, parse_document
+from toolspace.config.file_formats import display_name
 from toolspace.errors import ConfigError
 
+MAX_BYTES = 50_000_000
+"""Of a settings file. Some editors keep their history in it."""
+_ATTEMPTS = 5
 Scope = Literal["project", "user"]
 
 
@@ -157,134 +160,7 @@ def is_toolspace(command: object, args: object) -> bool:
     return "toolspace" in names and "mcp" in texts
 
 
-# MERGED from editor_files: Changes one server entry in the settings file of an editor. Everything else in the file sta
-
-Outcome = Literal["added", "updated", "unchanged", "removed", "missing"]
-Entry = Mapping[str, str | list[str]]
-MAX_BYTES = 50_000_000
-"""Of a settings file. Some editors keep their history in it."""
-_ATTEMPTS = 5
-
-
-# One entry
-
-
-class FileEdit(NamedTuple):
-    """A change of a file that was made, or with `dry_run` would be."""
-
-    outcome: Outcome
-    before: str
-    after: str
-
-
-class EditorEntry:
-    """One server entry: a settings file, its table of servers, and the name of the server."""
-
-    def __init__(self, path: Path, table: str, name: str) -> None:
-        self.path = path
-        self.keys = (table, name)
-        self.name = name
-        self._outcome: Outcome = "unchanged"
-
-    def add(self, entry: Entry, *, dry_run: bool = False) -> FileEdit:
-        """Adds or updates the entry. Raises `ConfigError` if the file is unreadable or the name is another server's."""
-        return self._edit(lambda text: self._with_entry(text, entry), dry_run=dry_run)
-
-    def remove(self, *, dry_run: bool = False) -> FileEdit:
-        """Removes the entry. Raises `ConfigError` like `add`."""
-        return self._edit(self._without_entry, dry_run=dry_run)
-
-    def _edit(self, change: Callable[[str], str], *, dry_run: bool) -> FileEdit:
-        if dry_run:
-            before = read_text(self.path)
-            after = change(before)
-        else:
-            before, after = rewrite_file(self.path, change)
-        return FileEdit(self._outcome, before, after)
-
-    def _with_entry(self, text: str, entry: Entry) -> str:
-        document, current = self._find(text)
-        if current is None:
-            self._outcome = "added"
-            changes = {self.keys: dict(entry)}
-        else:
-            if not is_toolspace(current.get("command"), current.get("args")):
-                place = document.format_location(self.keys)
-                raise ConfigError(f"{place}: another server is called {self.name} already; choose a name with --name")
-            # Only what differs: the user may have added variables or permissions to the entry.
-            changes = {(*self.keys, key): value for key, value in entry.items() if current.get(key) != value}
-            self._outcome = "updated" if changes else "unchanged"
-        expected = copy.deepcopy(document.data)
-        after = text
-        for keys, value in changes.items():
-            _set(expected, keys, value)
-            if not self._is_toml:
-                after = editor_edit.set_value(after, keys, value)
-        if self._is_toml and changes:
-            values = entry if current is None else {keys[-1]: value for keys, value in changes.items()}
-            after = editor_edit.set_table(text, self.keys, cast("Entry", values))
-        return self._checked(after, expected)
-
-    def _without_entry(self, text: str) -> str:
-        document, current = self._find(text)
-        self._outcome = "missing" if current is None else "removed"
-        if current is None:
-            return text
-        if not is_toolspace(current.get("command"), current.get("args")):
-            raise ConfigError(
-                f"{document.format_location(self.keys)}: {self.name} is another server, not Toolspace; not removed"
-            )
-        table, name = self.keys
-        expected = copy.deepcopy(document.data)
-        del expected[table][name]
-        if self._is_toml:
-            after = editor_edit.remove_table(text, self.keys)
-            if not expected[table] and table not in self._parse(after).data:
-                del expected[table]  # In TOML the outer table disappears with its last inner table.
-        else:
-            after = editor_edit.remove_value(text, self.keys)
-        return self._checked(after, expected)
-
-    @property
-    def _is_toml(self) -> bool:
-        return self.path.suffix == ".toml"
-
-    def _parse(self, text: str) -> ConfigDocument:
-        return parse_document(text.encode(), display_name(self.path))
-
-    def _find(self, text: str) -> tuple[ConfigDocument, dict[str, Any] | None]:
-        """Returns the parsed file, and the entry or None."""
-        document = self._parse(text)
-        mapping = document.data
-        for depth, key in enumerate(self.keys, 1):
-            if key not in mapping:
-                return document, None
-            inner = mapping[key]
-            if not isinstance(inner, dict):
-                keys = self.keys[:depth]
-                place = f"{document.format_location(keys)}: {format_key_path(keys)}"
-                raise ConfigError(f"{place}: expected a mapping, got {format_value(inner)}; fix it first")
-            mapping = cast("dict[str, Any]", inner)
-        return document, mapping
-
-    def _checked(self, after: str, expected: object) -> str:
-        """Returns the new text. Raises `ConfigError` if it does not have the expected data, and nothing else."""
-        with suppress(ConfigError):
-            if self._parse(after).data == expected:
-                return after
-        raise ConfigError(
-            f"{display_name(self.path)}: {format_key_path(self.keys)} is written in a way that cannot be changed "
-            "safely; nothing was changed, edit it by hand"
-        )
-
-
-def _set(data: dict[str, Any], keys: tuple[str, ...], value: object) -> None:
-    for key in keys[:-1]:
-        data = data.setdefault(key, {})
-    data[keys[-1]] = value
-
-
-# The file
+# The files
 
 
 def read_text(path: Path) -> str:
@@ -302,9 +178,9 @@ def rewrite_file(path: Path, change: Callable[[str], str]) -> tuple[str, str]:
     target = _resolve_link(path)
     for _ in range(_ATTEMPTS):
         text, status = _read(target, name)
-        changed = change(text)
-        if changed == text or _replace(target, name, changed.encode(), status):
-            return text, changed
+        new_text = change(text)
+        if new_text == text or _replace(target, name, new_text.encode(), status):
+            return text, new_text
     raise ConfigError(f"{name}: another program keeps changing it; close that program and try again")
 
 

@@ -104,14 +104,14 @@ def run(
 
 async def wait_for_signal(interrupts: Interrupts) -> None:
     """Returns when a signal arrives, instead of cancelling the current task."""
-    received = asyncio.Event()
+    arrival = asyncio.Event()
 
     def stop() -> bool:
-        received.set()
+        arrival.set()
         return True
 
     interrupts.stop = stop
-    await received.wait()
+    await arrival.wait()
     interrupts.stop = None
 
 

@@ -74,13 +74,13 @@ class _Explanation:
         settings, tool = self._settings, self._entry.tool
         rows = [
             self._row("timeout", settings.timeout, _milliseconds, _format_timeout),
-            self._row("queue", settings.queue, _unchanged, lambda name: name or "none"),
+            self._row("queue", settings.queue, _identity, lambda name: name or "none"),
             self._row("cache", settings.cache, _milliseconds, _format_cache),
         ]
         if settings.cache.value:
-            rows.append(self._row("cachePerUser", settings.cache_per_user, _unchanged, _yes_no))
+            rows.append(self._row("cachePerUser", settings.cache_per_user, _identity, _yes_no))
         rows += [
-            self._row("maxBytes", settings.max_bytes, _unchanged, "{:,}".format),
+            self._row("maxBytes", settings.max_bytes, _identity, "{:,}".format),
             self._policy(),
             ExplainedSetting("visible", tool.visible, self._visible_source(), _yes_no(tool.visible)),
         ]
@@ -198,7 +198,7 @@ def _print(
     output.value(dict(tool.input_schema))
 
 
-def _unchanged(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 

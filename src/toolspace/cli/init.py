@@ -57,21 +57,21 @@ def command(options: Options, path: str, force: bool, no_import: bool, clients: 
     if target.suffix not in (".yaml", ".yml"):
         raise click.UsageError(f"{target}: there is no such folder; create it, or name a file that ends in .yaml")
     environment = ClientEnvironment.current(target.absolute().parent)
-    imported = ImportResult([], []) if no_import else import_servers(environment, clients or CLIENTS)
+    import_result = ImportResult([], []) if no_import else import_servers(environment, clients or CLIENTS)
     text = render_starter_file()
-    if imported.servers:
-        text += "\n" + format_servers(imported.servers, environment.home)
+    if import_result.servers:
+        text += "\n" + format_servers(import_result.servers, environment.home)
     _write(target, text, force=force)
     if options.json:
-        options.output.document({"path": str(target.absolute()), **_import_document(imported)})
+        options.output.document({"path": str(target.absolute()), **_import_document(import_result)})
         return 0
     options.output.line(f"Wrote {target}.")
-    for line in _import_lines(imported, environment.home):
+    for line in _import_lines(import_result, environment.home):
         options.output.note(line)
-    if clients and not imported.servers:
+    if clients and not import_result.servers:
         options.output.note(f"No servers to import from {' or '.join(clients)}.")
-    where = "" if target.absolute() == Path.cwd() / _FILE_NAME else f" --config {target}"
-    for line in ("Now try:", f"  toolspace list{where}", f"  toolspace doctor{where}"):
+    config_option = "" if target.absolute() == Path.cwd() / _FILE_NAME else f" --config {target}"
+    for line in ("Now try:", f"  toolspace list{config_option}", f"  toolspace doctor{config_option}"):
         options.output.note(line)
     return 0
 
@@ -97,24 +97,24 @@ def _write(target: Path, text: str, *, force: bool) -> None:
 # Report
 
 
-def _import_lines(imported: ImportResult, home: Path) -> Iterator[str]:
-    if imported.servers:
+def _import_lines(import_result: ImportResult, home: Path) -> Iterator[str]:
+    if import_result.servers:
         yield "Imported MCP servers:"
-        width = max(len(first_line(server.name)) for server in imported.servers)
-        for server in imported.servers:
+        width = max(len(first_line(server.name)) for server in import_result.servers)
+        for server in import_result.servers:
             origin = f"{server.client.title}, {short_path(server.path, home)}"
             yield f"  {first_line(server.name).ljust(width)}  {_target(server)}  ({origin})"
-    secrets = {name: server for server in imported.servers for name in server.secrets}
+    secrets = {name: server for server in import_result.servers for name in server.secrets}
     if secrets:
         yield "Not copied, because they look like secrets; set these variables to the values of the editor:"
         yield from (
             f"  {name}  ({first_line(server.name)}: {server.secrets[name]})" for name, server in secrets.items()
         )
-    for server in imported.servers:
+    for server in import_result.servers:
         if server.unset and server.entry.get("enabled") is not False:
             variables = " and ".join(server.unset)
             yield f"{first_line(server.name)} is disabled: set {variables}, then remove its line enabled: false."
-    for skipped in imported.skipped:
+    for skipped in import_result.skipped:
         name = f"{first_line(skipped.name)} ({skipped.client.title})" if skipped.name else skipped.client.title
         yield f"Skipped {name}: {first_line(skipped.reason)}"
 
@@ -125,8 +125,8 @@ def _target(server: ImportedServer) -> str:
     return first_line(mask_secrets(" ".join(words)).replace("\n", " "))
 
 
-def _import_document(imported: ImportResult) -> dict[str, object]:
-    if not imported.servers and not imported.skipped:
+def _import_document(import_result: ImportResult) -> dict[str, object]:
+    if not import_result.servers and not import_result.skipped:
         return {}
     return {
         "servers": [
@@ -137,11 +137,11 @@ def _import_document(imported: ImportResult) -> dict[str, object]:
                 "variables": list(server.secrets),
                 "unset": list(server.unset),
             }
-            for server in imported.servers
+            for server in import_result.servers
         ],
         "leftOut": [
             {"name": skipped.name, "from": skipped.client.key, "file": str(skipped.path), "why": skipped.reason}
-            for skipped in imported.skipped
+            for skipped in import_result.skipped
         ],
     }
 
@@ -166,7 +166,7 @@ def _format_server(server: ImportedServer, home: Path) -> Iterator[str]:
                 yield f"      {_scalar(name)}: {_scalar(inner)}{_comment(server, inner)}"
         else:
             words = cast("list[str]", value) if isinstance(value, list) else [str(value)]
-            text = f"[{', '.join(_quoted(word) for word in words)}]" if isinstance(value, list) else _scalar(value)
+            text = f"[{', '.join(_quote(word) for word in words)}]" if isinstance(value, list) else _scalar(value)
             yield f"    {key}: {text}{''.join(dict.fromkeys(_comment(server, word) for word in words))}"
     if is_disabled:
         yield "    enabled: false"
@@ -183,9 +183,9 @@ def _comment(server: ImportedServer, value: str) -> str:
 def _scalar(value: Any) -> str:
     text = str(value)
     is_plain = _PLAIN.fullmatch(text) or _REFERENCE.fullmatch(text)
-    return text if is_plain and text.casefold() not in _YAML_WORDS else _quoted(text)
+    return text if is_plain and text.casefold() not in _YAML_WORDS else _quote(text)
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     """Returns the text in double quotes. YAML reads JSON strings, except for a few characters that are escaped here."""
     return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(text, ensure_ascii=False))

@@ -12,16 +12,8 @@ from pathlib import Path
 
 import click
 
-from toolspace.cli.editors import (
-    CLIENTS,
-    INSTALLABLE,
-    ClientEnvironment,
-    EditorEntry,
-    FileEdit,
-    McpClient,
-    Scope,
-    config_file,
-)
+from toolspace.cli.editor_edit import EditorEntry, FileEdit
+from toolspace.cli.editors import CLIENTS, INSTALLABLE, ClientEnvironment, McpClient, Scope, config_file
 from toolspace.cli.local_toolspace import config_path
 from toolspace.cli.options import Command, Options
 from toolspace.config.file_formats import display_name

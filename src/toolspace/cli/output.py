@@ -291,8 +291,8 @@ class StatusLine:
         await asyncio.sleep(_STATUS_DELAY_SECONDS)
         frame = 0
         while not self._is_hidden:
-            elapsed = time.monotonic() - self._started
-            text = f"{SPINNER[frame % len(SPINNER)]} {self._label} {elapsed:.0f}s {self.detail}"
+            seconds = time.monotonic() - self._started
+            text = f"{SPINNER[frame % len(SPINNER)]} {self._label} {seconds:.0f}s {self.detail}"
             _write_status(_CLEAR_LINE + first_line(text)[: _error_columns() - 1])
             self._is_shown = True
             frame += 1

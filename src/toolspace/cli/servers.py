@@ -190,13 +190,13 @@ def _print_groups(
     output: CommandOutput, groups: Sequence[ServerGroup], disabled: Sequence[McpServerSettings], *, verbose: bool
 ) -> None:
     """Prints a table for each process. The servers that are disabled stand in the last one."""
-    printed = [group for group in groups if group.servers or group.error]
-    if not printed and disabled:
-        printed = [ServerGroup(None, (), "")]
-    for number, group in enumerate(printed):
+    visible_groups = [group for group in groups if group.servers or group.error]
+    if not visible_groups and disabled:
+        visible_groups = [ServerGroup(None, (), "")]
+    for number, group in enumerate(visible_groups):
         if group.pid is not None:
             output.line(f"{'' if number == 0 else chr(10)}{output.style(f'toolspace, process {group.pid}', bold=True)}")
-        _print_table(output, group.servers, disabled if number == len(printed) - 1 else (), verbose=verbose)
+        _print_table(output, group.servers, disabled if number == len(visible_groups) - 1 else (), verbose=verbose)
         if group.error:
             output.error(group.error)
 

@@ -64,18 +64,18 @@ async def _tail(
     options: Options, interrupts: Interrupts, url: str | None, key: str | None, *, space: str | None, run_id: str | None
 ) -> int:
     address = await find_gateway(options, url, key)
-    stopping = asyncio.ensure_future(wait_for_signal(interrupts))
+    signal_task = asyncio.ensure_future(wait_for_signal(interrupts))
     interrupts.is_normal_end = True
     printer = _EventPrinter(options, space=space, run_id=run_id)
-    following = asyncio.ensure_future(printer.follow(address, lambda: find_gateway(options, url, key)))
+    event_task = asyncio.ensure_future(printer.follow(address, lambda: find_gateway(options, url, key)))
     try:
-        await asyncio.wait((following, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if following.done():
-            await following
+        await asyncio.wait((event_task, signal_task), return_when=asyncio.FIRST_COMPLETED)
+        if event_task.done():
+            await event_task
     finally:
-        for task in (following, stopping):
+        for task in (event_task, signal_task):
             task.cancel()
-        await asyncio.gather(following, stopping, return_exceptions=True)
+        await asyncio.gather(event_task, signal_task, return_exceptions=True)
     return 0
 
 

@@ -2,10 +2,12 @@
 
 Used by `composition`, `toolspace`, the agents, the server and the CLI.
 
-- `load`: `load_config`, the entry point; `configuration`: `Config`, its result
-- `tool_settings`, `provider_settings`, `server_settings`, `agent_settings`, `shared_settings`:
-  the sections, with one declaration for each setting; `top_level`: the sections together
-- `reader`, `value_types`: read declared settings; `agent_files`: finds the agents in all files
-- `document`, `variables`, `environment`, `files`: files, `${VAR}` and `TOOLSPACE_*` variables
-- `documentation`, `json_schema`: render the declared settings
+- `load`: `load_config`, the entry point; it also finds the agents in all files
+- `configuration`: `Config`, its result; the keys of a file; the list of all sections
+- `tool_settings`, `provider_settings`, `server_settings`, `agent_settings`: one declaration for each setting
+- `validation`, `value_types`: how settings are declared, read and checked
+- `file_formats`: parses YAML, JSON and TOML, with the line of every value
+- `environment_variables`: `TOOLSPACE_*` and `${VAR}`
+- `find_and_watch`: finds the file and the state directory, notices changes
+- `documentation`, `json_schema`: describe the declared settings
 """

@@ -1,6 +1,6 @@
 """The sections of an agent: its identity, model, loop, limits and so on.
 
-Used by `top_level`. Which file describes which agent is decided in `agent_files`.
+Used by `configuration`. `load` finds the file that describes an agent.
 """
 
 from collections.abc import Mapping
@@ -11,9 +11,19 @@ import msgspec
 
 from toolspace.config import value_types as types
 from toolspace.config.file_formats import KeyPath
-from toolspace.config.provider_settings import HEADERS
-from toolspace.config.server_settings import NOTIFICATIONS, NotificationSettings
-from toolspace.config.validation import AlreadyReported, InvalidValue, Section, SectionType, Setting, Value, ValueType
+from toolspace.config.provider_settings import Headers
+from toolspace.config.server_settings import NotificationSettings
+from toolspace.config.validation import (
+    SECRET,
+    AlreadyReported,
+    InvalidValue,
+    Section,
+    SectionType,
+    SettingOptions,
+    Value,
+    ValueType,
+)
+from toolspace.config.value_types import Count, Duration, HttpUrl, Name, Names, NullableCount, StorableText
 from toolspace.core import defaults
 
 FILE_ENDINGS = (".yaml", ".yml", ".json", ".jsonc", ".toml")
@@ -24,11 +34,9 @@ Review = Literal["rules", "model"]
 class AgentIdentity(Section, frozen=True, kw_only=True):
     """The name, description and instructions of an agent."""
 
-    name: Annotated[
-        str | None, Setting(types.name, "Its name, unless the entry that refers to its file has another one.")
-    ] = None
-    description: Annotated[str, Setting(types.storable_string, "The description that other agents read.")] = ""
-    system: Annotated[str, Setting(types.storable_string, "Its instructions.", aliases=("instructions",))] = ""
+    name: Annotated[Name | None, "Its name, unless the entry that refers to its file has another one."] = None
+    description: Annotated[StorableText, "The description that other agents read."] = ""
+    system: Annotated[StorableText, "Its instructions.", SettingOptions(aliases=("instructions",))] = ""
 
 
 def _read_reasoning(value: Value) -> str:
@@ -65,85 +73,70 @@ class AgentModelSettings(Section, frozen=True, kw_only=True):
     """The model of an agent. Without a provider it is one whose key is in the environment."""
 
     provider: Annotated[
-        str | None,
-        Setting(
-            types.name,
-            "The provider of the model: `openai`, `anthropic`, `google`, another one listed in [models](models.md), or "
-            "`demo`.",
-        ),
+        Name | None,
+        "The provider of the model: `openai`, `anthropic`, `google`, another one listed in [models](models.md), or "
+        "`demo`.",
     ] = None
-    name: Annotated[str | None, Setting(types.name, "The provider's name of the model.")] = None
+    name: Annotated[Name | None, "The provider's name of the model."] = None
     """None: the provider's usual one."""
-    temperature: Annotated[float | None, Setting(types.number(0, 2), "The sampling temperature.")] = None
+    temperature: Annotated[float | None, types.number(0, 2), "The sampling temperature."] = None
     max_output_tokens: Annotated[
-        int | None, Setting(types.integer(1), "The length limit of one response, in tokens.", aliases=("maxTokens",))
+        Count | None, "The length limit of one response, in tokens.", SettingOptions(aliases=("maxTokens",))
     ] = None
     reasoning: Annotated[
-        str | None,
-        Setting(_reasoning, "How much it reasons before it answers: `low`, `medium`, `high`, `none`."),
+        str | None, _reasoning, "How much it reasons before it answers: `low`, `medium`, `high`, `none`."
     ] = None
     base_url: Annotated[
-        str | None,
-        Setting(
-            types.http_url,
-            "The URL of the API; without it the provider's own. Without a `provider` it is any endpoint that is "
-            "compatible with OpenAI's.",
-        ),
+        HttpUrl | None,
+        "The URL of the API; without it the provider's own. Without a `provider` it is any endpoint that is "
+        "compatible with OpenAI's.",
     ] = None
-    api_key: Annotated[
-        str | None, Setting(types.string, "The API key; without it the provider's environment variable.", secret=True)
-    ] = None
-    headers: Annotated[Mapping[str, str], HEADERS] = {}
-    timeout: Annotated[float, Setting(types.duration, "How long one response may take.")] = (
-        defaults.MODEL_TIMEOUT_SECONDS
+    api_key: Annotated[str | None, "The API key; without it the provider's environment variable.", SECRET] = None
+    headers: Headers = {}
+    timeout: Annotated[Duration, "How long one response may take."] = defaults.MODEL_TIMEOUT_SECONDS
+    retries: Annotated[int, types.integer(0), "How often a request that failed for a temporary reason is retried."] = (
+        defaults.MODEL_RETRIES
     )
-    retries: Annotated[
-        int, Setting(types.integer(0), "How often a request that failed for a temporary reason is retried.")
-    ] = defaults.MODEL_RETRIES
 
 
-MODEL = SectionType(AgentModelSettings)
+_MODEL_EXPECTED = 'a mapping, or text such as "openai:gpt-5"'
+_model_section = SectionType(AgentModelSettings)
 
 
-class AgentModelType(ValueType[AgentModelSettings]):
+def _read_model(value: Value) -> AgentModelSettings:
     """Reads a model: a mapping with its settings, or `provider:name`."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "mapping or `provider:name`",
-            'a mapping, or text such as "openai:gpt-5"',
-            self._read_model,
-            schema={"anyOf": [MODEL, {"type": "string"}]},
-            fits_variable=False,
-            has_settings=True,
-        )
-
-    def _read_model(self, value: Value) -> AgentModelSettings:
-        data = value.data
-        if isinstance(data, str):
-            data = self._parse_name(data)
-        elif data is not None and not isinstance(data, Mapping):
-            raise InvalidValue(self.expected)
-        model = MODEL.read(Value(data, value.context, value.path, value.key))
-        provider = model.provider.lower() if model.provider is not None else None
-        if provider is None and model.base_url is not None:
-            provider = "openai-compatible"  # Not OpenAI itself: its key must not go to other servers.
-        missing_key = "provider" if provider is None else "name"
-        if (provider is None) != (model.name is None) and provider != "demo":
-            value.report(f'"{missing_key}" is missing; give both "provider" and "name", or neither')
-            raise AlreadyReported
-        return msgspec.structs.replace(model, provider=provider)
-
-    def _parse_name(self, text: str) -> dict[str, Any]:
-        provider, _, name = (part.strip() for part in text.partition(":"))
-        if provider.lower() == "demo" and not name:
-            return {"provider": "demo"}
-        if not provider or not name:
-            raise InvalidValue(self.expected)
-        return {"provider": provider, "name": name}
+    data = value.data
+    if isinstance(data, str):
+        data = _parse_model_name(data)
+    elif data is not None and not isinstance(data, Mapping):
+        raise InvalidValue(_MODEL_EXPECTED)
+    model = _model_section.read(value.with_data(data))
+    provider = model.provider.lower() if model.provider is not None else None
+    if provider is None and model.base_url is not None:
+        provider = "openai-compatible"  # Not OpenAI itself: its key must not go to other servers.
+    missing_key = "provider" if provider is None else "name"
+    if (provider is None) != (model.name is None) and provider != "demo":
+        value.fail(f'"{missing_key}" is missing; give both "provider" and "name", or neither')
+    return msgspec.structs.replace(model, provider=provider)
 
 
-model_type = AgentModelType()
+def _parse_model_name(text: str) -> dict[str, Any]:
+    provider, _, name = (part.strip() for part in text.partition(":"))
+    if provider.lower() == "demo" and not name:
+        return {"provider": "demo"}
+    if not provider or not name:
+        raise InvalidValue(_MODEL_EXPECTED)
+    return {"provider": provider, "name": name}
+
+
+_model = ValueType(
+    "mapping or `provider:name`",
+    _MODEL_EXPECTED,
+    _read_model,
+    schema={"anyOf": [_model_section, {"type": "string"}]},
+    fits_variable=False,
+    has_settings=True,
+)
 
 
 def _read_tool_choice(value: Value) -> str:
@@ -167,88 +160,57 @@ _tool_choice = ValueType(
 class AgentLoopSettings(Section, frozen=True, kw_only=True):
     """The loop of model responses and tool calls."""
 
-    max_steps: Annotated[int, Setting(types.integer(1), "How many model requests one cycle may make.")] = 20
+    max_steps: Annotated[Count, "How many model requests one cycle may make."] = 20
     tool_choice: Annotated[
         str,
-        Setting(
-            _tool_choice,
-            "Whether the model may, must or must not call tools, or the one tool that it must call first.",
-        ),
+        _tool_choice,
+        "Whether the model may, must or must not call tools, or the one tool that it must call first.",
     ] = "auto"
     max_tool_calls_per_turn: Annotated[
-        int | None,
-        Setting(
-            types.integer(1),
-            "How many calls the model may make in one turn; without it `defaults.maxToolCallsPerTurn`.",
-        ),
+        Count | None, "How many calls the model may make in one turn; without it `defaults.maxToolCallsPerTurn`."
     ] = None
     review: Annotated[
         Review,
-        Setting(
-            types.choice("rules", "model"),
-            "What decides after a failed tool whether to continue, change the plan or stop: rules, or a request to "
-            "the model.",
-        ),
+        "What decides after a failed tool whether to continue, change the plan or stop: rules, or a request to "
+        "the model.",
     ] = "rules"
 
 
 class ConsciousnessSettings(Section, frozen=True, kw_only=True):
     """How much of its session an agent keeps in the prompt."""
 
-    max_tokens: Annotated[
-        int,
-        Setting(types.integer(1), "Above this many tokens of history, older cycles are summarized and archived."),
-    ] = 100_000
-    min_recent_cycles: Annotated[
-        int, Setting(types.integer(1), "This many of the latest cycles are never summarized.")
-    ] = 3
+    max_tokens: Annotated[Count, "Above this many tokens of history, older cycles are summarized and archived."] = (
+        100_000
+    )
+    min_recent_cycles: Annotated[Count, "This many of the latest cycles are never summarized."] = 3
 
 
 class AgentLimits(Section, frozen=True, kw_only=True):
     """The limits of an agent and of its runs."""
 
     max_agent_turns: Annotated[
-        int,
-        Setting(
-            types.integer(0), "How often agents may answer one another in a space before a person writes something."
-        ),
+        int, types.integer(0), "How often agents may answer one another in a space before a person writes something."
     ] = 6
-    cycles_per_minute: Annotated[int, Setting(types.integer(1), "How many cycles may start in a minute.")] = 60
+    cycles_per_minute: Annotated[Count, "How many cycles may start in a minute."] = 60
     max_tokens: Annotated[
-        int | None,
-        Setting(
-            types.integer(1, nullable=True),
-            "How many tokens one run may use, including its sub-agents; null: any number.",
-        ),
+        NullableCount, "How many tokens one run may use, including its sub-agents; null: any number."
     ] = None
     max_cost: Annotated[
         float | None,
-        Setting(
-            types.number(0, nullable=True),
-            "How many US dollars one run may cost, including its sub-agents; null: any amount.",
-        ),
+        types.number(0, nullable=True),
+        "How many US dollars one run may cost, including its sub-agents; null: any amount.",
     ] = None
-    timeout: Annotated[
-        float | None,
-        Setting(types.nullable(types.duration), "How long one run may take; null: any time."),
-    ] = None
-    max_depth: Annotated[int, Setting(types.integer(0), "How deeply agents may call agents.")] = 8
-    inbox_batch: Annotated[int, Setting(types.integer(1, 1000), "How many inbox events one cycle claims at most.")] = 50
+    timeout: Annotated[float | None, types.nullable(types.duration), "How long one run may take; null: any time."] = (
+        None
+    )
+    max_depth: Annotated[int, types.integer(0), "How deeply agents may call agents."] = 8
+    inbox_batch: Annotated[int, types.integer(1, 1000), "How many inbox events one cycle claims at most."] = 50
 
 
 class RouterSettings(Section, frozen=True, kw_only=True):
     """The agents that a request may be handed off to."""
 
-    destinations: Annotated[
-        tuple[str, ...], Setting(types.names, "The agents that a request may be handed off to.")
-    ] = ()
-
-
-IDENTITY = SectionType(AgentIdentity)
-LOOP = SectionType(AgentLoopSettings)
-CONSCIOUSNESS = SectionType(ConsciousnessSettings)
-LIMITS = SectionType(AgentLimits)
-ROUTER = SectionType(RouterSettings)
+    destinations: Annotated[Names, "The agents that a request may be handed off to."] = ()
 
 
 class AgentEntry(Section, frozen=True, kw_only=True):
@@ -273,7 +235,7 @@ def _read_agents(value: Value) -> tuple[AgentEntry, ...]:
 
 
 def _read_entry(value: Value, name: str | None) -> AgentEntry | None:
-    """One entry, or None if it is invalid, which is reported. A definition is read later, by `agent_files`."""
+    """One entry, or None if it is invalid, which is reported. A definition is read later, by `load`."""
     data = value.data
     if isinstance(data, Mapping):
         return AgentEntry(path=value.path, name=name, is_definition=True)
@@ -301,35 +263,23 @@ agents_type: ValueType[tuple[AgentEntry, ...]] = ValueType(
 class AgentSettings(Section, frozen=True, kw_only=True):
     """The settings of an agent, apart from its tools."""
 
-    agent: Annotated[AgentIdentity | None, Setting(IDENTITY, "Its name, description and instructions.")] = None
-    model: Annotated[
-        AgentModelSettings, Setting(model_type, "Its model; without it one whose key is in the environment.")
-    ] = AgentModelSettings()
-    loop: Annotated[AgentLoopSettings, Setting(LOOP, "The loop of model responses and tool calls.")] = (
-        AgentLoopSettings()
+    agent: Annotated[AgentIdentity | None, "Its name, description and instructions."] = None
+    model: Annotated[AgentModelSettings, _model, "Its model; without it one whose key is in the environment."] = (
+        AgentModelSettings()
     )
-    consciousness: Annotated[
-        ConsciousnessSettings, Setting(CONSCIOUSNESS, "How much of its history it keeps in the prompt.")
-    ] = ConsciousnessSettings()
-    limits: Annotated[AgentLimits, Setting(LIMITS, "Its limits and budgets.")] = AgentLimits()
-    router: Annotated[RouterSettings, Setting(ROUTER, "The agents that it may hand a request off to.")] = (
-        RouterSettings()
+    loop: Annotated[AgentLoopSettings, "The loop of model responses and tool calls."] = AgentLoopSettings()
+    consciousness: Annotated[ConsciousnessSettings, "How much of its history it keeps in the prompt."] = (
+        ConsciousnessSettings()
     )
+    limits: Annotated[AgentLimits, "Its limits and budgets."] = AgentLimits()
+    router: Annotated[RouterSettings, "The agents that it may hand a request off to."] = RouterSettings()
     agents: Annotated[
         tuple[AgentEntry, ...],
-        Setting(agents_type, "The agents that it may call, by name; files and definitions as in the main file."),
+        agents_type,
+        "The agents that it may call, by name; files and definitions as in the main file.",
     ] = ()
-    spaces: Annotated[
-        tuple[str, ...],
-        Setting(types.names, "The spaces that it is a member of from the start, by name; created if missing."),
-    ] = ()
-    knowledge: Annotated[
-        tuple[Path, ...], Setting(types.paths, "Files and directories that `search_knowledge` searches.")
-    ] = ()
+    spaces: Annotated[Names, "The spaces that it is a member of from the start, by name; created if missing."] = ()
+    knowledge: Annotated[tuple[Path, ...], "Files and directories that `search_knowledge` searches."] = ()
     notifications: Annotated[
-        NotificationSettings,
-        Setting(NOTIFICATIONS, "Its own ways to notify people; without one that of the main file."),
+        NotificationSettings, "Its own ways to notify people; without one that of the main file."
     ] = NotificationSettings()
-
-
-AGENT = SectionType(AgentSettings)

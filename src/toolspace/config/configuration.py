@@ -1,6 +1,7 @@
-"""The loaded configuration: `Config`, the agents in it, and the origin of each setting. Reads nothing.
+"""The whole configuration: the keys of a file, the list of all sections, and `Config`, the validated result.
 
-Used by `composition`, the agents, the server and the CLI.
+`Config` and `AgentSpec` are what `composition`, the agents, the server and the CLI use. `load` reads files with
+`ConfigPart`; `environment_variables`, `documentation` and `json_schema` describe what `SECTIONS` lists. Reads no file.
 """
 
 import re
@@ -11,9 +12,9 @@ from typing import Annotated, Any, cast
 
 import msgspec
 
-from toolspace.config import agent_settings, provider_settings, server_settings, tool_settings
 from toolspace.config import value_types as types
 from toolspace.config.agent_settings import (
+    AgentIdentity,
     AgentLimits,
     AgentLoopSettings,
     AgentModelSettings,
@@ -22,9 +23,34 @@ from toolspace.config.agent_settings import (
     RouterSettings,
 )
 from toolspace.config.file_formats import ConfigDocument, KeyPath, format_key_path, format_value
-from toolspace.config.provider_settings import McpServerSettings, OpenApiSettings, ProviderSettings, RestToolSettings
-from toolspace.config.server_settings import EmbeddingSettings, NotificationSettings, ServerSettings, StorageSettings
-from toolspace.config.tool_settings import DefaultSettings, QueueSettings, ToolSettings
+from toolspace.config.provider_settings import (
+    McpServers,
+    McpServerSettings,
+    OpenApiServices,
+    OpenApiSettings,
+    Providers,
+    ProviderSettings,
+    RestTools,
+    RestToolSettings,
+)
+from toolspace.config.server_settings import (
+    EmbeddingSettings,
+    NotificationSettings,
+    ServerSettings,
+    SmtpSettings,
+    StorageSettings,
+    WebhookSettings,
+)
+from toolspace.config.tool_settings import (
+    DefaultSettings,
+    Queues,
+    QueueSettings,
+    ToolDefinition,
+    ToolOverride,
+    Tools,
+    ToolSettings,
+    WebSearchSettings,
+)
 from toolspace.config.validation import (
     AlreadyReported,
     InvalidValue,
@@ -36,11 +62,121 @@ from toolspace.config.validation import (
     declared_settings,
     list_named_values,
 )
+from toolspace.config.value_types import ScalarText
 from toolspace.core.names import did_you_mean
 
 FUNCTION_FILE = re.compile(r"(.+\.py)(?::[\w.]+)?")
 """An entry of `functions` or of `uses` that refers to a Python file."""
 _NOT_INHERITED = ("definitions", "mcpServers")
+_functions = types.list_of(
+    types.string, "string or list of strings", 'a list such as ["./tools.py", "package.module:name"]'
+)
+
+
+# The keys of a file
+
+
+class _McpSection(Section, frozen=True, kw_only=True):
+    servers: Annotated[McpServers, "The same as `mcpServers`."] = {}
+
+
+class TopLevelSettings(AgentSettings, frozen=True, kw_only=True):
+    """Everything that a file, or an agent that is described inside one, may have at its top level."""
+
+    defaults: Annotated[DefaultSettings, "Holds for every call that has no setting of its own."] = DefaultSettings()
+    queues: Annotated[Queues, "Limits on calls, by name."] = {}
+    tools: Annotated[Tools, "Settings of the built-in and local tools, or a list of tools."] = ToolSettings()
+    mcp: Annotated[_McpSection, "MCP servers, as in the file of an agent."] = _McpSection()
+    mcp_servers: Annotated[McpServers, "MCP servers, by name."] = {}
+    servers: Annotated[McpServers, "The same as `mcpServers`."] = {}
+    rest_tools: Annotated[RestTools, "Tools that are one HTTP request each."] = {}
+    openapi: Annotated[OpenApiServices, "Services that an OpenAPI document describes, by name."] = {}
+    providers: Annotated[Providers, "Providers of other packages, or of your own, by name."] = {}
+    functions: Annotated[tuple[str, ...], _functions, "Python tools: files, modules, or `module:name`."] = ()
+    storage: Annotated[StorageSettings, "Where state is stored."] = StorageSettings()
+    server: Annotated[ServerSettings, "The gateway."] = ServerSettings()
+    embeddings: Annotated[EmbeddingSettings | None, "The embedding model of `search_knowledge`."] = None
+    demo: Annotated[bool, "Whether a demo agent is created if no agent is configured."] = True
+    version: Annotated[ScalarText | None, "Stored, without effect."] = None
+    runtime: Annotated[Mapping[str, Any], "Stored, without effect."] = {}
+    name: str | None = None
+    description: str = ""
+    system: str = ""
+
+    @property
+    def all_servers(self) -> Mapping[str, McpServerSettings]:
+        """The MCP servers of all places where a file may have them."""
+        return {**self.mcp_servers, **self.servers, **self.mcp.servers, **self.tools.mcp_servers}
+
+
+def _select(keys: str) -> tuple[Setting, ...]:
+    by_key = {setting.key: setting for setting in declared_settings(TopLevelSettings)}
+    return tuple(by_key[key] for key in keys.split())
+
+
+TOOL_KEYS = _select("defaults queues tools mcp mcpServers servers restTools openapi providers functions")
+"""Keys that define tools, for all agents or for one alone."""
+PROCESS_KEYS = _select("storage server embeddings demo")
+"""Keys that only the main file may have."""
+ANY_FILE_KEYS = _select("router agents notifications")
+AGENT_KEYS = _select("agent model loop consciousness limits spaces knowledge version runtime")
+INLINE_KEYS = declared_settings(AgentIdentity)
+"""Keys of `agent` that a definition inside another file may have at its top level."""
+SINGLE_SETTINGS = _select("functions demo")
+"""The settings at the top level that are no sections."""
+
+SECTIONS: Mapping[str, SectionType[Any]] = {
+    name: SectionType(section)
+    for name, section in {
+        "defaults": DefaultSettings,
+        "queues.<name>": QueueSettings,
+        "tools": ToolSettings,
+        "tools.webSearch": WebSearchSettings,
+        "tools.overrides.<name>": ToolOverride,
+        "tools.definitions.<name>": ToolDefinition,
+        "mcpServers.<name>": McpServerSettings,
+        "restTools.<name>": RestToolSettings,
+        "openapi.<name>": OpenApiSettings,
+        "providers.<name>": ProviderSettings,
+        "agents.<name>": AgentSettings,
+        "agents.<name>.agent": AgentIdentity,
+        "agents.<name>.model": AgentModelSettings,
+        "agents.<name>.loop": AgentLoopSettings,
+        "agents.<name>.consciousness": ConsciousnessSettings,
+        "agents.<name>.limits": AgentLimits,
+        "router": RouterSettings,
+        "notifications": NotificationSettings,
+        "notifications.webhook": WebhookSettings,
+        "notifications.smtp": SmtpSettings,
+        "embeddings": EmbeddingSettings,
+        "storage": StorageSettings,
+        "server": ServerSettings,
+    }.items()
+}
+"""Every section, by its name in the documentation and in its order."""
+_OVERRIDABLE_SECTIONS = [
+    "defaults",
+    "tools",
+    "tools.webSearch",
+    "notifications.webhook",
+    "notifications.smtp",
+    "embeddings",
+    "storage",
+    "server",
+]
+
+
+def list_overridable_settings() -> Iterator[tuple[KeyPath, Setting]]:
+    """The settings that an environment variable can override: they have one fixed place and hold one value."""
+    for section in _OVERRIDABLE_SECTIONS:
+        for setting in SECTIONS[section].settings:
+            if setting.value_type.fits_variable and setting.options.environment:
+                yield (*section.split("."), setting.key), setting
+    for setting in SINGLE_SETTINGS:
+        yield (setting.key,), setting
+
+
+# The validated result
 
 
 class AgentSpec(Section, frozen=True, kw_only=True):
@@ -159,148 +295,7 @@ def _is_inherited(key_path: tuple[str | int, ...]) -> bool:
     return key_path[:1] in (("defaults",), ("queues",), ("storage",), ("server",))
 
 
-# MERGED from top_level: The top level of a configuration file, or of an agent that is described inside one; and the li
-
-
-class _McpSection(Section, frozen=True, kw_only=True):
-    servers: Annotated[
-        Mapping[str, McpServerSettings], Setting(provider_settings.mcp_servers_type, "The same as `mcpServers`.")
-    ] = {}
-
-
-_functions = types.list_of(
-    types.string, "string or list of strings", 'a list such as ["./tools.py", "package.module:name"]'
-)
-
-
-class TopLevelSettings(AgentSettings, frozen=True, kw_only=True):
-    """Everything that the top level may have."""
-
-    defaults: Annotated[
-        DefaultSettings, Setting(tool_settings.DEFAULTS, "Holds for every call that has no setting of its own.")
-    ] = DefaultSettings()
-    queues: Annotated[Mapping[str, QueueSettings], Setting(tool_settings.queues_type, "Limits on calls, by name.")] = {}
-    tools: Annotated[
-        ToolSettings, Setting(tool_settings.tools_type, "Settings of the built-in and local tools, or a list of tools.")
-    ] = ToolSettings()
-    mcp: Annotated[_McpSection, Setting(SectionType(_McpSection), "MCP servers, as in the file of an agent.")] = (
-        _McpSection()
-    )
-    mcp_servers: Annotated[
-        Mapping[str, McpServerSettings], Setting(provider_settings.mcp_servers_type, "MCP servers, by name.")
-    ] = {}
-    servers: Annotated[
-        Mapping[str, McpServerSettings], Setting(provider_settings.mcp_servers_type, "The same as `mcpServers`.")
-    ] = {}
-    rest_tools: Annotated[
-        Mapping[str, RestToolSettings],
-        Setting(provider_settings.rest_tools_type, "Tools that are one HTTP request each."),
-    ] = {}
-    openapi: Annotated[
-        Mapping[str, OpenApiSettings],
-        Setting(provider_settings.openapi_type, "Services that an OpenAPI document describes, by name."),
-    ] = {}
-    providers: Annotated[
-        Mapping[str, ProviderSettings],
-        Setting(provider_settings.providers_type, "Providers of other packages, or of your own, by name."),
-    ] = {}
-    functions: Annotated[tuple[str, ...], Setting(_functions, "Python tools: files, modules, or `module:name`.")] = ()
-    storage: Annotated[StorageSettings, Setting(server_settings.STORAGE, "Where state is stored.")] = StorageSettings()
-    server: Annotated[ServerSettings, Setting(server_settings.SERVER, "The gateway.")] = ServerSettings()
-    embeddings: Annotated[
-        EmbeddingSettings | None, Setting(server_settings.EMBEDDINGS, "The embedding model of `search_knowledge`.")
-    ] = None
-    demo: Annotated[bool, Setting(types.boolean, "Whether a demo agent is created if no agent is configured.")] = True
-    version: Annotated[str | None, Setting(types.scalar_string, "Stored, without effect.")] = None
-    runtime: Annotated[Mapping[str, Any], Setting(types.mapping, "Stored, without effect.")] = {}
-    name: str | None = None
-    description: str = ""
-    system: str = ""
-
-    @property
-    def all_servers(self) -> Mapping[str, McpServerSettings]:
-        """The MCP servers of all places where a file may have them."""
-        return {**self.mcp_servers, **self.servers, **self.mcp.servers, **self.tools.mcp_servers}
-
-
-def _select(*keys: str) -> tuple[Setting, ...]:
-    by_key = {setting.key: setting for setting in declared_settings(TopLevelSettings)}
-    return tuple(by_key[key] for key in keys)
-
-
-TOOL_KEYS = _select(
-    "defaults",
-    "queues",
-    "tools",
-    "mcp",
-    "mcpServers",
-    "servers",
-    "restTools",
-    "openapi",
-    "providers",
-    "functions",
-)
-"""Keys that define tools, for all agents or for one alone."""
-PROCESS_KEYS = _select("storage", "server", "embeddings", "demo")
-"""Keys that only the main file may have."""
-ANY_FILE_KEYS = _select("router", "agents", "notifications")
-AGENT_KEYS = _select("agent", "model", "loop", "consciousness", "limits", "spaces", "knowledge", "version", "runtime")
-INLINE_KEYS = agent_settings.IDENTITY.settings
-"""Keys of `agent` that a definition inside another file may have at its top level."""
-
-SECTIONS: Mapping[str, SectionType[Any]] = {
-    "defaults": tool_settings.DEFAULTS,
-    "queues.<name>": tool_settings.QUEUE,
-    "tools": tool_settings.TOOLS,
-    "tools.webSearch": tool_settings.WEB_SEARCH,
-    "tools.overrides.<name>": tool_settings.OVERRIDE,
-    "tools.definitions.<name>": tool_settings.DEFINITION,
-    "mcpServers.<name>": provider_settings.MCP_SERVER,
-    "restTools.<name>": provider_settings.REST_TOOL,
-    "openapi.<name>": provider_settings.OPENAPI,
-    "providers.<name>": provider_settings.PROVIDER,
-    "agents.<name>": agent_settings.AGENT,
-    "agents.<name>.agent": agent_settings.IDENTITY,
-    "agents.<name>.model": agent_settings.MODEL,
-    "agents.<name>.loop": agent_settings.LOOP,
-    "agents.<name>.consciousness": agent_settings.CONSCIOUSNESS,
-    "agents.<name>.limits": agent_settings.LIMITS,
-    "router": agent_settings.ROUTER,
-    "notifications": server_settings.NOTIFICATIONS,
-    "notifications.webhook": server_settings.WEBHOOK,
-    "notifications.smtp": server_settings.SMTP,
-    "embeddings": server_settings.EMBEDDINGS,
-    "storage": server_settings.STORAGE,
-    "server": server_settings.SERVER,
-}
-"""Every section, by its name in the documentation and in its order."""
-SINGLE_SETTINGS = _select("functions", "demo")
-"""The settings at the top level that are no sections."""
-_OVERRIDABLE_SECTIONS = (
-    "defaults",
-    "tools",
-    "tools.webSearch",
-    "notifications.webhook",
-    "notifications.smtp",
-    "embeddings",
-    "storage",
-    "server",
-)
-
-
-def list_overridable_settings() -> Iterator[tuple[KeyPath, Setting]]:
-    """The settings that an environment variable can override: they have one fixed place and hold one value."""
-    for section in _OVERRIDABLE_SECTIONS:
-        for setting in SECTIONS[section].settings:
-            if setting.value_type.fits_variable and setting.environment:
-                yield (*section.split("."), setting.key), setting
-    for setting in SINGLE_SETTINGS:
-        yield (setting.key,), setting
-
-
-def is_ignored_key(key: str) -> bool:
-    """Whether a key at the top level is left alone: `x-…` is for the user's anchors, `inputs` is VS Code's."""
-    return key.startswith("x-") or key in ("$schema", "inputs")
+# Reading a file
 
 
 class ConfigPart:
@@ -315,7 +310,7 @@ class ConfigPart:
 
     def read(self, *keys: Setting) -> TopLevelSettings:
         """Reads what is valid. Problems are reported_aliases, and later checks still run."""
-        section = _LenientSection(TopLevelSettings, settings=keys, is_ignored=is_ignored_key)
+        section = _LenientSection(TopLevelSettings, settings=keys, is_ignored=_is_ignored_key)
         try:
             return section.read(Value(self.data, self.context, self.path))
         except (AlreadyReported, InvalidValue):
@@ -367,7 +362,9 @@ class ConfigPart:
         result = settings.defaults
         if base is not None:
             written_fields = [
-                setting.attribute for setting in tool_settings.DEFAULTS.settings if ("defaults", setting.key) in origins
+                setting.attribute
+                for setting in declared_settings(DefaultSettings)
+                if ("defaults", setting.key) in origins
             ]
             result = msgspec.structs.replace(
                 base, **{name: getattr(settings.defaults, name) for name in written_fields}
@@ -413,3 +410,8 @@ def _list_queue_references(settings: TopLevelSettings) -> Iterator[tuple[KeyPath
         for name, entry in entries.items():
             if entry.queue is not None and entry.enabled is not False:
                 yield (*prefix, name, "queue"), entry.queue
+
+
+def _is_ignored_key(key: str) -> bool:
+    """Whether a key at the top level is left alone: `x-…` is for the user's anchors, `inputs` is VS Code's."""
+    return key.startswith("x-") or key in ("$schema", "inputs")

@@ -1,7 +1,9 @@
-"""Fills `${VAR}` and `${VAR:-default}` into the strings of a document, and finds the secrets in it.
+"""Environment variables: `TOOLSPACE_*` overrides a setting, `${VAR}` and `${VAR:-default}` in a file are filled in.
 
-`$${` is a literal `${`. `${parameters.x}` belongs to REST tools and stays. Keys are never changed. Used by `top_level`
-and `agent_files`. Reads no environment by itself.
+A `TOOLSPACE_*` variable has the key in upper snake case; before the key comes the section, except for `defaults`:
+`TOOLSPACE_TOOL_TIMEOUT`, `TOOLSPACE_TOOLS_ALLOWED_PATHS`, `TOOLSPACE_STORAGE_DIR`. In a file `$${` is a literal `${`,
+`${parameters.x}` belongs to REST tools and stays, and keys are never changed. Also finds the secrets of a document.
+Used by `load`. Reads no file, and no environment by itself.
 """
 
 from __future__ import annotations
@@ -16,189 +18,10 @@ from toolspace.config.validation import Setting, snake_case
 from toolspace.core.names import did_you_mean, nearest
 from toolspace.core.secret_masking import is_secret_name
 
-MAX_LENGTH = 1_000_000
-"""How long an expanded string may be: variables can be large."""
-MAX_NESTING = 20
-"""How deeply defaults may nest."""
-
-_START = re.compile(r"\$?\$\{")
-_NAME = re.compile(r"(?:env:)?([A-Za-z_][A-Za-z0-9_]*)")
-_PARAMETER = re.compile(r"\$\{\s*parameters\b[^{}]*\}")
-_INPUT = re.compile(r"\$\{input:[^{}]*\}")
-_VARIABLE = re.compile(r"(?<!\$)\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)")
-_FALSE = ("false", "no", "off", "0")
-
-
-class ExpandedDocument(NamedTuple):
-    """The data of a document with its variables filled in."""
-
-    data: dict[str, Any]
-    original_texts: dict[KeyPath, str]
-    """The original text of each changed string. Messages show it, because a variable may hold a secret."""
-    problems: list[ConfigProblem]
-
-
-class _ExpansionError(Exception):
-    """A reference that cannot be filled in."""
-
-
-def expand(document: ConfigDocument, environ: Mapping[str, str]) -> ExpandedDocument:
-    """Fills the variables of a document in. A reference that cannot be filled in becomes a problem."""
-    expander = _Expander(environ)
-    data = cast("dict[str, Any]", expander.expand_value(document.data, (), required=True))
-    return ExpandedDocument(data, expander.original_texts, expander.problems)
-
-
-def expand_text(text: str, environ: Mapping[str, str]) -> str:
-    """One string with its variables filled in. Raises `ValueError` if one cannot be."""
-    try:
-        return _expand(text, environ)
-    except _ExpansionError as error:
-        raise ValueError(str(error)) from None
-
-
-class _Expander:
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self.environ = environ
-        self.original_texts: dict[KeyPath, str] = {}
-        self.problems: list[ConfigProblem] = []
-
-    def expand_value(self, value: object, path: KeyPath, *, required: bool) -> object:
-        """`required`: whether a variable that is not set is a problem."""
-        if isinstance(value, str):
-            return self._expand_string(value, path, required=required) if "${" in value else value
-        if isinstance(value, dict):
-            mapping = cast("dict[str, object]", value)
-            if required and "enabled" in mapping:
-                # A disabled entry does not need its keys.
-                required = not _is_false(self.expand_value(mapping["enabled"], (*path, "enabled"), required=True))
-            if mapping.get("disabled") is True:  # As some editors write it.
-                required = False
-            return {key: self.expand_value(inner, (*path, key), required=required) for key, inner in mapping.items()}
-        if isinstance(value, list):
-            items = cast("list[object]", value)
-            return [self.expand_value(inner, (*path, index), required=required) for index, inner in enumerate(items)]
-        return value
-
-    def _expand_string(self, text: str, path: KeyPath, *, required: bool) -> str:
-        try:
-            expanded_text = _expand(text, self.environ)
-        except _ExpansionError as error:
-            if required:
-                self.problems.append(ConfigProblem(path, str(error)))
-            return text
-        if expanded_text != text:
-            self.original_texts[path] = text
-        return expanded_text
-
-
-def _expand(text: str, environ: Mapping[str, str], depth: int = 0) -> str:
-    if depth > MAX_NESTING:
-        raise _ExpansionError(f"defaults nested deeper than {MAX_NESTING} levels")
-    parts: list[str] = []
-    position = 0
-    while (start := _START.search(text, position)) is not None:
-        parts.append(text[position : start.start()])
-        if start[0] == "$${":
-            parts.append("${")
-            position = start.end()
-        elif (parameter := _PARAMETER.match(text, start.start())) is not None:
-            parts.append(parameter[0])
-            position = parameter.end()
-        else:
-            value, position = _expand_reference(text, start.start(), environ, depth)
-            parts.append(value)
-    parts.append(text[position:])
-    expanded_text = "".join(parts)
-    if len(expanded_text) > MAX_LENGTH:
-        raise _ExpansionError(f"longer than {MAX_LENGTH:,} characters once its variables are filled in")
-    return expanded_text
-
-
-def _expand_reference(text: str, start: int, environ: Mapping[str, str], depth: int) -> tuple[str, int]:
-    """The value of the reference that begins at `start`, and the position after it."""
-    if (prompt := _INPUT.match(text, start)) is not None:
-        raise _ExpansionError(f"{prompt[0]} asks an editor's user; name a variable instead: ${{NAME}}")
-    name = _NAME.match(text, start + 2)
-    end = _find_closing_brace(text, start) if name is not None else -1
-    if name is None or end < 0:
-        raise _invalid_reference(text, start)
-    rest = text[name.end() : end]
-    value = environ.get(name[1])
-    if rest.startswith(":-"):
-        return (value, end + 1) if value else (_expand(rest[2:], environ, depth + 1), end + 1)
-    if rest:
-        raise _invalid_reference(text, start)
-    if value is None:
-        hint = did_you_mean(name[1], environ) or f"; set it, or give a default: ${{{name[1]}:-value}}"
-        raise _ExpansionError(f"the variable {name[1]} is not set{hint}")
-    return value, end + 1
-
-
-def _find_closing_brace(text: str, start: int) -> int:
-    """The position of the brace that closes the reference at `start`, or -1. References nest in defaults."""
-    depth = 0
-    position = start
-    while position < len(text):
-        if text.startswith("$${", position):
-            position += 3
-        elif text.startswith("${", position):
-            depth += 1
-            position += 2
-        elif text[position] == "}":
-            depth -= 1
-            if depth == 0:
-                return position
-            position += 1
-        else:
-            position += 1
-    return -1
-
-
-def _invalid_reference(text: str, start: int) -> _ExpansionError:
-    excerpt = text[start : start + 30].split("\n", maxsplit=1)[0]
-    end = excerpt.find("}")
-    reference = ascii(excerpt[: end + 1] if end >= 0 else excerpt)[1:-1]
-    return _ExpansionError(
-        f'"{reference}" is not a variable; write ${{NAME}} or ${{NAME:-default}}, or $${{ for a literal ${{'
-    )
-
-
-def _is_false(value: object) -> bool:
-    return value is False or (isinstance(value, str) and value.strip().lower() in _FALSE)
-
-
-def find_secrets(data: object, environ: Mapping[str, str], *, secret: bool = False) -> Iterator[str]:
-    """The values under keys such as `apiKey`, and the values of variables that are named like a secret.
-
-    `data` is the document as written. In a string with variables only their values are secret: `Bearer` in
-    `Bearer ${KEY}` is not.
-    """
-    if isinstance(data, str):
-        names = _VARIABLE.findall(data)
-        if secret and not names:
-            yield data
-        yield from (environ[name] for name in names if name in environ and (secret or _is_secret_variable(name)))
-    elif isinstance(data, list):
-        for item in cast("list[object]", data):
-            yield from find_secrets(item, environ, secret=secret)
-    elif isinstance(data, Mapping):
-        # `secret` is not passed down: a property `password` of a JSON Schema contains no password.
-        for key, value in cast("Mapping[str, Any]", data).items():
-            yield from find_secrets(value, environ, secret=is_secret_name(key))
-
-
-def _is_secret_variable(name: str) -> bool:
-    """Variables have shorter names than fields: `STRIPE_KEY`, `GITHUB_PAT`."""
-    return is_secret_name(name) or name.upper().endswith(("_KEY", "_PAT", "_AUTH", "_TOKEN"))
-
-
-# MERGED from environment: Maps `TOOLSPACE_*` environment variables to the settings that they override. Reads no file.
-
 PREFIX = "TOOLSPACE_"
 RESERVED = frozenset(
-    f"{PREFIX}{name}"
-    for name in (
+    PREFIX + name
+    for name in [
         "CONFIG",
         "LOG",
         "LOG_FORMAT",
@@ -210,9 +33,24 @@ RESERVED = frozenset(
         "KEY",
         "SECRET_KEY",
         "PUBLIC_KEY",
-    )
+    ]
 )
 """Variables that other parts of Toolspace read, or are reserved for them."""
+MAX_LENGTH = 1_000_000
+"""How long an expanded string may be: variables can be large."""
+MAX_NESTING = 20
+"""How deeply defaults may nest."""
+
+_START = re.compile(r"\$?\$\{")
+_BRACE = re.compile(r"\$?\$\{|\}")
+_NAME = re.compile(r"(?:env:)?([A-Za-z_][A-Za-z0-9_]*)")
+_PARAMETER = re.compile(r"\$\{\s*parameters\b[^{}]*\}")
+_INPUT = re.compile(r"\$\{input:[^{}]*\}")
+_VARIABLE = re.compile(r"(?<!\$)\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)")
+_FALSE = ("false", "no", "off", "0")
+
+
+# `TOOLSPACE_*`
 
 
 class EnvironmentOverrides(NamedTuple):
@@ -264,3 +102,153 @@ def _find_similar(variable: str, variables: Mapping[str, object]) -> str | None:
     by_suffix = {name.removeprefix(PREFIX): name for name in variables}
     matches = nearest(variable.removeprefix(PREFIX), by_suffix, 1)
     return by_suffix[matches[0]] if matches else None
+
+
+# `${VAR}`
+
+
+class ExpandedDocument(NamedTuple):
+    """The data of a document with its variables filled in."""
+
+    data: dict[str, Any]
+    original_texts: dict[KeyPath, str]
+    """The original text of each changed string. Messages show it, because a variable may hold a secret."""
+    problems: list[ConfigProblem]
+
+
+def expand(document: ConfigDocument, environ: Mapping[str, str]) -> ExpandedDocument:
+    """Fills the variables of a document in. A reference that cannot be filled in becomes a problem."""
+    expander = _Expander(environ)
+    data = cast("dict[str, Any]", expander.expand_value(document.data, (), required=True))
+    return ExpandedDocument(data, expander.original_texts, expander.problems)
+
+
+class _Expander:
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environ = environ
+        self.original_texts: dict[KeyPath, str] = {}
+        self.problems: list[ConfigProblem] = []
+
+    def expand_value(self, value: object, path: KeyPath, *, required: bool) -> object:
+        """`required`: whether a variable that is not set is a problem."""
+        if isinstance(value, str):
+            return self._expand_string(value, path, required=required) if "${" in value else value
+        if isinstance(value, dict):
+            mapping = cast("dict[str, object]", value)
+            if required and "enabled" in mapping:
+                # A disabled entry does not need its keys.
+                required = not _is_false(self.expand_value(mapping["enabled"], (*path, "enabled"), required=True))
+            if mapping.get("disabled") is True:  # As some editors write it.
+                required = False
+            return {key: self.expand_value(inner, (*path, key), required=required) for key, inner in mapping.items()}
+        if isinstance(value, list):
+            items = cast("list[object]", value)
+            return [self.expand_value(inner, (*path, index), required=required) for index, inner in enumerate(items)]
+        return value
+
+    def _expand_string(self, text: str, path: KeyPath, *, required: bool) -> str:
+        try:
+            expanded_text = expand_text(text, self.environ)
+        except ValueError as error:
+            if required:
+                self.problems.append(ConfigProblem(path, str(error)))
+            return text
+        if expanded_text != text:
+            self.original_texts[path] = text
+        return expanded_text
+
+
+def expand_text(text: str, environ: Mapping[str, str], depth: int = 0) -> str:
+    """One string with its variables filled in. Raises `ValueError` if one cannot be."""
+    if depth > MAX_NESTING:
+        raise ValueError(f"defaults nested deeper than {MAX_NESTING} levels")
+    parts: list[str] = []
+    position = 0
+    while (start := _START.search(text, position)) is not None:
+        parts.append(text[position : start.start()])
+        if start[0] == "$${":
+            parts.append("${")
+            position = start.end()
+        elif (parameter := _PARAMETER.match(text, start.start())) is not None:
+            parts.append(parameter[0])
+            position = parameter.end()
+        else:
+            value, position = _expand_reference(text, start.start(), environ, depth)
+            parts.append(value)
+    parts.append(text[position:])
+    expanded_text = "".join(parts)
+    if len(expanded_text) > MAX_LENGTH:
+        raise ValueError(f"longer than {MAX_LENGTH:,} characters once its variables are filled in")
+    return expanded_text
+
+
+def _expand_reference(text: str, start: int, environ: Mapping[str, str], depth: int) -> tuple[str, int]:
+    """The value of the reference that begins at `start`, and the position after it."""
+    if (prompt := _INPUT.match(text, start)) is not None:
+        raise ValueError(f"{prompt[0]} asks an editor's user; name a variable instead: ${{NAME}}")
+    name = _NAME.match(text, start + 2)
+    end = _find_closing_brace(text, start) if name is not None else -1
+    if name is None or end < 0:
+        raise _invalid_reference(text, start)
+    rest = text[name.end() : end]
+    value = environ.get(name[1])
+    if rest.startswith(":-"):
+        return (value, end + 1) if value else (expand_text(rest[2:], environ, depth + 1), end + 1)
+    if rest:
+        raise _invalid_reference(text, start)
+    if value is None:
+        hint = did_you_mean(name[1], environ) or f"; set it, or give a default: ${{{name[1]}:-value}}"
+        raise ValueError(f"the variable {name[1]} is not set{hint}")
+    return value, end + 1
+
+
+def _find_closing_brace(text: str, start: int) -> int:
+    """The position of the brace that closes the reference at `start`, or -1. References nest in defaults."""
+    depth = 0
+    for brace in _BRACE.finditer(text, start):
+        if brace[0] != "$${":
+            depth += 1 if brace[0] == "${" else -1
+        if depth == 0:
+            return brace.start()
+    return -1
+
+
+def _invalid_reference(text: str, start: int) -> ValueError:
+    excerpt = text[start : start + 30].split("\n", maxsplit=1)[0]
+    end = excerpt.find("}")
+    reference = ascii(excerpt[: end + 1] if end >= 0 else excerpt)[1:-1]
+    return ValueError(
+        f'"{reference}" is not a variable; write ${{NAME}} or ${{NAME:-default}}, or $${{ for a literal ${{'
+    )
+
+
+def _is_false(value: object) -> bool:
+    return value is False or (isinstance(value, str) and value.strip().lower() in _FALSE)
+
+
+# Secrets
+
+
+def find_secrets(data: object, environ: Mapping[str, str], *, secret: bool = False) -> Iterator[str]:
+    """The values under keys such as `apiKey`, and the values of variables that are named like a secret.
+
+    `data` is the document as written. In a string with variables only their values are secret: `Bearer` in
+    `Bearer ${KEY}` is not.
+    """
+    if isinstance(data, str):
+        names = _VARIABLE.findall(data)
+        if secret and not names:
+            yield data
+        yield from (environ[name] for name in names if name in environ and (secret or _is_secret_variable(name)))
+    elif isinstance(data, list):
+        for item in cast("list[object]", data):
+            yield from find_secrets(item, environ, secret=secret)
+    elif isinstance(data, Mapping):
+        # `secret` is not passed down: a property `password` of a JSON Schema contains no password.
+        for key, value in cast("Mapping[str, Any]", data).items():
+            yield from find_secrets(value, environ, secret=is_secret_name(key))
+
+
+def _is_secret_variable(name: str) -> bool:
+    """Variables have shorter names than fields: `STRIPE_KEY`, `GITHUB_PAT`."""
+    return is_secret_name(name) or name.upper().endswith(("_KEY", "_PAT", "_AUTH", "_TOKEN"))

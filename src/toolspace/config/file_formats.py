@@ -33,6 +33,28 @@ class TextSyntaxError(Exception):
         self.column = column
 
 
+class JsonMember(NamedTuple):
+    """The positions of one `"key": value` of a JSON object."""
+
+    key: str
+    start: int
+    value: int
+    end: int
+    comma: int | None
+    """The position of the comma after it."""
+
+
+class JsonObject(NamedTuple):
+    """The positions of a JSON object: of its braces and of its members."""
+
+    start: int
+    end: int
+    members: list[JsonMember]
+
+    def find(self, key: str) -> JsonMember | None:
+        return next((member for member in self.members if member.key == key), None)
+
+
 class ParsedText(NamedTuple):
     """The values of a text."""
 
@@ -41,6 +63,8 @@ class ParsedText(NamedTuple):
     """The line of every value: for a value in a mapping, the line of its key."""
     texts: dict[KeyPath, str]
     """How each number was written, which can differ from how it prints: `1.10`."""
+    objects: Mapping[KeyPath, JsonObject] = {}
+    """Of JSON only: the place of every object, for programs that edit the text."""
 
 
 class ConfigDocument(NamedTuple):
@@ -153,7 +177,7 @@ def parse_document(content: bytes, name: str) -> ConfigDocument:
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{name}:{line}: not UTF-8 text ({error.reason}); save the file as UTF-8") from None
     try:
-        data, lines, texts = _find_parser(name)(text)
+        data, lines, texts, _ = _find_parser(name)(text)
     except TextSyntaxError as error:
         column = f":{error.column}" if error.column is not None else ""
         raise ConfigError(f"{name}:{error.line}{column}: {error}") from None
@@ -208,6 +232,7 @@ class _JsonParser:
         self.position = 0
         self.lines: dict[KeyPath, int] = {}
         self.texts: dict[KeyPath, str] = {}
+        self.objects: dict[KeyPath, JsonObject] = {}
         self.line_breaks = [match.start() for match in re.finditer("\n", text)]
         self.decoder = json.JSONDecoder(parse_constant=self._refuse_constant)
 
@@ -217,7 +242,7 @@ class _JsonParser:
         value = self._parse_value(())
         if self._peek() != "":
             self._fail("expected the end of the file")
-        return ParsedText(value, self.lines, self.texts)
+        return ParsedText(value, self.lines, self.texts, self.objects)
 
     def _parse_value(self, path: KeyPath) -> Any:
         if len(path) > MAX_DEPTH:
@@ -231,8 +256,10 @@ class _JsonParser:
                 return self._parse_scalar(path)
 
     def _parse_object(self, path: KeyPath) -> dict[str, Any]:
+        object_start = self.position
         self.position += 1
         values: dict[str, Any] = {}
+        members: list[JsonMember] = []
         while (character := self._peek()) != "}":
             if character != '"':
                 self._fail('expected a key in double quotes or "}"')
@@ -244,8 +271,11 @@ class _JsonParser:
                 self._fail(f"the key {json.dumps(key)} is given twice, first in line {self.lines[inner_path]}", start)
             self.lines[inner_path] = line
             self._expect(":")
+            self._peek()
+            value_start = self.position
             values[key] = self._parse_value(inner_path)
-            self._skip_comma("}")
+            members.append(JsonMember(key, start, value_start, self.position, self._skip_comma("}")))
+        self.objects[path] = JsonObject(object_start, self.position, members)
         self.position += 1
         return values
 
@@ -275,13 +305,15 @@ class _JsonParser:
             self.texts[path] = self.text[start : self.position]
         return value
 
-    def _skip_comma(self, end: str) -> None:
-        """Skips a comma. Before the end it is optional."""
+    def _skip_comma(self, end: str) -> int | None:
+        """Skips a comma and returns its position. Before the end it is optional."""
         character = self._peek()
         if character == ",":
             self.position += 1
-        elif character != end:
+            return self.position - 1
+        if character != end:
             self._fail(f'expected "," or "{end}"')
+        return None
 
     def _expect(self, character: str) -> None:
         if self._peek() != character:

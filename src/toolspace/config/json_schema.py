@@ -40,10 +40,10 @@ def build_json_schema() -> dict[str, Any]:
 
 def _build_object(settings: Iterable[Setting], *, allows_unknown: bool = False) -> dict[str, Any]:
     settings = tuple(settings)
-    properties = {key: _build_property(setting) for setting in settings for key in (setting.key, *setting.aliases)}
+    properties = {key: _build_property(setting) for setting in settings for key in setting.keys}
     schema: dict[str, Any] = {"type": "object", "properties": properties}
     # A setting with aliases is not listed: it may be present under any of its keys.
-    if required := [setting.key for setting in settings if setting.is_required and not setting.aliases]:
+    if required := [setting.key for setting in settings if setting.is_required and not setting.options.aliases]:
         schema["required"] = required
     if not allows_unknown:
         schema["additionalProperties"] = False

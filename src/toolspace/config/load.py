@@ -1,6 +1,7 @@
 """Loads the configuration: reads the files, applies environment variables and defaults, and validates the whole.
 
-Used by `Toolspace.open`, the server and the CLI. Builds nothing from it; `composition` does.
+The main file may describe agents, or refer to files that do; all of them are read and checked together. Used by
+`Toolspace.open`, the server and the CLI. Builds nothing from it; `composition` does. Runs no agent.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import Any, cast
 
 import msgspec
 
-from toolspace.config import tool_settings
 from toolspace.config.agent_settings import AgentEntry, AgentIdentity
 from toolspace.config.configuration import (
     AGENT_KEYS,
@@ -40,64 +40,129 @@ from toolspace.config.file_formats import (
 from toolspace.config.find_and_watch import default_state_dir
 from toolspace.config.server_settings import NotificationSettings
 from toolspace.config.tool_settings import ToolSettings
-from toolspace.config.validation import ReadingContext
+from toolspace.config.validation import ReadingContext, declared_settings
 from toolspace.core.names import agent_name_problem, agent_tool_name, did_you_mean
 from toolspace.core.secret_masking import is_secret_name
 from toolspace.errors import ConfigError
 
-# MERGED from agent_files: Finds every agent that a configuration describes, in the main file and in the files that it
+__all__ = ["Config", "load_config"]
 
-_TOOL_KEYS = frozenset(setting.key for setting in TOOL_KEYS)
-_PROCESS_KEYS = tuple(setting.key for setting in PROCESS_KEYS)
 _NAME_MISSING = '"name" is missing; expected a name'
+
+
+def load_config(path: Path | None, *, environ: Mapping[str, str] = os.environ) -> Config:
+    """The configuration of a file; without a file, the defaults. Raises `ConfigError` with all problems at once."""
+    path = None if path is None else path.absolute()
+    base_dir = Path.cwd() if path is None else path.parent
+    overrides = read_overrides(environ)
+    file = _File(path, EMPTY if path is None else read_document(path), base_dir, environ, overrides.values)
+    main = ConfigPart(file.context)
+    settings = main.read(*TOOL_KEYS, *PROCESS_KEYS, *ANY_FILE_KEYS, *(AGENT_KEYS if file.has_agent else ()))
+    defaults = main.merge_defaults(settings)
+    main.check_references(settings)
+    resolver = _AgentResolver(file, main, settings, environ)
+    resolver.check()
+    config = Config(
+        defaults=defaults,
+        queues=settings.queues,
+        tools=settings.tools,
+        mcp_servers=settings.all_servers,
+        rest_tools=settings.rest_tools,
+        openapi=settings.openapi,
+        providers=settings.providers,
+        router=settings.router,
+        notifications=settings.notifications,
+        embeddings=settings.embeddings,
+        storage=settings.storage,
+        server=settings.server,
+        functions=_resolve_functions(settings.functions, file.context),
+        demo=settings.demo,
+        path=path,
+        base_dir=base_dir,
+        state_dir=settings.storage.dir or default_state_dir(environ),
+        document=file.document,
+        origins=file.context.origins,
+    )
+    agents = resolver.build_specs(config)
+    return msgspec.structs.replace(
+        config,
+        agents=agents,
+        agent=agents[resolver.main_agent] if resolver.main_agent is not None else None,
+        warnings=(*overrides.warnings, *resolver.warnings()),
+        secret_values=resolver.find_secrets().union(_find_override_secrets(overrides.values)),
+    )
+
+
+def _resolve_functions(functions: tuple[str, ...], context: ReadingContext) -> tuple[str, ...]:
+    """As written, except that files in an environment variable are relative to the working directory."""
+    if not isinstance(context.origins.get(("functions",)), str):
+        return functions
+    return tuple(str(Path.cwd() / entry) if FUNCTION_FILE.fullmatch(entry) else entry for entry in functions)
+
+
+def _find_override_secrets(overrides: Mapping[KeyPath, tuple[str, Any]]) -> Iterator[str]:
+    """The values of environment variables that override a secret setting."""
+    for key, (_, value) in overrides.items():
+        if isinstance(value, str) and is_secret_name(str(key[-1])):
+            yield value
+
+
+# Agents
 
 
 class _File:
     """A file, and the context that collects its problems."""
 
     def __init__(
-        self, path: Path | None, document: ConfigDocument, context: ReadingContext, environ: Mapping[str, str]
+        self,
+        path: Path | None,
+        document: ConfigDocument,
+        base_dir: Path,
+        environ: Mapping[str, str],
+        overrides: Mapping[KeyPath, tuple[str, Any]] | None = None,
     ) -> None:
         self.path = path
         self.document = document
-        """As written_fields, before its variables were filled in."""
-        self.context = context
+        """As written, before its variables were filled in."""
+        self.has_agent = "agent" in document.data
         self.secrets = frozenset(find_secrets(document.data, environ))
+        # Editors define these two variables in files that are read unchanged.
+        workspace = base_dir.parent if base_dir.name in (".vscode", ".cursor") else base_dir
+        variables = {"workspaceFolder": str(workspace), "userHome": environ.get("HOME", ""), **environ}
+        data, original_texts, problems = expand(document, variables)
+        self.context = ReadingContext(
+            document._replace(data=data),
+            base_dir=base_dir,
+            original_texts=original_texts,
+            overrides=overrides,
+            problems=problems,
+        )
 
 
-class _Agent:
+class _Agent(msgspec.Struct, eq=False):
     """An agent, and its references to other agents."""
 
-    def __init__(
-        self, name: str, file: _File, part: ConfigPart, settings: TopLevelSettings, *, is_main: bool = False
-    ) -> None:
-        self.name = name
-        self.file = file
-        self.part = part
-        self.settings = settings
-        self.is_main = is_main
-        """Whether it is the main file's own agent."""
-        self.callees: dict[str, KeyPath] = {}
-        """The agents that it may call, and the place of each reference."""
+    name: str
+    file: _File
+    part: ConfigPart
+    settings: TopLevelSettings
+    is_main: bool = False
+    """Whether it is the main file's own agent."""
+    callees: dict[str, KeyPath] = {}
+    """The agents that it may call, and the place of each reference."""
 
 
-class AgentResolver:
-    """The agents of one configuration."""
+class _AgentResolver:
+    """Finds every agent that a configuration describes, in the main file and in the files that it refers to.
 
-    def __init__(
-        self,
-        main: ConfigPart,
-        settings: TopLevelSettings,
-        *,
-        path: Path | None,
-        document: ConfigDocument,
-        environ: Mapping[str, str],
-        is_agent: bool,
-    ) -> None:
-        """Reads the agents of the main file and of all files that it refers to. `is_agent`: it has its own agent."""
+    Checks the references between agents, and builds an `AgentSpec` for each.
+    """
+
+    def __init__(self, file: _File, main: ConfigPart, settings: TopLevelSettings, environ: Mapping[str, str]) -> None:
+        """Reads the agents of the main file and of all files that it refers to."""
         self._environ = environ
-        self._main_file = _File(path, document, main.context, environ)
-        self._files: dict[Path, _File | None] = {} if path is None else {Path(os.path.normpath(path)): self._main_file}
+        self._main_file = file
+        self._files: dict[Path, _File | None] = {} if file.path is None else {Path(os.path.normpath(file.path)): file}
         self._file_errors: list[str] = []
         """Errors of files that could not be parsed."""
         self._agents: dict[str, _Agent] = {}
@@ -112,7 +177,7 @@ class AgentResolver:
         """The main file, with or without its own agent."""
         self.main_agent: str | None = None
         """The name of the main file's own agent."""
-        if is_agent:
+        if file.has_agent:
             self._add_main_agent(main, settings)
         owner = self._agents[self.main_agent] if self.main_agent is not None else self._main_part
         self._pending.extend((entry, self._main_file, owner) for entry in settings.agents)
@@ -169,13 +234,12 @@ class AgentResolver:
                 else:
                     self._file_errors.append(message)
                 return None
-            context = create_context(document, path.parent, self._environ, {})
-            self._files[path] = _File(path, document, context, self._environ)
-            for key in _PROCESS_KEYS:
-                if document.data.get(key) is not None:
-                    context.warn((key,), "has no effect, as another file names this one; say it there")
+            target = self._files[path] = _File(path, document, path.parent, self._environ)
+            for setting in PROCESS_KEYS:
+                if document.data.get(setting.key) is not None:
+                    target.context.warn((setting.key,), "has no effect, as another file names this one; say it there")
         target = self._files[path]
-        if target is not None and "agent" not in target.document.data:
+        if target is not None and not target.has_agent:
             expected = "expected a mapping with the agent's name and instructions"
             target.context.report((), f'"agent" is missing; {expected}')
             return None
@@ -311,7 +375,7 @@ class AgentResolver:
 
     def _build_own_config(self, agent: _Agent, config: Config) -> Config | None:
         """The configuration of the agent's own tools, or None if it has none."""
-        if not any(agent.part.data.get(key) for key in _TOOL_KEYS):
+        if not any(agent.part.data.get(setting.key) for setting in TOOL_KEYS):
             return None
         settings, context = agent.settings, agent.part.context
         return Config(
@@ -372,7 +436,7 @@ def _merge_tools(own_tools: ToolSettings, main_tools: ToolSettings, context: Rea
     An agent has its own built-in tools only if it has a setting of `tools`; otherwise it uses those that all share.
     """
     written_fields = {
-        setting.attribute for setting in tool_settings.TOOLS.settings if ("tools", setting.key) in context.origins
+        setting.attribute for setting in declared_settings(ToolSettings) if ("tools", setting.key) in context.origins
     }
     separate = {"definitions", "mcp_servers", "timeout", "max_concurrent", "builtins"}
     changes: dict[str, Any] = {
@@ -383,82 +447,3 @@ def _merge_tools(own_tools: ToolSettings, main_tools: ToolSettings, context: Rea
     if "builtins" not in written_fields:
         changes["builtins"] = main_tools.builtins if written_fields - separate else False
     return msgspec.structs.replace(own_tools, **changes)
-
-
-__all__ = ["Config", "load_config"]
-
-
-def load_config(path: Path | None, *, environ: Mapping[str, str] = os.environ) -> Config:
-    """The configuration of a file; without a file, the defaults. Raises `ConfigError` with all problems at once."""
-    path = None if path is None else path.absolute()
-    document = EMPTY if path is None else read_document(path)
-    base_dir = Path.cwd() if path is None else path.parent
-    overrides = read_overrides(environ)
-    context = create_context(document, base_dir, environ, overrides.values)
-    main = ConfigPart(context)
-    is_agent = "agent" in document.data
-    settings = main.read(*TOOL_KEYS, *PROCESS_KEYS, *ANY_FILE_KEYS, *(AGENT_KEYS if is_agent else ()))
-    defaults = main.merge_defaults(settings)
-    main.check_references(settings)
-    resolver = AgentResolver(main, settings, path=path, document=document, environ=environ, is_agent=is_agent)
-    resolver.check()
-    config = Config(
-        defaults=defaults,
-        queues=settings.queues,
-        tools=settings.tools,
-        mcp_servers=settings.all_servers,
-        rest_tools=settings.rest_tools,
-        openapi=settings.openapi,
-        providers=settings.providers,
-        router=settings.router,
-        notifications=settings.notifications,
-        embeddings=settings.embeddings,
-        storage=settings.storage,
-        server=settings.server,
-        functions=_resolve_functions(settings.functions, context),
-        demo=settings.demo,
-        path=path,
-        base_dir=base_dir,
-        state_dir=settings.storage.dir or default_state_dir(environ),
-        document=document,
-        origins=context.origins,
-    )
-    agents = resolver.build_specs(config)
-    return msgspec.structs.replace(
-        config,
-        agents=agents,
-        agent=agents[resolver.main_agent] if resolver.main_agent is not None else None,
-        warnings=(*overrides.warnings, *resolver.warnings()),
-        secret_values=resolver.find_secrets().union(_find_override_secrets(overrides.values)),
-    )
-
-
-def create_context(
-    document: ConfigDocument,
-    base_dir: Path,
-    environ: Mapping[str, str],
-    overrides: Mapping[KeyPath, tuple[str, Any]],
-) -> ReadingContext:
-    """Fills the variables in, and starts reading the document."""
-    # Editors define these two variables in files that are read unchanged.
-    workspace = base_dir.parent if base_dir.name in (".vscode", ".cursor") else base_dir
-    variables = {"workspaceFolder": str(workspace), "userHome": environ.get("HOME", ""), **environ}
-    data, original_texts, problems = expand(document, variables)
-    expanded_document = document._replace(data=data)
-    return ReadingContext(
-        expanded_document, base_dir=base_dir, original_texts=original_texts, overrides=overrides, problems=problems
-    )
-
-
-def _resolve_functions(functions: tuple[str, ...], context: ReadingContext) -> tuple[str, ...]:
-    """As written, except that files in an environment variable are relative to the working directory."""
-    if not isinstance(context.origins.get(("functions",)), str):
-        return functions
-    return tuple(str(Path.cwd() / entry) if FUNCTION_FILE.fullmatch(entry) else entry for entry in functions)
-
-
-def _find_override_secrets(overrides: Mapping[KeyPath, tuple[str, Any]]) -> Iterator[str]:
-    """The values of environment variables that override a secret setting."""
-    for key, (_, value) in overrides.items():
-        if isinstance(value, str) and is_secret_name(str(key[-1])):
-            yield value

@@ -1,6 +1,9 @@
 """The sections of providers: MCP servers, REST tools, OpenAPI services, and providers of other packages.
 
-Used by `tool_settings` and `top_level`. Starts nothing; `composition` builds the providers.
+Also has the settings that several sections share: the queue, the cache, the timeout and so on, as types of their
+fields. Used by the modules of the other sections. Starts nothing; `composition` builds the providers.
+
+No `from __future__ import annotations` in the modules with sections: their annotations are read when they are imported.
 """
 
 from collections.abc import Mapping
@@ -13,70 +16,62 @@ import msgspec
 from toolspace.config import value_types as types
 from toolspace.config.file_formats import format_value
 from toolspace.config.validation import (
+    SECRET,
     AlreadyReported,
     InvalidValue,
     Section,
     SectionType,
     Setting,
+    SettingOptions,
     Value,
     ValueType,
+    camel_case,
     list_named_values,
     read_value,
 )
+from toolspace.config.value_types import Duration, Globs, Name, ObjectSchema
 from toolspace.core.tool import NO_ANNOTATIONS, Annotations
 
-# MERGED from shared_settings: Settings that several sections have: the queue, the cache, the timeout and so on, as typ
+# Settings that several sections have
 
-QueueName = Annotated[str | None, Setting(types.string, "The queue that its calls go through.")]
-Cache = Annotated[
-    float | None,
-    Setting(types.cache_duration, "How long a result is reused for equal calls; 0 or false: never."),
-]
-CachePerUser = Annotated[bool, Setting(types.boolean, "Cache the results of each user separately.")]
-Timeout = Annotated[
-    float | None,
-    Setting(types.duration, "How long one call may take; without it `defaults.toolTimeout`."),
-]
+QueueName = Annotated[str | None, "The queue that its calls go through."]
+Cache = Annotated[float | None, types.cache_duration, "How long a result is reused for equal calls; 0 or false: never."]
+CachePerUser = Annotated[bool, "Cache the results of each user separately."]
+Timeout = Annotated[Duration | None, "How long one call may take; without it `defaults.toolTimeout`."]
 RequestTimeout = Annotated[
-    float | None,
-    Setting(
-        types.duration,
-        "How long one call of its tools may take; without it `defaults.toolTimeout`.",
-        key="requestTimeoutMs",
-        aliases=("requestTimeout",),
-    ),
+    Duration | None,
+    "How long one call of its tools may take; without it `defaults.toolTimeout`.",
+    SettingOptions(key="requestTimeoutMs", aliases=("requestTimeout",)),
 ]
-Enabled = Annotated[bool, Setting(types.boolean, "Whether it is used at all.")]
-Required = Annotated[bool, Setting(types.boolean, "Refuse to start if it does not start.")]
-Tags = Annotated[tuple[str, ...], Setting(types.strings, "Words that a search finds it by.")]
-HEADERS = Setting(types.string_map, "HTTP headers to send.", secret=True)
+Enabled = Annotated[bool, "Whether it is used at all."]
+Required = Annotated[bool, "Refuse to start if it does not start."]
+Tags = Annotated[tuple[str, ...], "Words that a search finds it by."]
+Headers = Annotated[Mapping[str, str], "HTTP headers to send.", SECRET]
 ToolsAllowed = Annotated[
-    tuple[str, ...] | None,
-    Setting(types.globs, "Offer only these of its tools.", aliases=("allowedTools", "includeTools")),
+    Globs | None, "Offer only these of its tools.", SettingOptions(aliases=("allowedTools", "includeTools"))
 ]
 ToolsDenied = Annotated[
-    tuple[str, ...],
-    Setting(types.globs, "Do not offer these of its tools, even if allowed.", aliases=("deniedTools", "excludeTools")),
+    Globs, "Do not offer these of its tools, even if allowed.", SettingOptions(aliases=("deniedTools", "excludeTools"))
 ]
 
-ANNOTATIONS = SectionType(
+_EFFECTS = {
+    "read_only": "It changes nothing.",
+    "destructive": "It may destroy data.",
+    "idempotent": "A repeated call has no further effect.",
+    "open_world": "It reaches outside this system.",
+}
+_annotations = SectionType(
     Annotations,
-    settings=(
-        Setting(types.boolean, "It changes nothing.", aliases=("readOnlyHint",)).bind("read_only", None),
-        Setting(types.boolean, "It may destroy data.", aliases=("destructiveHint",)).bind("destructive", None),
-        Setting(types.boolean, "A repeated call has no further effect.", aliases=("idempotentHint",)).bind(
-            "idempotent", None
-        ),
-        Setting(types.boolean, "It reaches outside this system.", aliases=("openWorldHint",)).bind("open_world", None),
-    ),
+    settings=[
+        Setting(name, types.boolean, effect, SettingOptions(aliases=(f"{camel_case(name)}Hint",)), None)
+        for name, effect in _EFFECTS.items()
+    ],
     is_ignored=lambda key: key == "title",
 )
 ToolAnnotations = Annotated[
     Annotations,
-    Setting(
-        ANNOTATIONS,
-        "What kind of effect it has: `readOnly`, `destructive`, `idempotent`, `openWorld`, each true or false.",
-    ),
+    _annotations,
+    "What kind of effect it has: `readOnly`, `destructive`, `idempotent`, `openWorld`, each true or false.",
 ]
 
 
@@ -116,33 +111,27 @@ class McpServerSettings(Section, frozen=True, kw_only=True):
     name: str
     transport: Annotated[
         Transport | None,
-        Setting(
-            types.choice("stdio", "http", "sse", "websocket", aliases=TRANSPORT_ALIASES),
-            "The transport; without it `stdio` for a command, `http` or `websocket` for a URL.",
-            key="type",
-            aliases=("transport",),
-        ),
+        types.choice("stdio", "http", "sse", "websocket", aliases=TRANSPORT_ALIASES),
+        "The transport; without it `stdio` for a command, `http` or `websocket` for a URL.",
+        SettingOptions(key="type", aliases=("transport",)),
     ] = None
     """None if the entry has neither a command nor a URL: it cannot start."""
-    command: Annotated[str | None, Setting(types.string, "The program to start.")] = None
-    args: Annotated[tuple[str, ...], Setting(types.strings, "The arguments of the program.", secret=True)] = ()
+    command: Annotated[str | None, "The program to start."] = None
+    args: Annotated[tuple[str, ...], "The arguments of the program.", SECRET] = ()
     env: Annotated[
-        Mapping[str, str],
-        Setting(types.string_map, "Environment variables for the program, besides a few harmless ones.", secret=True),
+        Mapping[str, str], "Environment variables for the program, besides a few harmless ones.", SECRET
     ] = {}
-    cwd: Annotated[Path | None, Setting(types.path, "The working directory of the program.")] = None
+    cwd: Annotated[Path | None, "The working directory of the program."] = None
     url: Annotated[
-        str | None, Setting(types.string, "The URL of the server.", aliases=("serverUrl", "httpUrl"), secret=True)
+        str | None, "The URL of the server.", SettingOptions(aliases=("serverUrl", "httpUrl"), secret=True)
     ] = None
-    headers: Annotated[Mapping[str, str], HEADERS] = {}
+    headers: Headers = {}
     auth: Annotated[
         Mapping[str, Any],
-        Setting(
-            _oauth,
-            "OAuth: `oauth` for a login in the browser, or a mapping with `type` (`authorization_code` or "
-            "`client_credentials`), `clientId`, `clientSecret`, `scope`.",
-            secret=True,
-        ),
+        _oauth,
+        "OAuth: `oauth` for a login in the browser, or a mapping with `type` (`authorization_code` or "
+        "`client_credentials`), `clientId`, `clientSecret`, `scope`.",
+        SECRET,
     ] = {}
     enabled: Enabled = True
     required: Required = False
@@ -152,7 +141,7 @@ class McpServerSettings(Section, frozen=True, kw_only=True):
     cache: Cache = None
     request_timeout: RequestTimeout = None
     idle_timeout: Annotated[
-        float | None, Setting(types.duration, "Stop the server after this time without use; the next call restarts it.")
+        Duration | None, "Stop the server after this time without use; the next call restarts it."
     ] = None
     extra: Mapping[str, Any] = {}
     """Keys of other programs, kept unchanged."""
@@ -162,17 +151,16 @@ class RestToolSettings(Section, frozen=True, kw_only=True):
     """One HTTP request. Its templates still contain `${parameters.x}`."""
 
     name: str
-    description: Annotated[str, Setting(types.string, "The description that the model reads.")] = ""
-    method: Annotated[str, Setting(types.choice(*types.HTTP_METHODS), "The HTTP method.")] = "GET"
-    url: Annotated[str, Setting(types.string, "The URL; `${parameters.x}` is replaced by an argument.", secret=True)]
-    headers: Annotated[Mapping[str, str], HEADERS] = {}
-    query: Annotated[Mapping[str, Any], Setting(types.mapping, "Query parameters to send.", secret=True)] = {}
-    body: Annotated[Any, Setting(types.any_value, "The body to send, as data or as text.", secret=True)] = None
+    description: Annotated[str, "The description that the model reads."] = ""
+    method: Annotated[str, types.choice(*types.HTTP_METHODS), "The HTTP method."] = "GET"
+    url: Annotated[str, "The URL; `${parameters.x}` is replaced by an argument.", SECRET]
+    headers: Headers = {}
+    query: Annotated[Mapping[str, Any], "Query parameters to send.", SECRET] = {}
+    body: Annotated[Any, types.any_value, "The body to send, as data or as text.", SECRET] = None
     parameters_schema: Annotated[
-        Mapping[str, Any] | None,
-        Setting(types.schema, "The schema of the tool's arguments.", aliases=("inputSchema",)),
+        ObjectSchema | None, "The schema of the tool's arguments.", SettingOptions(aliases=("inputSchema",))
     ] = None
-    output_schema: Annotated[Mapping[str, Any] | None, Setting(types.mapping, "The schema of its result.")] = None
+    output_schema: Annotated[Mapping[str, Any] | None, "The schema of its result."] = None
     queue: QueueName = None
     cache: Cache = None
     cache_per_user: CachePerUser = False
@@ -185,25 +173,20 @@ class RestToolSettings(Section, frozen=True, kw_only=True):
 class OpenApiSettings(Section, frozen=True, kw_only=True):
     """One service that an OpenAPI document describes."""
 
+    shorthand = "spec"
+
     name: str
     spec: Annotated[
-        str, Setting(types.url_or_path, "The document: a URL or a file, JSON or YAML.", aliases=("url", "path"))
+        str, types.url_or_path, "The document: a URL or a file, JSON or YAML.", SettingOptions(aliases=("url", "path"))
     ]
     """A URL, or the absolute path of a file."""
-    base_url: Annotated[
-        str | None, Setting(types.string, "The URL of the service; without it the one in the document.")
-    ] = None
-    headers: Annotated[Mapping[str, str], HEADERS] = {}
-    auth: Annotated[
-        Mapping[str, Any],
-        Setting(types.mapping, "Credentials by the name of the document's security scheme.", secret=True),
-    ] = {}
-    tags: Annotated[tuple[str, ...] | None, Setting(types.globs, "Only operations with one of these tags.")] = None
-    methods: Annotated[tuple[str, ...] | None, Setting(types.strings, "Only operations of these HTTP methods.")] = None
-    paths: Annotated[tuple[str, ...] | None, Setting(types.globs, "Only operations below these paths.")] = None
-    operations: Annotated[tuple[str, ...] | None, Setting(types.globs, "Only these operations, by `operationId`.")] = (
-        None
-    )
+    base_url: Annotated[str | None, "The URL of the service; without it the one in the document."] = None
+    headers: Headers = {}
+    auth: Annotated[Mapping[str, Any], "Credentials by the name of the document's security scheme.", SECRET] = {}
+    tags: Annotated[Globs | None, "Only operations with one of these tags."] = None
+    methods: Annotated[tuple[str, ...] | None, "Only operations of these HTTP methods."] = None
+    paths: Annotated[Globs | None, "Only operations below these paths."] = None
+    operations: Annotated[Globs | None, "Only these operations, by `operationId`."] = None
     tools_allowed: ToolsAllowed = None
     tools_denied: ToolsDenied = ()
     queue: QueueName = None
@@ -216,26 +199,19 @@ class OpenApiSettings(Section, frozen=True, kw_only=True):
 class ProviderSettings(Section, frozen=True, kw_only=True):
     """A provider of another package, or of the user's own code."""
 
+    shorthand = "uses"
+
     name: str
     uses: Annotated[
-        str | None,
-        Setting(
-            types.name,
-            "The provider: the name under which an installed package offers it, `package.module:Name`, or "
-            "`./file.py:Name`; without it the name of the entry.",
-        ),
+        Name | None,
+        "The provider: the name under which an installed package offers it, `package.module:Name`, or "
+        "`./file.py:Name`; without it the name of the entry.",
     ] = None
     namespace: Annotated[
-        str | None,
-        Setting(
-            types.name,
-            "The first part of its tools' names; without it the provider's own namespace, else the name of the entry.",
-        ),
+        Name | None,
+        "The first part of its tools' names; without it the provider's own namespace, else the name of the entry.",
     ] = None
-    settings: Annotated[
-        Mapping[str, Any],
-        Setting(types.mapping, "The provider's own settings, which it is created with.", secret=True),
-    ] = {}
+    settings: Annotated[Mapping[str, Any], "The provider's own settings, which it is created with.", SECRET] = {}
     enabled: Enabled = True
     required: Required = False
     tools_allowed: ToolsAllowed = None
@@ -245,10 +221,9 @@ class ProviderSettings(Section, frozen=True, kw_only=True):
     request_timeout: RequestTimeout = None
 
 
-MCP_SERVER = SectionType(McpServerSettings)
-REST_TOOL = SectionType(RestToolSettings)
-OPENAPI = SectionType(OpenApiSettings, shorthand="spec")
-PROVIDER = SectionType(ProviderSettings, shorthand="uses")
+# MCP servers, as other programs write them
+
+_server_section = SectionType(McpServerSettings)
 
 
 def _read_server(value: Value) -> McpServerSettings:
@@ -257,7 +232,7 @@ def _read_server(value: Value) -> McpServerSettings:
     is_disabled = isinstance(entry.get("disabled"), bool) and "enabled" not in entry
     if is_disabled:
         entry["enabled"] = not entry.pop("disabled")
-    server = MCP_SERVER.read(Value(entry, value.context, value.path, value.key))
+    server = _server_section.read(value.with_data(entry))
     if is_disabled:
         value.context.origins[*value.key, "enabled"] = (*value.path, "disabled")
     if isinstance(timeout := server.extra.get("timeout"), str):
@@ -282,12 +257,11 @@ def _with_transport(value: Value, server: McpServerSettings) -> McpServerSetting
     if transport is None:
         value.context.warn(value.path, 'has neither "command" nor "url", so it cannot start')
     elif getattr(server, required_key) is None and server.enabled:
-        value.report(f'"{required_key}" is missing, which the transport {transport} needs')
-        raise AlreadyReported
+        value.fail(f'"{required_key}" is missing, which the transport {transport} needs')
     return msgspec.structs.replace(server, transport=transport)
 
 
-_server = ValueType("mapping", "a mapping", _read_server, schema={"anyOf": [MCP_SERVER]}, fits_variable=False)
+_server = ValueType("mapping", "a mapping", _read_server, schema={"anyOf": [_server_section]}, fits_variable=False)
 
 
 def _read_servers(value: Value) -> dict[str, McpServerSettings]:
@@ -304,13 +278,20 @@ def _read_servers(value: Value) -> dict[str, McpServerSettings]:
     return servers
 
 
-mcp_servers_type: ValueType[dict[str, McpServerSettings]] = ValueType(
-    "MCP servers by name",
-    "a mapping of MCP servers by name",
-    _read_servers,
-    schema=types.entries_schema(_server),
-    fits_variable=False,
-)
-rest_tools_type = types.entries_by_name(REST_TOOL, "REST tools")
-openapi_type = types.entries_by_name(OPENAPI, "services")
-providers_type = types.entries_by_name(PROVIDER, "providers")
+McpServers = Annotated[
+    Mapping[str, McpServerSettings],
+    ValueType(
+        "MCP servers by name",
+        "a mapping of MCP servers by name",
+        _read_servers,
+        schema=types.entries_schema(_server),
+        fits_variable=False,
+    ),
+]
+RestTools = Annotated[
+    Mapping[str, RestToolSettings], types.entries_by_name(SectionType(RestToolSettings), "REST tools")
+]
+OpenApiServices = Annotated[
+    Mapping[str, OpenApiSettings], types.entries_by_name(SectionType(OpenApiSettings), "services")
+]
+Providers = Annotated[Mapping[str, ProviderSettings], types.entries_by_name(SectionType(ProviderSettings), "providers")]

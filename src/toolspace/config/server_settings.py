@@ -1,16 +1,15 @@
 """The sections `storage`, `server`, `notifications` and `embeddings`: the settings of the process and its services.
 
-Used by `agent_settings` and `top_level`. Opens nothing.
+Used by `agent_settings` and `configuration`. Opens nothing.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 from toolspace.config import value_types as types
-from toolspace.config.provider_settings import HEADERS
-from toolspace.config.validation import Section, SectionType, Setting
-from toolspace.config.value_types import RateSetting
+from toolspace.config.provider_settings import Headers
+from toolspace.config.validation import SECRET, Section, SettingOptions
+from toolspace.config.value_types import Count, Duration, Globs, HttpUrl, Name, NullableRate, RateSetting
 from toolspace.core import defaults
 
 CacheKind = Literal["memory", "disk"]
@@ -22,190 +21,125 @@ class StorageSettings(Section, frozen=True, kw_only=True):
 
     url: Annotated[
         str | None,
-        Setting(
-            types.database_url,
-            "The gateway's database: `postgresql://…` for several replicas, or a SQLite file; without it "
-            "`toolspace.db` in `dir`.",
-            secret=True,
-        ),
+        types.database_url,
+        "The gateway's database: `postgresql://…` for several replicas, or a SQLite file; without it "
+        "`toolspace.db` in `dir`.",
+        SECRET,
     ] = None
     """`postgresql://…`, or `sqlite:///` and an absolute path. None: SQLite in the state directory."""
-    redis: Annotated[
-        str | None, Setting(types.string, "A Redis for events, queues and cache of several replicas.", secret=True)
-    ] = None
+    redis: Annotated[str | None, "A Redis for events, queues and cache of several replicas.", SECRET] = None
     dir: Annotated[
-        Path | None,
-        Setting(
-            types.path,
-            "The state directory; without it `$XDG_STATE_HOME/toolspace`, else `~/.local/state/toolspace`.",
-        ),
+        Path | None, "The state directory; without it `$XDG_STATE_HOME/toolspace`, else `~/.local/state/toolspace`."
     ] = None
     """As written; `Config.state_dir` has the value in force."""
-    cache: Annotated[CacheKind, Setting(types.choice("memory", "disk"), "Where cached results are stored.")] = "memory"
+    cache: Annotated[CacheKind, "Where cached results are stored."] = "memory"
 
 
 class ServerSettings(Section, frozen=True, kw_only=True):
     """The gateway: its address, its credentials and its limits."""
 
-    host: Annotated[str, Setting(types.string, "The address that the gateway listens on.")] = "127.0.0.1"
-    port: Annotated[int, Setting(types.integer(0, 65535), "Its port; 0: any free port.")] = 8787
-    public_url: Annotated[
-        str | None, Setting(types.http_url, "The URL that clients use, if the gateway is behind a proxy.")
-    ] = None
+    host: Annotated[str, "The address that the gateway listens on."] = "127.0.0.1"
+    port: Annotated[int, types.integer(0, 65535), "Its port; 0: any free port."] = 8787
+    public_url: Annotated[HttpUrl | None, "The URL that clients use, if the gateway is behind a proxy."] = None
     secret_key: Annotated[
         str | None,
-        Setting(
-            types.secret_string(16),
-            "A secret key that is accepted besides the created ones; never stored.",
-            secret=True,
-        ),
+        types.secret_string(16),
+        "A secret key that is accepted besides the created ones; never stored.",
+        SECRET,
     ] = None
     public_key: Annotated[
-        str | None, Setting(types.secret_string(16), "A public key that is accepted besides the created ones.")
+        str | None, types.secret_string(16), "A public key that is accepted besides the created ones."
     ] = None
     jwt_secret: Annotated[
         str | None,
-        Setting(
-            types.secret_string(32),
-            "The secret that signs entity tokens; without it one is created at the first start.",
-            secret=True,
-        ),
+        types.secret_string(32),
+        "The secret that signs entity tokens; without it one is created at the first start.",
+        SECRET,
     ] = None
-    jwks_url: Annotated[
-        str | None, Setting(types.http_url, "The URL of the public keys (JWKS) of another token issuer.")
-    ] = None
-    jwt_claim: Annotated[str, Setting(types.string, "The claim of a token that names the entity.")] = "sub"
-    jwt_audience: Annotated[str | None, Setting(types.string, "Accept only tokens for this audience.")] = None
-    jwt_issuer: Annotated[str | None, Setting(types.string, "Accept only tokens of this issuer.")] = None
+    jwks_url: Annotated[HttpUrl | None, "The URL of the public keys (JWKS) of another token issuer."] = None
+    jwt_claim: Annotated[str, "The claim of a token that names the entity."] = "sub"
+    jwt_audience: Annotated[str | None, "Accept only tokens for this audience."] = None
+    jwt_issuer: Annotated[str | None, "Accept only tokens of this issuer."] = None
     allowed_hosts: Annotated[
-        tuple[str, ...],
-        Setting(types.strings, "Host names that requests may use, besides the loopback names and `publicUrl`."),
+        tuple[str, ...], "Host names that requests may use, besides the loopback names and `publicUrl`."
     ] = ()
-    allowed_origins: Annotated[
-        tuple[str, ...],
-        Setting(types.strings, "Origins (CORS) that browsers may call it from, besides its own."),
-    ] = ()
-    max_body_bytes: Annotated[int, Setting(types.integer(1), "A larger request is refused with 413.")] = 4 * 1024 * 1024
-    max_streams: Annotated[int, Setting(types.integer(1), "How many event streams may be open; one more gets 503.")] = (
-        10_000
-    )
+    allowed_origins: Annotated[tuple[str, ...], "Origins (CORS) that browsers may call it from, besides its own."] = ()
+    max_body_bytes: Annotated[Count, "A larger request is refused with 413."] = 4 * 1024 * 1024
+    max_streams: Annotated[Count, "How many event streams may be open; one more gets 503."] = 10_000
     max_streams_per_caller: Annotated[
-        int, Setting(types.integer(1), "How many event streams one key or entity may have open; one more gets 429.")
+        Count, "How many event streams one key or entity may have open; one more gets 429."
     ] = 2_000
     rate_limit: Annotated[
-        RateSetting | None,
-        Setting(
-            types.nullable(types.rate),
-            "The rate limit of requests of one entity with a public key; null: any number.",
-        ),
+        NullableRate, "The rate limit of requests of one entity with a public key; null: any number."
     ] = RateSetting(count=100, seconds=1.0)
     secret_rate_limit: Annotated[
-        RateSetting | None,
-        Setting(
-            types.nullable(types.rate), "The rate limit of requests with one secret or tool key; null: any number."
-        ),
+        NullableRate, "The rate limit of requests with one secret or tool key; null: any number."
     ] = None
     failed_login_limit: Annotated[
-        RateSetting | None,
-        Setting(
-            types.nullable(types.rate),
-            "The rate limit of requests with wrong credentials from one address; null: any number.",
-        ),
+        NullableRate, "The rate limit of requests with wrong credentials from one address; null: any number."
     ] = RateSetting(count=60, seconds=60.0)
     max_concurrent_requests: Annotated[
-        int, Setting(types.integer(1), "How many requests may run at once, besides streams; one more gets 503.")
+        Count, "How many requests may run at once, besides streams; one more gets 503."
     ] = 4_000
-    heartbeat: Annotated[
-        float, Setting(types.duration, "How often an idle event stream sends a comment to keep the connection open.")
-    ] = 15.0
-    stop_timeout: Annotated[
-        float, Setting(types.duration, "How long running calls may take to finish when the gateway stops.")
-    ] = 10.0
-    event_retention: Annotated[
-        float, Setting(types.duration, "How long stream events are stored for subscribers that reconnect.")
-    ] = defaults.EVENT_RETENTION_SECONDS
+    heartbeat: Annotated[Duration, "How often an idle event stream sends a comment to keep the connection open."] = 15.0
+    stop_timeout: Annotated[Duration, "How long running calls may take to finish when the gateway stops."] = 10.0
+    event_retention: Annotated[Duration, "How long stream events are stored for subscribers that reconnect."] = (
+        defaults.EVENT_RETENTION_SECONDS
+    )
     retention: Annotated[
-        float,
-        Setting(
-            types.duration,
-            "How long finished calls, runs and tasks and acknowledged inbox events are stored; messages stay.",
-        ),
+        Duration, "How long finished calls, runs and tasks and acknowledged inbox events are stored; messages stay."
     ] = defaults.RETENTION_SECONDS
     worker_grace: Annotated[
-        float,
-        Setting(
-            types.duration, "How long a disconnected worker may take to return before its calls are offered to others."
-        ),
+        Duration, "How long a disconnected worker may take to return before its calls are offered to others."
     ] = defaults.WORKER_GRACE_SECONDS
-    max_active_agents: Annotated[int, Setting(types.integer(1), "How many agents may run a cycle at once.")] = (
-        defaults.MAX_ACTIVE_AGENTS
-    )
+    max_active_agents: Annotated[Count, "How many agents may run a cycle at once."] = defaults.MAX_ACTIVE_AGENTS
 
 
 class WebhookSettings(Section, frozen=True, kw_only=True):
     """The URL that notifications are posted to."""
 
-    url: Annotated[str, Setting(types.http_url, "Each notification is posted to this URL, as JSON.", secret=True)]
-    headers: Annotated[Mapping[str, str], HEADERS] = {}
+    shorthand = "url"
+
+    url: Annotated[HttpUrl, "Each notification is posted to this URL, as JSON.", SECRET]
+    headers: Headers = {}
 
 
 class SmtpSettings(Section, frozen=True, kw_only=True):
     """The mail server that sends notifications."""
 
-    host: Annotated[str, Setting(types.name, "The mail server.")]
-    port: Annotated[
-        int | None, Setting(types.integer(1, 65535), "Its port; without it 25, 587 or 465, depending on `tls`.")
-    ] = None
-    sender: Annotated[str, Setting(types.mail_address, "The sender of the mails.", key="from")]
-    to: Annotated[tuple[str, ...], Setting(types.mail_addresses, "The recipients of the mails.")]
+    host: Annotated[Name, "The mail server."]
+    port: Annotated[int | None, types.integer(1, 65535), "Its port; without it 25, 587 or 465, depending on `tls`."] = (
+        None
+    )
+    sender: Annotated[str, types.mail_address, "The sender of the mails.", SettingOptions(key="from")]
+    to: Annotated[tuple[str, ...], types.mail_addresses, "The recipients of the mails."]
     allowed_recipients: Annotated[
-        tuple[str, ...],
-        Setting(types.globs, "Further recipients that an agent may choose: addresses, or globs (`*@example.com`)."),
+        Globs, "Further recipients that an agent may choose: addresses, or globs (`*@example.com`)."
     ] = ()
-    username: Annotated[str | None, Setting(types.string, "The account to log in with.", secret=True)] = None
-    password: Annotated[str | None, Setting(types.string, "The password of the account.", secret=True)] = None
+    username: Annotated[str | None, "The account to log in with.", SECRET] = None
+    password: Annotated[str | None, "The password of the account.", SECRET] = None
     tls: Annotated[
-        SmtpTls,
-        Setting(
-            types.choice("none", "starttls", "tls"),
-            "How the connection is encrypted: not at all, after a plain greeting, or from the start.",
-        ),
+        SmtpTls, "How the connection is encrypted: not at all, after a plain greeting, or from the start."
     ] = "starttls"
-
-
-WEBHOOK = SectionType(WebhookSettings, shorthand="url")
-SMTP = SectionType(SmtpSettings)
 
 
 class NotificationSettings(Section, frozen=True, kw_only=True):
     """How `send_notification` reaches people. With neither it fails."""
 
-    webhook: Annotated[WebhookSettings | None, Setting(WEBHOOK, "Post notifications to a URL.")] = None
-    smtp: Annotated[SmtpSettings | None, Setting(SMTP, "Send notifications by mail.")] = None
+    webhook: Annotated[WebhookSettings | None, "Post notifications to a URL."] = None
+    smtp: Annotated[SmtpSettings | None, "Send notifications by mail."] = None
 
 
 class EmbeddingSettings(Section, frozen=True, kw_only=True):
     """The embedding model of `search_knowledge`."""
 
+    shorthand = "model"
+
     model: Annotated[
-        str,
-        Setting(
-            types.name,
-            "The embedding model: `openai:text-embedding-3-small`, `ollama:nomic-embed-text`; without a provider "
-            "OpenAI's, or the server at `baseUrl`.",
-        ),
+        Name,
+        "The embedding model: `openai:text-embedding-3-small`, `ollama:nomic-embed-text`; without a provider "
+        "OpenAI's, or the server at `baseUrl`.",
     ]
-    base_url: Annotated[
-        str | None,
-        Setting(types.http_url, "The URL of the API up to `/embeddings`; without it the provider's own."),
-    ] = None
-    api_key: Annotated[
-        str | None, Setting(types.string, "The API key; without it the provider's environment variable.", secret=True)
-    ] = None
-    headers: Annotated[Mapping[str, str], HEADERS] = {}
-
-
-STORAGE = SectionType(StorageSettings)
-SERVER = SectionType(ServerSettings)
-NOTIFICATIONS = SectionType(NotificationSettings)
-EMBEDDINGS = SectionType(EmbeddingSettings, shorthand="model")
+    base_url: Annotated[HttpUrl | None, "The URL of the API up to `/embeddings`; without it the provider's own."] = None
+    api_key: Annotated[str | None, "The API key; without it the provider's environment variable.", SECRET] = None
+    headers: Headers = {}

@@ -1,7 +1,7 @@
 """The sections `defaults`, `queues` and `tools`: limits of calls, and settings of the built-in and local tools.
 
-Also reads the tools that `tools.definitions` defines, including older ways to write them. Used by `top_level`. Builds
-nothing; `composition` does.
+Also reads the tools that `tools.definitions` defines, including older ways to write them. Used by `configuration`.
+Builds nothing; `composition` does.
 """
 
 from collections.abc import Mapping
@@ -16,15 +16,23 @@ from toolspace.config.provider_settings import (
     Cache,
     CachePerUser,
     Enabled,
-    McpServerSettings,
+    McpServers,
     QueueName,
     Tags,
     Timeout,
     ToolAnnotations,
-    mcp_servers_type,
 )
-from toolspace.config.validation import AlreadyReported, Section, SectionType, Setting, Value, ValueType, read_value
-from toolspace.config.value_types import RateSetting
+from toolspace.config.validation import (
+    SECRET,
+    AlreadyReported,
+    Section,
+    SectionType,
+    SettingOptions,
+    Value,
+    ValueType,
+    read_value,
+)
+from toolspace.config.value_types import Count, Duration, Globs, NullableCount, ObjectSchema, RateSetting, ScalarText
 from toolspace.core import defaults
 from toolspace.core.names import did_you_mean, is_local_name
 from toolspace.core.tool import NO_ANNOTATIONS, ExecutionType, ToolCategory
@@ -77,74 +85,53 @@ _REQUIRED_KEY: Mapping[ExecutionType, str] = {
 class DefaultSettings(Section, frozen=True, kw_only=True):
     """Holds for every call, unless the tool, its provider or an override has its own value."""
 
-    tool_timeout: Annotated[float, Setting(types.duration, "How long one call may take.")] = (
-        defaults.TOOL_TIMEOUT_SECONDS
-    )
+    tool_timeout: Annotated[Duration, "How long one call may take."] = defaults.TOOL_TIMEOUT_SECONDS
     tool_response_max_bytes: Annotated[
-        int, Setting(types.integer(1), "A larger result is stored, and the model gets a handle and a preview.")
+        Count, "A larger result is stored, and the model gets a handle and a preview."
     ] = defaults.TOOL_RESPONSE_MAX_BYTES
-    tool_output_ttl: Annotated[float, Setting(types.duration, "How long stored results are kept.")] = (
-        defaults.TOOL_OUTPUT_TTL_SECONDS
-    )
+    tool_output_ttl: Annotated[Duration, "How long stored results are kept."] = defaults.TOOL_OUTPUT_TTL_SECONDS
     pending_call_ttl: Annotated[
-        float,
-        Setting(
-            types.duration,
-            "How long a pending call waits for a worker or a person; then it expires, and its agent is notified.",
-        ),
+        Duration, "How long a pending call waits for a worker or a person; then it expires, and its agent is notified."
     ] = 604_800.0
     max_tool_calls_per_turn: Annotated[
-        int | None,
-        Setting(types.integer(1, nullable=True), "How many calls a model may make in one turn; null: any number."),
+        NullableCount, "How many calls a model may make in one turn; null: any number."
     ] = None
-    max_concurrent_tools: Annotated[
-        int | None,
-        Setting(types.integer(1, nullable=True), "How many calls of one run may run at once; null: any number."),
-    ] = None
-    context_window: Annotated[
-        int | None,
-        Setting(types.integer(1, nullable=True), "How many tokens of results fit into one run; null: no budget."),
-    ] = None
+    max_concurrent_tools: Annotated[NullableCount, "How many calls of one run may run at once; null: any number."] = (
+        None
+    )
+    context_window: Annotated[NullableCount, "How many tokens of results fit into one run; null: no budget."] = None
     tool_search_threshold: Annotated[
         int | None,
-        Setting(
-            types.integer(0, nullable=True),
-            "Above this many tokens of tool definitions the model gets a search tool instead; 0: always, null: never.",
-        ),
+        types.integer(0, nullable=True),
+        "Above this many tokens of tool definitions the model gets a search tool instead; 0: always, null: never.",
     ] = defaults.TOOL_SEARCH_THRESHOLD
-    mcp_init_concurrency: Annotated[int, Setting(types.integer(1), "How many MCP servers start at once.")] = 32
-    trace_mcp: Annotated[bool, Setting(types.boolean, "Log every message to and from MCP servers.", key="traceMCP")] = (
-        False
-    )
+    mcp_init_concurrency: Annotated[Count, "How many MCP servers start at once."] = 32
+    trace_mcp: Annotated[bool, "Log every message to and from MCP servers.", SettingOptions(key="traceMCP")] = False
 
 
 class QueueSettings(Section, frozen=True, kw_only=True):
     """A limit on calls that several tools may share."""
 
-    concurrent: Annotated[int, Setting(types.integer(1), "How many calls run at once.")]
+    concurrent: Annotated[Count, "How many calls run at once."]
     rate: Annotated[
-        RateSetting | None, Setting(types.rate, "The rate limit: how many calls may start per second, minute or hour.")
+        RateSetting | None, types.rate, "The rate limit: how many calls may start per second, minute or hour."
     ] = None
     max_waiting: Annotated[
-        int | None, Setting(types.integer(0), "How many calls may wait; one more fails with `limit_exceeded`.")
+        int | None, types.integer(0), "How many calls may wait; one more fails with `limit_exceeded`."
     ] = None
-    wait_timeout: Annotated[float | None, Setting(types.duration, "How long a call may wait for its turn.")] = None
+    wait_timeout: Annotated[Duration | None, "How long a call may wait for its turn."] = None
 
 
 class WebSearchSettings(Section, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """The engine of `web_search`. `msgspec.to_builtins` returns it as the file has it."""
 
-    provider: Annotated[
-        SearchEngine, Setting(types.choice("tavily", "google", "bing", "duckduckgo"), "The search engine.")
-    ] = "duckduckgo"
-    api_key: Annotated[str | None, Setting(types.string, "The API key of the search engine.", secret=True)] = None
-    max_results: Annotated[
-        int, Setting(types.integer(1), "How many results a search returns at most, and if the model names no number.")
-    ] = 10
+    provider: Annotated[SearchEngine, "The search engine."] = "duckduckgo"
+    api_key: Annotated[str | None, "The API key of the search engine.", SECRET] = None
+    max_results: Annotated[Count, "How many results a search returns at most, and if the model names no number."] = 10
     search_engine_id: Annotated[
-        str | None, Setting(types.scalar_string, "Google's id of your search engine.", aliases=("cx",))
+        ScalarText | None, "Google's id of your search engine.", SettingOptions(aliases=("cx",))
     ] = None
-    url: Annotated[str | None, Setting(types.string, "Another URL of the engine's API.")] = None
+    url: Annotated[str | None, "Another URL of the engine's API."] = None
 
 
 class ToolOverride(Section, frozen=True, kw_only=True):
@@ -153,151 +140,134 @@ class ToolOverride(Section, frozen=True, kw_only=True):
     timeout: Timeout = None
     queue: QueueName = None
     cache: Cache = None
-    cache_per_user: Annotated[bool | None, Setting(types.boolean, "Cache the results of each user separately.")] = None
-    max_bytes: Annotated[
-        int | None,
-        Setting(types.integer(1), "A larger result is stored; without it `defaults.toolResponseMaxBytes`."),
-    ] = None
-    enabled: Annotated[bool | None, Setting(types.boolean, "Whether it is offered at all.")] = None
-    visible: Annotated[bool | None, Setting(types.boolean, "Whether its calls are shown in the active space.")] = None
+    cache_per_user: Annotated[bool | None, "Cache the results of each user separately."] = None
+    max_bytes: Annotated[Count | None, "A larger result is stored; without it `defaults.toolResponseMaxBytes`."] = None
+    enabled: Annotated[bool | None, "Whether it is offered at all."] = None
+    visible: Annotated[bool | None, "Whether its calls are shown in the active space."] = None
 
 
 class ToolDefinition(Section, frozen=True, kw_only=True):
     """A tool that the configuration defines. Its execution type has the name of today."""
 
     name: str
-    description: Annotated[str, Setting(types.string, "The description that the model reads.")] = ""
+    description: Annotated[str, "The description that the model reads."] = ""
     input_schema: Annotated[
-        Mapping[str, Any] | None,
-        Setting(
-            types.schema, "The schema of its arguments; the model gets it unchanged.", aliases=("parametersSchema",)
-        ),
+        ObjectSchema | None,
+        "The schema of its arguments; the model gets it unchanged.",
+        SettingOptions(aliases=("parametersSchema",)),
     ] = None
-    output_schema: Annotated[Mapping[str, Any] | None, Setting(types.mapping, "The schema of its result.")] = None
-    category: Annotated[ToolCategory, Setting(types.choice(*ToolCategory), "What sort of tool it is.")] = (
-        ToolCategory.CUSTOM
-    )
-    execution_type: Annotated[ExecutionType, Setting(types.choice(*EXECUTION_TYPES), "Who executes it.")]
-    visible: Annotated[bool, Setting(types.boolean, "Whether its calls are shown in the active space.")] = True
-    is_async: Annotated[bool, Setting(types.boolean, "Return `pending` at once; the result comes later.")] = False
+    output_schema: Annotated[Mapping[str, Any] | None, "The schema of its result."] = None
+    category: Annotated[ToolCategory, "What sort of tool it is."] = ToolCategory.CUSTOM
+    execution_type: Annotated[ExecutionType, types.choice(*EXECUTION_TYPES), "Who executes it."]
+    visible: Annotated[bool, "Whether its calls are shown in the active space."] = True
+    is_async: Annotated[bool, "Return `pending` at once; the result comes later."] = False
     timeout: Timeout = None
     expires_after: Annotated[
-        float | None,
-        Setting(types.duration, "How long a pending call waits for its result; without it `defaults.pendingCallTtl`."),
+        Duration | None, "How long a pending call waits for its result; without it `defaults.pendingCallTtl`."
     ] = None
-    execution: Annotated[
-        Mapping[str, Any],
-        Setting(types.mapping, "How it is executed; the keys depend on the type.", secret=True),
-    ] = {}
+    execution: Annotated[Mapping[str, Any], "How it is executed; the keys depend on the type.", SECRET] = {}
     queue: QueueName = None
     cache: Cache = None
     cache_per_user: CachePerUser = False
     annotations: ToolAnnotations = NO_ANNOTATIONS
     tags: Tags = ()
-    version: Annotated[str | None, Setting(types.scalar_string, "The version of the tool.")] = None
+    version: Annotated[ScalarText | None, "The version of the tool."] = None
     enabled: Enabled = True
     pauses_run: bool = False
     """Whether a call pauses its run until the result comes, however long. Written as `basic` without a timeout."""
 
 
-class ToolDefinitionType(ValueType[ToolDefinition]):
-    """Reads the definition of a tool."""
+# Definitions of tools
 
-    def __init__(self, section: SectionType[ToolDefinition]) -> None:
-        super().__init__("mapping", "a mapping", self._read_definition, schema={"type": "object"}, fits_variable=False)
-        self.section = section
 
-    def _read_definition(self, value: Value) -> ToolDefinition:
-        name = str(value.key[-1])
-        if not is_local_name(name):
-            value.report(f"{format_value(name)} cannot name a tool; use 1 to 64 of the characters A-Z a-z 0-9 _ -")
-            raise AlreadyReported
-        entry = dict(value.mapping())
-        written_type = entry.get("executionType")
-        execution_type = self._resolve_type(value, entry)
-        entry["executionType"] = execution_type
-        if entry.get("visible") is None:
-            entry["visible"] = execution_type not in _INVISIBLE
-        elif execution_type == "prebuilt" and entry["visible"] is not False:
-            value.context.warn((*value.path, "visible"), "has no effect: calls of prebuilt tools are never shown")
-        tool = self.section.read(Value(entry, value.context, value.path, value.key))
-        execution_value = value.child("execution", tool.execution)
-        required_key = _REQUIRED_KEY.get(execution_type)
-        if required_key is not None and required_key not in tool.execution:
-            execution_value.report(f'"{required_key}" is missing, which the execution type {written_type} needs')
-            raise AlreadyReported
-        execution = self._read_execution(execution_value, execution_type)
-        if execution_type == "wait" and not _has_duration(tool):
-            execution_value.report(
-                '"duration" is missing, and the inputSchema has no "duration" either; give one of them'
-            )
-            raise AlreadyReported
-        is_basic = written_type == "basic" and execution_type == "external"
-        pauses_run = is_basic and tool.timeout is None and not tool.is_async
-        return msgspec.structs.replace(tool, execution=execution, pauses_run=pauses_run)
+def _read_definition(value: Value) -> ToolDefinition:
+    name = str(value.key[-1])
+    if not is_local_name(name):
+        value.fail(f"{format_value(name)} cannot name a tool; use 1 to 64 of the characters A-Z a-z 0-9 _ -")
+    entry = dict(value.mapping())
+    written_type = entry.get("executionType")
+    execution_type = _resolve_type(value, entry)
+    entry["executionType"] = execution_type
+    if entry.get("visible") is None:
+        entry["visible"] = execution_type not in _INVISIBLE
+    elif execution_type == "prebuilt" and entry["visible"] is not False:
+        value.context.warn((*value.path, "visible"), "has no effect: calls of prebuilt tools are never shown")
+    tool = _definition_section.read(value.with_data(entry))
+    execution_value = value.child("execution", tool.execution)
+    required_key = _REQUIRED_KEY.get(execution_type)
+    if required_key is not None and required_key not in tool.execution:
+        execution_value.fail(f'"{required_key}" is missing, which the execution type {written_type} needs')
+    execution = _read_execution(execution_value, execution_type)
+    if execution_type == "wait" and not _has_duration(tool):
+        execution_value.fail('"duration" is missing, and the inputSchema has no "duration" either; give one of them')
+    is_basic = written_type == "basic" and execution_type == "external"
+    pauses_run = is_basic and tool.timeout is None and not tool.is_async
+    return msgspec.structs.replace(tool, execution=execution, pauses_run=pauses_run)
 
-    def _read_execution(self, value: Value, execution_type: ExecutionType) -> Mapping[str, Any]:
-        """Reads `execution` and checks each of its keys. Messages show the keys, never the values."""
-        value_types = _EXECUTION.get(execution_type)
-        if value_types is None:
-            return value.mapping()
-        execution: dict[str, Any] = {}
-        is_valid = True
-        for key, inner in value.items():
-            if key == "mode":  # Of the older type `basic`.
-                execution[key] = inner.data
-            elif key not in value_types:
-                keys = f"; the keys here are {', '.join(value_types)}" if value_types else ""
-                hint = did_you_mean(key, value_types) or keys or f"; {execution_type} tools have none"
-                inner.report(f"unknown key{hint}")
+
+def _read_execution(value: Value, execution_type: ExecutionType) -> Mapping[str, Any]:
+    """Reads `execution` and checks each of its keys. Messages show the keys, never the values."""
+    value_types = _EXECUTION.get(execution_type)
+    if value_types is None:
+        return value.mapping()
+    execution: dict[str, Any] = {}
+    is_valid = True
+    for key, inner in value.items():
+        if key == "mode":  # Of the older type `basic`.
+            execution[key] = inner.data
+        elif key not in value_types:
+            keys = f"; the keys here are {', '.join(value_types)}" if value_types else ""
+            hint = did_you_mean(key, value_types) or keys or f"; {execution_type} tools have none"
+            inner.report(f"unknown key{hint}")
+            is_valid = False
+        elif inner.data is None and key != "output":
+            continue
+        else:
+            try:
+                result = read_value(value_types[key], inner, secret=True)
+            except AlreadyReported:
                 is_valid = False
-            elif inner.data is None and key != "output":
-                continue
             else:
-                try:
-                    result = read_value(value_types[key], inner, secret=True)
-                except AlreadyReported:
-                    is_valid = False
-                else:
-                    # A duration stays as it was written: the tool's definition shows it.
-                    execution[key] = inner.data if value_types[key] is types.duration else result
-        if not is_valid:
-            raise AlreadyReported
-        return execution
+                # A duration stays as it was written: the tool's definition shows it.
+                execution[key] = inner.data if value_types[key] is types.duration else result
+    if not is_valid:
+        raise AlreadyReported
+    return execution
 
-    def _resolve_type(self, value: Value, entry: Mapping[str, Any]) -> ExecutionType:
-        """The execution type of today. A tool with an `execution.url` is requested there, and nobody else runs it."""
-        execution = entry.get("execution")
-        details = cast("dict[str, Any]", execution if isinstance(execution, dict) else {})
-        execution_type = self._read_type(value, entry.get("executionType"), details)
-        if execution_type not in _RUN_BY_OTHERS or details.get("url") is None:
-            return execution_type
-        if str(details["url"]).lower().startswith(("http://", "https://")):
-            return "gateway"
-        value.context.warn(
-            (*value.path, "execution", "url"), "has no effect, as it does not begin with https:// or http://"
-        )
+
+def _resolve_type(value: Value, entry: Mapping[str, Any]) -> ExecutionType:
+    """The execution type of today. A tool with an `execution.url` is requested there, and nobody else runs it."""
+    execution = entry.get("execution")
+    details = cast("dict[str, Any]", execution if isinstance(execution, dict) else {})
+    execution_type = _read_type(value, entry.get("executionType"), details)
+    if execution_type not in _RUN_BY_OTHERS or details.get("url") is None:
         return execution_type
+    if str(details["url"]).lower().startswith(("http://", "https://")):
+        return "gateway"
+    value.context.warn(
+        (*value.path, "execution", "url"), "has no effect, as it does not begin with https:// or http://"
+    )
+    return execution_type
 
-    def _read_type(self, value: Value, written_type: Any, details: Mapping[str, Any]) -> ExecutionType:
-        if written_type is None:
-            if "url" in details:
-                return "gateway"
-            value.report(f'"executionType" is missing; expected one of {", ".join(EXECUTION_TYPES)}')
+
+def _read_type(value: Value, written_type: Any, details: Mapping[str, Any]) -> ExecutionType:
+    if written_type is None:
+        if "url" in details:
+            return "gateway"
+        value.fail(f'"executionType" is missing; expected one of {", ".join(EXECUTION_TYPES)}')
+    if written_type == "basic":
+        mode = details.get("mode", "no-execution")
+        if not isinstance(mode, str) or mode not in BASIC_MODES:
+            value.child("execution", details).child("mode", mode).report_invalid(f"one of {', '.join(BASIC_MODES)}")
             raise AlreadyReported
-        if written_type == "basic":
-            mode = details.get("mode", "no-execution")
-            if not isinstance(mode, str) or mode not in BASIC_MODES:
-                value.child("execution", details).child("mode", mode).report_invalid(f"one of {', '.join(BASIC_MODES)}")
-                raise AlreadyReported
-            return BASIC_MODES[mode]
-        if isinstance(written_type, str) and written_type in OLDER_TYPES:
-            return OLDER_TYPES[written_type]
-        if written_type not in EXECUTION_TYPES:
-            hint = did_you_mean(written_type, EXECUTION_TYPES) if isinstance(written_type, str) else ""
-            value.child("executionType", written_type).report_invalid(f"one of {', '.join(EXECUTION_TYPES)}", hint)
-            raise AlreadyReported
-        return written_type
+        return BASIC_MODES[mode]
+    if isinstance(written_type, str) and written_type in OLDER_TYPES:
+        return OLDER_TYPES[written_type]
+    if written_type not in EXECUTION_TYPES:
+        hint = did_you_mean(written_type, EXECUTION_TYPES) if isinstance(written_type, str) else ""
+        value.child("executionType", written_type).report_invalid(f"one of {', '.join(EXECUTION_TYPES)}", hint)
+        raise AlreadyReported
+    return written_type
 
 
 def _has_duration(tool: ToolDefinition) -> bool:
@@ -305,97 +275,83 @@ def _has_duration(tool: ToolDefinition) -> bool:
     return "duration" in tool.execution or schema is None or "duration" in (schema.get("properties") or {})
 
 
-DEFINITION = SectionType(ToolDefinition)
-definitions_type = types.entries_by_name(ToolDefinitionType(DEFINITION), "tools")
+_definition_section = SectionType(ToolDefinition)
+_definition = ValueType("mapping", "a mapping", _read_definition, schema={"type": "object"}, fits_variable=False)
+_definitions = types.entries_by_name(_definition, "tools")
 
 
-WEB_SEARCH = SectionType(WebSearchSettings)
-OVERRIDE = SectionType(ToolOverride)
+# The section `tools`
 
 
 class ToolSettings(Section, frozen=True, kw_only=True):
     """The section `tools`. A list there is its `definitions`."""
 
     timeout: Annotated[
-        float | None,
-        Setting(
-            types.duration,
-            "The same as `defaults.toolTimeout`, which takes precedence if both are given.",
-            environment=False,
-        ),
+        Duration | None,
+        "The same as `defaults.toolTimeout`, which takes precedence if both are given.",
+        SettingOptions(environment=False),
     ] = None
     """As written; `Config.defaults` has the value in force."""
     max_concurrent: Annotated[
-        int | None,
-        Setting(
-            types.integer(1),
-            "The same as `defaults.maxConcurrentTools`, which takes precedence if both are given.",
-            environment=False,
-        ),
+        Count | None,
+        "The same as `defaults.maxConcurrentTools`, which takes precedence if both are given.",
+        SettingOptions(environment=False),
     ] = None
     """As written; `Config.defaults` has the value in force."""
     allowed_paths: Annotated[
-        tuple[Path, ...] | None,
-        Setting(types.paths, "The only directories that the file tools may use; without it the working directory."),
+        tuple[Path, ...] | None, "The only directories that the file tools may use; without it the working directory."
     ] = None
     allowed_env: Annotated[
-        tuple[str, ...] | None,
-        Setting(
-            types.globs,
-            "The variables that `get_env` and `set_env` may use; without it a few harmless ones such as `LANG`.",
-        ),
+        Globs | None,
+        "The variables that `get_env` and `set_env` may use; without it a few harmless ones such as `LANG`.",
     ] = None
     """None: a few harmless ones. An empty list allows none."""
     allowed_hosts: Annotated[
-        tuple[str, ...] | None,
-        Setting(types.globs, "Private network addresses that the network tools may reach nevertheless."),
+        Globs | None, "Private network addresses that the network tools may reach nevertheless."
     ] = None
-    memory_dir: Annotated[Path | None, Setting(types.path, "The directory of the memory tools.")] = None
-    session_dir: Annotated[Path | None, Setting(types.path, "The directory of archived sessions.")] = None
-    web_search: Annotated[WebSearchSettings | None, Setting(WEB_SEARCH, "The search engine of `web_search`.")] = None
-    builtins: Annotated[
-        bool | tuple[str, ...], Setting(types.boolean_or_globs, "Which built-in tools are offered.")
-    ] = True
+    memory_dir: Annotated[Path | None, "The directory of the memory tools."] = None
+    session_dir: Annotated[Path | None, "The directory of archived sessions."] = None
+    web_search: Annotated[WebSearchSettings | None, "The search engine of `web_search`."] = None
+    builtins: Annotated[bool | tuple[str, ...], types.boolean_or_globs, "Which built-in tools are offered."] = True
     tools_allowed: Annotated[
-        tuple[str, ...] | None, Setting(types.globs, "Offer only these local tools.", aliases=("allowedTools",))
+        Globs | None, "Offer only these local tools.", SettingOptions(aliases=("allowedTools",))
     ] = None
     tools_denied: Annotated[
-        tuple[str, ...],
-        Setting(types.globs, "Do not offer these local tools, even if allowed.", aliases=("deniedTools",)),
+        Globs, "Do not offer these local tools, even if allowed.", SettingOptions(aliases=("deniedTools",))
     ] = ()
-    aliases: Annotated[Mapping[str, str], Setting(types.string_map, "Other names for tools: alias to name.")] = {}
+    aliases: Annotated[Mapping[str, str], "Other names for tools: alias to name."] = {}
     overrides: Annotated[
         Mapping[str, ToolOverride],
-        Setting(types.entries_by_name(OVERRIDE, "overrides"), "Settings for tools by name or glob."),
+        types.entries_by_name(SectionType(ToolOverride), "overrides"),
+        "Settings for tools by name or glob.",
     ] = {}
     definitions: Annotated[
-        Mapping[str, ToolDefinition], Setting(definitions_type, "Tools that are defined here, each with a `name`.")
+        Mapping[str, ToolDefinition], _definitions, "Tools that are defined here, each with a `name`."
     ] = {}
-    mcp_servers: Annotated[
-        Mapping[str, McpServerSettings], Setting(mcp_servers_type, "The same as the section `mcpServers`.")
-    ] = {}
+    mcp_servers: Annotated[McpServers, "The same as the section `mcpServers`."] = {}
     """As written; `Config.mcp_servers` has all of them."""
 
 
-DEFAULTS = SectionType(DefaultSettings)
-QUEUE = SectionType(QueueSettings)
-TOOLS = SectionType(ToolSettings)
+_tools_section = SectionType(ToolSettings)
 
 
 def _read_tools(value: Value) -> ToolSettings:
     if not isinstance(value.data, list):
-        return TOOLS.read(value)
+        return _tools_section.read(value)
     # A list holds the definitions; the file then has no other settings of `tools`, but the environment may.
-    tools = TOOLS.read(Value({}, value.context, value.path, value.key))
-    return msgspec.structs.replace(tools, definitions=definitions_type.read(value.with_key(*value.key, "definitions")))
+    tools = _tools_section.read(value.with_data({}))
+    return msgspec.structs.replace(tools, definitions=_definitions.read(value.with_key(*value.key, "definitions")))
 
 
-tools_type = ValueType(
-    "mapping of settings, or list of tools",
-    "a mapping of settings or a list of tools",
-    _read_tools,
-    schema={"anyOf": [TOOLS, {"type": "array", "items": {"type": "object", "required": ["name"]}}]},
-    fits_variable=False,
-    has_settings=True,
-)
-queues_type = types.entries_by_name(QUEUE, "queues")
+Tools = Annotated[
+    ToolSettings,
+    ValueType(
+        "mapping of settings, or list of tools",
+        "a mapping of settings or a list of tools",
+        _read_tools,
+        schema={"anyOf": [_tools_section, {"type": "array", "items": {"type": "object", "required": ["name"]}}]},
+        fits_variable=False,
+        has_settings=True,
+    ),
+]
+Queues = Annotated[Mapping[str, QueueSettings], types.entries_by_name(SectionType(QueueSettings), "queues")]

@@ -1,10 +1,11 @@
 """Reads the values of a document into typed sections and reports everything that is wrong with them.
 
-A `Section` declares its settings on its fields: `Annotated[type, Setting(value_type, effect)] = default`. That is the
-only place where a setting is described; the reader, the documentation, `toolspace explain`, the starter file, the
-environment variables and the JSON Schema are derived from it. A `ValueType` reads one value, and a `SectionType` reads
-a mapping into a section. A reader that cannot continue raises `InvalidValue`, which becomes a problem at its place;
-reading goes on with the next value, so that users see all problems at once.
+A `Section` declares its settings on its fields: `Annotated[type, "What it does."] = default`. That is the only place
+where a setting is described; the reader, the documentation, `toolspace explain`, the starter file, the environment
+variables and the JSON Schema are derived from it. The type of the field decides how the value is read; a `ValueType`
+after it says otherwise, and a `SettingOptions` after the text has the rest: other keys, secrecy. A reader that cannot
+continue raises `InvalidValue`, which becomes a problem at its place; reading goes on with the next value, so that users
+see all problems at once.
 
 Used by the other modules of `config`. Knows no particular setting.
 """
@@ -16,8 +17,10 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, NamedTuple, NoReturn, TypeVar, cast
 
 import msgspec
 
@@ -111,8 +114,17 @@ class Value:
         """The same value under another key of the configuration."""
         return Value(self.data, self.context, self.path, key, self.variable)
 
+    def with_data(self, data: Any) -> Value:
+        """Other data at the same place."""
+        return Value(data, self.context, self.path, self.key)
+
     def report(self, message: str) -> None:
         self.context.report(self.path, message, self.variable)
+
+    def fail(self, message: str) -> NoReturn:
+        """Reports a problem of this value, and raises `AlreadyReported`."""
+        self.report(message)
+        raise AlreadyReported
 
     def report_invalid(self, expected: str, hint: str = "", *, secret: bool = False) -> None:
         """Reports the expected and the actual value. Never shows the content of a variable or a secret."""
@@ -152,41 +164,26 @@ def format_default(value: object) -> str:
     return str(value) if isinstance(value, str | int) else ""
 
 
+@dataclass(eq=False)
 class ValueType(Generic[T]):
     """A type of value: how to read it, and its name in messages and in the documentation."""
 
-    def __init__(
-        self,
-        label: str,
-        expected: str,
-        read: Callable[[Value], T],
-        *,
-        schema: Mapping[str, Any],
-        nullable: bool = False,
-        separator: str | None = None,
-        fits_variable: bool = True,
-        has_settings: bool = False,
-        format_default: Callable[[Any], str] = format_default,
-    ) -> None:
-        self.label = label
-        """Its name in the documentation: `list of strings`."""
-        self.expected = expected
-        """Its name in messages: `a list of strings`."""
-        self._read = read
-        self.schema = schema
-        """The JSON Schema of its values in a file. Where it has another `ValueType`, the schema of that is meant."""
-        self.nullable = nullable
-        """Whether `null` is a value of its own. Elsewhere it means that the setting is absent."""
-        self.separator = separator
-        """The separator between list elements in an environment variable."""
-        self.fits_variable = fits_variable
-        """Whether one environment variable can hold it."""
-        self.has_settings = has_settings
-        """Whether it has settings of its own. Variables may set some of them though the section itself is absent."""
-        self.format_default = format_default
-
-    def read(self, value: Value) -> T:
-        return self._read(value)
+    label: str
+    """Its name in the documentation: `list of strings`."""
+    expected: str
+    """Its name in messages: `a list of strings`."""
+    read: Callable[[Value], T]
+    schema: Mapping[str, Any]
+    """The JSON Schema of its values in a file. Where it has another `ValueType`, the schema of that is meant."""
+    nullable: bool = False
+    """Whether `null` is a value of its own. Elsewhere it means that the setting is absent."""
+    separator: str | None = None
+    """The separator between list elements in an environment variable."""
+    fits_variable: bool = True
+    """Whether one environment variable can hold it."""
+    has_settings: bool = False
+    """Whether it has settings of its own. Variables may set some of them though the section itself is absent."""
+    format_default: Callable[[Any], str] = format_default
 
 
 def read_value(value_type: ValueType[T], value: Value, *, secret: bool = False) -> T:
@@ -200,15 +197,12 @@ def read_value(value_type: ValueType[T], value: Value, *, secret: bool = False) 
     return result
 
 
-class Setting(msgspec.Struct, frozen=True):
-    """The declaration of one setting, in the annotation of the field that holds it.
+# Settings and sections
 
-    The key, the default and whether it is required follow from the field; see `declared_settings`.
-    """
 
-    value_type: ValueType[Any]
-    effect: str
-    """What it does, for the documentation, `toolspace explain` and editors."""
+class SettingOptions(NamedTuple):
+    """What a declared setting may have besides its type and its effect."""
+
     key: str = ""
     """Empty: the field's name in camel case."""
     aliases: tuple[str, ...] = ()
@@ -217,8 +211,29 @@ class Setting(msgspec.Struct, frozen=True):
     """Whether messages and logs must not show it."""
     environment: bool = True
     """Whether an environment variable may override it."""
-    attribute: str = ""
+
+
+SECRET = SettingOptions(secret=True)
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One setting, as a field of a section declares it."""
+
+    attribute: str
+    value_type: ValueType[Any]
+    effect: str
+    """What it does, for the documentation, `toolspace explain` and editors."""
+    options: SettingOptions = SettingOptions()
     default: Any = _REQUIRED
+
+    @property
+    def key(self) -> str:
+        return self.options.key or camel_case(self.attribute)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All keys that it may have in a file."""
+        return (self.key, *self.options.aliases)
 
     @property
     def is_required(self) -> bool:
@@ -231,25 +246,27 @@ class Setting(msgspec.Struct, frozen=True):
             return "null" if self.value_type.nullable else ""
         return "" if self.is_required else self.value_type.format_default(self.default)
 
-    def bind(self, attribute: str, default: object) -> Setting:
-        """The setting of this field."""
-        key = self.key or camel_case(attribute)
-        default = _REQUIRED if default is msgspec.NODEFAULT else default
-        return msgspec.structs.replace(self, key=key, attribute=attribute, default=default)
-
 
 @functools.cache
 def declared_settings(section: type[msgspec.Struct]) -> tuple[Setting, ...]:
     """The settings that the fields of a section declare, in the order of the fields."""
-    fields, defaults = section.__struct_fields__, section.__struct_defaults__
-    field_defaults = dict(zip(reversed(fields), reversed(defaults), strict=False))
+    defaults = dict(zip(reversed(section.__struct_fields__), reversed(section.__struct_defaults__), strict=False))
     return tuple(
-        setting.bind(attribute, field_defaults.get(attribute, msgspec.NODEFAULT))
+        _declared_setting(attribute, annotation, defaults.get(attribute, msgspec.NODEFAULT))
         for base in reversed(section.__mro__)
         for attribute, annotation in inspect.get_annotations(base).items()
-        for setting in getattr(annotation, "__metadata__", ())
-        if isinstance(setting, Setting)
+        if hasattr(annotation, "__metadata__")
     )
+
+
+def _declared_setting(attribute: str, annotation: Any, default: object) -> Setting:
+    from toolspace.config.value_types import default_type  # Here: that module imports this one.
+
+    value_type, *rest = annotation.__metadata__
+    if not isinstance(value_type, ValueType):
+        value_type, rest = default_type(annotation.__origin__), annotation.__metadata__
+    default = _REQUIRED if default is msgspec.NODEFAULT else default
+    return Setting(attribute, cast("ValueType[Any]", value_type), *rest, default=default)
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
@@ -257,10 +274,13 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
     hidden: ClassVar[frozenset[str]] = frozenset()
     """Fields that `repr` does not show, besides those of secret settings."""
+    shorthand: ClassVar[str | None] = None
+    """The key that a bare string stands for."""
 
     def __repr__(self) -> str:
-        hidden = self.hidden.union(setting.attribute for setting in declared_settings(type(self)) if setting.secret)
+        secret_fields = {setting.attribute for setting in declared_settings(type(self)) if setting.options.secret}
         values = ((name, getattr(self, name)) for name in self.__struct_fields__)
+        hidden = secret_fields | self.hidden
         fields = (f"{name}={'…' if name in hidden and value else repr(value)}" for name, value in values)
         return f"{type(self).__name__}({', '.join(fields)})"
 
@@ -278,41 +298,30 @@ class SectionType(ValueType[S]):
         section: type[S],
         *,
         settings: Iterable[Setting] | None = None,
-        shorthand: str | None = None,
         is_ignored: Callable[[str], bool] = lambda key: False,
     ) -> None:
         super().__init__("mapping", "a mapping", self._read_section, schema={}, fits_variable=False, has_settings=True)
         self.section = section
         self.settings = declared_settings(section) if settings is None else tuple(settings)
-        self.shorthand = shorthand
-        """The key that a bare string stands for."""
+        self.shorthand: str | None = getattr(section, "shorthand", None)
         self.is_ignored = is_ignored
-        self._by_key = {key: setting for setting in self.settings for key in (setting.key, *setting.aliases)}
+        self._keys = [key for setting in self.settings for key in setting.keys]
         other_fields = set(section.__struct_fields__).difference(setting.attribute for setting in self.settings)
         self._has_name = settings is None and "name" in other_fields
         self.keeps_unknown = "extra" in other_fields
 
-    def find_setting(self, key: str) -> Setting | None:
-        return next((setting for setting in self.settings if setting.key == key), None)
-
     def _read_section(self, value: Value) -> S:
-        data = value.data
-        if isinstance(data, str) and self.shorthand is not None:
-            data = {self.shorthand: data}
-        if data is None:
-            data = {}
-        if not isinstance(data, Mapping):
-            raise InvalidValue("a mapping")
-        mapping = cast("Mapping[str, Any]", data)
+        if isinstance(value.data, str) and self.shorthand is not None:
+            mapping: Mapping[str, Any] = {self.shorthand: value.data}
+        else:
+            mapping = {} if value.data is None else value.mapping()
         fields, is_valid = self._read_fields(value, mapping)
         unknown = self._check_unknown_keys(value, mapping)
         if self.keeps_unknown:
             fields["extra"] = unknown
-        elif unknown:
-            is_valid = False
         if self._has_name:
             fields["name"] = str(value.key[-1])
-        if not is_valid:
+        if not is_valid or (unknown and not self.keeps_unknown):
             raise AlreadyReported
         return self.section(**fields)
 
@@ -326,15 +335,14 @@ class SectionType(ValueType[S]):
                 if setting.is_required:
                     value.report(f'"{setting.key}" is missing; expected {value_type.expected}')
                     is_valid = False
-                continue
-            if inner.data is None and value_type.nullable:
+            elif inner.data is None and value_type.nullable:
                 inner.record_origin()
                 fields[setting.attribute] = None
-                continue
-            try:
-                fields[setting.attribute] = read_value(value_type, inner, secret=setting.secret)
-            except AlreadyReported:
-                is_valid = False
+            else:
+                try:
+                    fields[setting.attribute] = read_value(value_type, inner, secret=setting.options.secret)
+                except AlreadyReported:
+                    is_valid = False
         return fields, is_valid
 
     def _find_value(self, value: Value, mapping: Mapping[str, Any], setting: Setting) -> Value | None:
@@ -343,7 +351,7 @@ class SectionType(ValueType[S]):
         if key in value.context.overrides:
             variable, data = value.context.overrides[key]
             return Value(data, value.context, key, key, variable)
-        present_keys = [name for name in (setting.key, *setting.aliases) if mapping.get(name) is not None]
+        present_keys = [name for name in setting.keys if mapping.get(name) is not None]
         for duplicate in present_keys[1:]:
             value.child(duplicate, None).report(
                 f'means the same as "{present_keys[0]}", which is given too; remove one'
@@ -357,39 +365,41 @@ class SectionType(ValueType[S]):
         return None
 
     def _check_unknown_keys(self, value: Value, mapping: Mapping[str, Any]) -> dict[str, Any]:
-        unknown: dict[str, Any] = {}
-        for key, data in mapping.items():
-            if key in self._by_key or self.is_ignored(key):
-                continue
-            unknown[key] = data
+        unknown = {key: data for key, data in mapping.items() if key not in self._keys and not self.is_ignored(key)}
+        for key, data in unknown.items():
             inner = value.child(key, data)
             if not self.keeps_unknown:
                 hint = f"; the keys here are {', '.join(setting.key for setting in self.settings)}"
-                inner.report(f"unknown key{did_you_mean(key, self._by_key) or hint}")
-            elif matches := difflib.get_close_matches(key, self._by_key, n=1, cutoff=_TYPO_SIMILARITY):
+                inner.report(f"unknown key{did_you_mean(key, self._keys) or hint}")
+            elif matches := difflib.get_close_matches(key, self._keys, n=1, cutoff=_TYPO_SIMILARITY):
                 # Other programs have keys of their own, which are kept. A misspelt `toolsDenied` must be noticed.
                 inner.context.warn(inner.path, f'unknown key, kept without effect; did you mean "{matches[0]}"?')
         return unknown
+
+
+# Entries by name
 
 
 def read_named_entries(value_type: ValueType[T], value: Value, *, entry_label: str) -> dict[str, T]:
     """Entries by name: of a mapping, or of a list whose elements have a `name`. Leaves out invalid entries."""
     entries: dict[str, T] = {}
     for name, inner in list_named_values(value, entry_label=entry_label):
-        try:
+        with suppress(AlreadyReported):
             entries[name] = read_value(value_type, inner)
-        except AlreadyReported:
-            continue
     return entries
 
 
 def list_named_values(value: Value, *, entry_label: str) -> list[tuple[str, Value]]:
     """The entries of a mapping, or of a list whose elements have a `name`, each with its name."""
     if isinstance(value.data, Mapping):
-        return [(name, inner) for name, inner in value.items() if _has_content(inner)]
+        entries = dict(value.items())
+        for inner in entries.values():
+            if inner.data is None:
+                inner.report("is empty; expected a mapping")
+        return [(name, inner) for name, inner in entries.items() if inner.data is not None]
     if not isinstance(value.data, list):
         raise InvalidValue(f"a mapping of {entry_label} by name, or a list of them with a name each")
-    entries: dict[str, Value] = {}
+    entries = dict[str, Value]()
     for inner in value.elements():
         try:
             mapping = inner.mapping()
@@ -406,12 +416,6 @@ def list_named_values(value: Value, *, entry_label: str) -> list[tuple[str, Valu
             rest = {key: data for key, data in mapping.items() if key != "name"}
             entries[name] = Value(rest, value.context, inner.path, (*value.key, name))
     return list(entries.items())
-
-
-def _has_content(value: Value) -> bool:
-    if value.data is None:
-        value.report("is empty; expected a mapping")
-    return value.data is not None
 
 
 def camel_case(attribute: str) -> str:

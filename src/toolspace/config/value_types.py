@@ -1,6 +1,7 @@
 """The types of values that settings take: numbers, durations, paths, lists and so on.
 
-Used by the modules that declare settings. Knows no particular setting.
+Used by the modules that declare settings: the names in camel case are types of fields, and the others read a value.
+Knows no particular setting.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from urllib.parse import urlsplit
 
 from toolspace.config.validation import (
     AlreadyReported,
     InvalidValue,
     Section,
+    SectionType,
     Value,
     ValueType,
     read_named_entries,
@@ -392,10 +397,8 @@ def _read_string_map(value: Value) -> dict[str, str]:
     for key, inner in value.items():
         if inner.data is None:  # Editors write null for a variable that is not passed on.
             continue
-        try:
+        with suppress(AlreadyReported):
             strings_by_key[key] = read_value(scalar_string, inner, secret=True)
-        except AlreadyReported:
-            continue
     return strings_by_key
 
 
@@ -426,14 +429,10 @@ any_value = ValueType("any value", "a value", lambda value: value.data, schema={
 
 def entries_by_name(entry: ValueType[Any], entry_label: str) -> ValueType[dict[str, Any]]:
     """Entries by name: a mapping, or a list whose elements have a `name`."""
-
-    def read(value: Value) -> dict[str, Any]:
-        return read_named_entries(entry, value, entry_label=entry_label)
-
     return ValueType(
         f"{entry_label} by name",
         f"a mapping of {entry_label} by name",
-        read,
+        lambda value: read_named_entries(entry, value, entry_label=entry_label),
         schema=entries_schema(entry),
         fits_variable=False,
     )
@@ -443,3 +442,42 @@ def entries_schema(entry: ValueType[Any]) -> dict[str, Any]:
     """The JSON Schema of entries by name."""
     elements = {"type": "object", "required": ["name"]}
     return {"anyOf": [{"type": "object", "additionalProperties": entry}, {"type": "array", "items": elements}]}
+
+
+# Types of fields
+
+Count = Annotated[int, integer(1)]
+NullableCount = Annotated[int | None, integer(1, nullable=True)]
+Duration = Annotated[float, duration]
+"""In seconds."""
+NullableRate = Annotated[RateSetting | None, nullable(rate)]
+Name = Annotated[str, name]
+Names = Annotated[tuple[str, ...], names]
+Globs = Annotated[tuple[str, ...], globs]
+HttpUrl = Annotated[str, http_url]
+ScalarText = Annotated[str, scalar_string]
+StorableText = Annotated[str, storable_string]
+ObjectSchema = Annotated[Mapping[str, Any], schema]
+
+_DEFAULT_TYPES: Mapping[Any, ValueType[Any]] = {
+    str: string,
+    bool: boolean,
+    Path: path,
+    tuple[str, ...]: strings,
+    tuple[Path, ...]: paths,
+    Mapping[str, str]: string_map,
+    Mapping[str, Any]: mapping,
+}
+
+
+def default_type(annotation: Any) -> ValueType[Any]:
+    """The type of value that a field of this Python type has, unless its declaration says otherwise."""
+    if get_origin(annotation) in (Union, UnionType):
+        (annotation,) = (member for member in get_args(annotation) if member is not NoneType)
+    if hasattr(annotation, "__metadata__"):  # One of the types above.
+        return annotation.__metadata__[0]
+    if get_origin(annotation) is Literal:
+        return choice(*get_args(annotation))
+    if annotation not in _DEFAULT_TYPES and issubclass(annotation, StrEnum):
+        return choice(*annotation)
+    return _DEFAULT_TYPES.get(annotation) or SectionType(annotation)

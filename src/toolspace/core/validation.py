@@ -251,7 +251,7 @@ class _Coercion:
         self._remaining_steps -= 1
         if not isinstance(schema, Mapping) or depth > _MAX_DEPTH or self._remaining_steps < 0:
             return value
-        target = _resolve_reference(cast("Schema", schema), self._root)
+        target = resolve_reference(cast("Schema", schema), self._root)
         for keyword in ("anyOf", "oneOf"):
             options = target.get(keyword)
             if isinstance(options, list):
@@ -295,7 +295,7 @@ class _Coercion:
     def _coerce_to_option(self, options: list[object], value: object, places: PlaceTree | None, depth: int) -> object:
         """Returns the value coerced to the first option that it fits then; unchanged if it fits none."""
         schemas = [
-            _resolve_reference(cast("Schema", option), self._root) for option in options if isinstance(option, Mapping)
+            resolve_reference(cast("Schema", option), self._root) for option in options if isinstance(option, Mapping)
         ]
         of_same_type = [schema for schema in schemas if not _types(schema) or _has_type(value, _types(schema))]
         for schema in sorted(of_same_type, key=lambda schema: not _is_plausible(schema, value)) or schemas:
@@ -349,7 +349,7 @@ def _convert(value: object, types: frozenset[str]) -> object:
 def _accepts_null(schema: object, root: Schema, depth: int = 0) -> bool:
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return True
-    target = _resolve_reference(cast("Schema", schema), root)
+    target = resolve_reference(cast("Schema", schema), root)
     for keyword in ("anyOf", "oneOf"):
         options = target.get(keyword)
         if isinstance(options, list):
@@ -360,7 +360,7 @@ def _accepts_null(schema: object, root: Schema, depth: int = 0) -> bool:
     return not types or "null" in types
 
 
-def _resolve_reference(schema: Schema, root: Schema) -> Schema:
+def resolve_reference(schema: Schema, root: Schema) -> Schema:
     """Follows the `$ref`s of a schema inside its root. Returns the schema itself if one leads nowhere."""
     for _ in range(_MAX_DEPTH):
         reference = schema.get("$ref")

@@ -71,22 +71,22 @@ class Conversation:
         """Runs until the person leaves. Returns the exit code."""
         path = f"/api/spaces/{quote_segment(self._context.space.id)}/stream"
         stream = self._client.stream(path, retry_unreachable=not self._context.is_local)
-        following = asyncio.ensure_future(self._follow(stream))
+        event_task = asyncio.ensure_future(self._follow(stream))
         connected = asyncio.ensure_future(stream.connected.wait())
-        tasks: set[asyncio.Future[Any]] = {following, connected}
+        tasks: set[asyncio.Future[Any]] = {event_task, connected}
         try:
             # Connected before anything is sent, so that no event is missed.
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if following.done():
-                await following
+            if event_task.done():
+                await event_task
             await self._greet()
             tasks |= {
                 asyncio.ensure_future(work)
                 for work in (self._runs.run(), self._show_idle(), self._handle_input(), wait_for_signal(interrupts))
             }
             tasks.discard(connected)
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            done_tasks, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done_tasks:
                 await task  # Raises its error, if it has one.
         finally:
             stream.close()
@@ -226,8 +226,8 @@ class Conversation:
             self._view.show_history(page.items)
         elif word == "/agents":
             async for agent in self._client.agents.all():
-                here = " (here)" if agent.id in self._context.names else ""
-                self._view.show_note(f"  {agent.name}{here}  {agent.id}")
+                mark = " (here)" if agent.id in self._context.names else ""
+                self._view.show_note(f"  {agent.name}{mark}  {agent.id}")
         elif word in ("/later", "/decline"):
             self._view.show_note("there is no open question")
         else:

@@ -52,7 +52,7 @@ class OpenQuestions:
         self._view = view
         self._runs = runs
         self._open: dict[str, _Question] = {}
-        self._received: set[str] = set()
+        self._call_ids: set[str] = set()
         """All calls that were added: two streams have an event for each."""
         self._preparations: set[asyncio.Future[None]] = set()
         self.form: QuestionForm | None = None
@@ -75,8 +75,8 @@ class OpenQuestions:
     def add(self, data: Mapping[str, Any]) -> None:
         """Adds a pending call from the data of its event."""
         call_id = str(data.get("toolCallId"))
-        if call_id not in self._received:
-            self._received.add(call_id)
+        if call_id not in self._call_ids:
+            self._call_ids.add(call_id)
             self._open[call_id] = _Question(data)
             task = asyncio.ensure_future(self._prepare(call_id))
             self._preparations.add(task)
@@ -84,7 +84,7 @@ class OpenQuestions:
 
     def has_received(self, call_ids: Iterable[str | None]) -> bool:
         """Whether all of these calls were added."""
-        return all(call_id in self._received for call_id in call_ids if call_id is not None)
+        return all(call_id in self._call_ids for call_id in call_ids if call_id is not None)
 
     async def wait_until_ready(self) -> None:
         """Waits until all open questions can be answered."""

@@ -47,7 +47,7 @@ class RunTracker:
         """Open run → the task that reads its events."""
         self._ended_runs: set[str] = set()
         self._wake_up = asyncio.Event()
-        self._changed = asyncio.Condition()
+        self._state_changes = asyncio.Condition()
         self._is_busy = False
 
     def expect_event(self, event_id: str, created_at: int) -> None:
@@ -76,12 +76,12 @@ class RunTracker:
 
     async def wait_until_idle(self, *, unless: Callable[[], bool] = lambda: False) -> None:
         """Returns when no run is open or expected, or when `unless` is true."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self._is_busy or unless())
+        async with self._state_changes:
+            await self._state_changes.wait_for(lambda: not self._is_busy or unless())
 
     async def wait_until_busy(self) -> None:
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._is_busy)
+        async with self._state_changes:
+            await self._state_changes.wait_for(lambda: self._is_busy)
 
     async def cancel(self) -> bool:
         """Cancels the open runs. Returns False if there was none."""
@@ -98,15 +98,15 @@ class RunTracker:
         """Polls while something is expected. Runs until it is cancelled."""
         while True:
             await self._wake_up.wait()
-            delay, waited = _FIRST_POLL_SECONDS, 0.0
+            delay, waiting_time = _FIRST_POLL_SECONDS, 0.0
             while True:
                 self._wake_up.clear()
                 await self._notify()
                 if not await self._poll():
                     break
-                if waited < _SILENCE_SECONDS <= waited + delay and not self._runs:
+                if waiting_time < _SILENCE_SECONDS <= waiting_time + delay and not self._runs:
                     self._on_silence()
-                waited += delay
+                waiting_time += delay
                 with suppress(TimeoutError):
                     async with asyncio.timeout(delay):
                         await self._wake_up.wait()
@@ -122,8 +122,8 @@ class RunTracker:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+        async with self._state_changes:
+            self._state_changes.notify_all()
 
     async def _poll(self) -> bool:
         """Returns whether a run is open or expected."""

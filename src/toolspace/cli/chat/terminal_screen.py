@@ -48,7 +48,7 @@ class TerminalScreen:
         self._actions: asyncio.Queue[InputAction] = asyncio.Queue()
         self._speaker = ""
         """Stands in front of the first line of a message."""
-        self._unfinished = ""
+        self._unfinished_line = ""
         """The end of the message so far that has no line break yet."""
         self._activity: str | None = None
         self._activity_start = 0.0
@@ -72,10 +72,10 @@ class TerminalScreen:
         self._session.default_buffer.on_text_changed += _limit_text
         self._previous_hook, self._output.around_write = self._output.around_write, self._write_above
         # Signals and exceptions stay with the command: its own handlers cancel the chat and restore the terminal.
-        self._prompting = asyncio.ensure_future(
+        self._prompt_task = asyncio.ensure_future(
             self._session.prompt_async(handle_sigint=False, set_exception_handler=False)
         )
-        self._prompting.add_done_callback(lambda _: self._actions.put_nowait(ControlKey.END))
+        self._prompt_task.add_done_callback(lambda _: self._actions.put_nowait(ControlKey.END))
         return self
 
     async def __aexit__(
@@ -87,8 +87,8 @@ class TerminalScreen:
         if application.is_running and not application.is_done:
             application.exit(result="")
         else:
-            self._prompting.cancel()  # It has not started yet, or has ended already.
-        await asyncio.gather(self._prompting, return_exceptions=True)
+            self._prompt_task.cancel()  # It has not started yet, or has ended already.
+        await asyncio.gather(self._prompt_task, return_exceptions=True)
         self._output.around_write = self._previous_hook
         self._file.close()
 
@@ -109,14 +109,16 @@ class TerminalScreen:
         self._session.app.invalidate()
 
     def append_text(self, text: str) -> None:
-        lines, line_break, self._unfinished = (self._unfinished + escape_control_characters(text)).rpartition("\n")
+        lines, line_break, self._unfinished_line = (self._unfinished_line + escape_control_characters(text)).rpartition(
+            "\n"
+        )
         if line_break:
             self._write_message_lines(lines)
         self._session.app.invalidate()
 
     def end_message(self) -> None:
-        if self._speaker or self._unfinished:
-            line, self._unfinished = self._unfinished, ""
+        if self._speaker or self._unfinished_line:
+            line, self._unfinished_line = self._unfinished_line, ""
             self._write_message_lines(line)
 
     def show_activity(self, activity: str | None) -> None:
@@ -153,14 +155,14 @@ class TerminalScreen:
         size = self._session.app.output.get_size()
         columns = size.columns or 80
         fragments: StyleAndTextTuples = []
-        if self._speaker or self._unfinished:
+        if self._speaker or self._unfinished_line:
             # Of a long paragraph only the end, so that the input stays visible.
             room = columns * max(1, size.rows // 2)
-            fragments += [("ansicyan bold", self._speaker), ("", self._unfinished[-room:]), ("", "\n")]
+            fragments += [("ansicyan bold", self._speaker), ("", self._unfinished_line[-room:]), ("", "\n")]
         if self._activity is not None:
-            elapsed = time.monotonic() - self._activity_start
-            frame = SPINNER[int(elapsed / SPINNER_SECONDS) % len(SPINNER)]
-            activity = cut(first_line(f"{frame} {self._activity} {elapsed:.0f}s · Ctrl-C cancels"), columns - 1)
+            seconds = time.monotonic() - self._activity_start
+            frame = SPINNER[int(seconds / SPINNER_SECONDS) % len(SPINNER)]
+            activity = cut(first_line(f"{frame} {self._activity} {seconds:.0f}s · Ctrl-C cancels"), columns - 1)
             fragments += [("ansibrightblack", activity), ("", "\n")]
         prompt = cut(first_line(self._prompt) + " ", max(1, columns // 2))
         return [*fragments, ("ansigreen bold", prompt)]
