@@ -15,8 +15,16 @@ import msgspec
 from toolspace.core import json_text
 from toolspace.core.ids import now_ms
 from toolspace.core.records import CallRecord, CallStatus, ExecutionTarget, ResultSource, Visibility
-from toolspace.storage.database import SKIP_LOCKED, Program, Row, long_running
-from toolspace.storage.queries.columns import Columns, insert_into, placeholders
+from toolspace.storage.database import SKIP_LOCKED, Program, long_running
+from toolspace.storage.queries.table import (
+    Table,
+    delete_selected,
+    first_column,
+    first_value,
+    has_changed,
+    placeholders,
+    where,
+)
 
 OPEN: Final = "('waiting', 'pending')"
 _ACTIVE: Final = "('running', 'waiting', 'pending')"
@@ -58,13 +66,14 @@ class CallTransition(msgspec.Struct, frozen=True):
     pauses_run: bool
 
 
-_CALL = Columns(CallRecord, json=("args", "result"), flags=("visible", "is_async", "is_error"))
-_NEW_CALL = Columns(NewCall, names={"visibility": "exposure", "pauses_run": "pauses"})
-_INSERT = (
-    f"{insert_into('calls', (*_NEW_CALL.names, 'seq', 'message_id', 'is_error'))} "
-    f"ON CONFLICT (call_id) DO NOTHING RETURNING {_CALL.sql}"
+_CALL = Table(
+    "calls",
+    CallRecord,
+    columns={"visibility": "exposure", "pauses_run": "pauses"},  # Those that only a `NewCall` has.
+    json=("args", "result"),
+    flags=("visible", "is_async", "is_error"),
 )
-_RETURNING = f" RETURNING {_CALL.sql}, exposure, delivery, pauses"
+_COLUMN_COUNT: Final = len(_CALL.columns)
 
 # How a result is stored. Every statement that resolves a call is made of these: a result that arrives in the same
 # moment as another, or over the batch writer of SQLite, fills the same columns.
@@ -96,8 +105,7 @@ def resolve(
     submitted_by: str | None,
 ) -> Program[CallTransition | None]:
     """waiting → resolved for the caller, pending → resolved for the inbox. None if the call was not open."""
-    values = json_text.encode_for_storage(result), int(is_error), source, submission, submitted_by, now_ms()
-    return (yield from _transition(_RESOLVE, (*values, call_id)))
+    return _transition(_RESOLVE, *_result_values(result, is_error, source, submission, submitted_by), call_id)
 
 
 def resolve_directly(
@@ -114,13 +122,11 @@ def resolve_directly(
 
     None if the call is not open, runs in the gateway, pauses its run, or is not in this run or space.
     """
-    conditions, values = " AND execution_target <> 'server' AND pauses = 0", list[Any]()
-    for column, value in (("run_id", run_id), ("space_id", space_id)):
-        if value is not None:
-            conditions += f" AND {column} = ?"
-            values.append(value)
-    row = json_text.encode_for_storage(result), int(is_error), source, submission, None, now_ms()
-    return (yield from _transition(_RESOLVE + conditions, (*row, call_id, *values)))
+    places = {"run_id": run_id, "space_id": space_id}
+    filters = {column: value for column, value in places.items() if value is not None}
+    conditions = "".join(f" AND {column} = ?" for column in filters)
+    update = f"{_RESOLVE} AND execution_target <> 'server' AND pauses = 0{conditions}"
+    return _transition(update, *_result_values(result, is_error, source, submission), call_id, *filters.values())
 
 
 def build_resolution(
@@ -132,35 +138,33 @@ def build_resolution(
     of SQLite writes.
     """
     call = remembered.call
-    text, now = json_text.encode_for_storage(result), now_ms()
-    resolved = msgspec.structs.replace(
-        call, status="resolved", result=json_text.decode(text), is_error=is_error, source=source, resolved_at=now
+    values = _result_values(result, is_error, source, submission)
+    resolved_call = msgspec.structs.replace(
+        call,
+        status="resolved",
+        result=json_text.decode(values[0]),
+        is_error=is_error,
+        source=source,
+        resolved_at=values[-1],
     )
     delivery = "inline" if call.status == "waiting" else "inbox"
-    row = (
-        call.call_id,
-        text,
-        int(is_error),
-        source,
-        submission,
-        None,
-        now,
-        call.status,
-        call.created_at,
-        call.space_id,
-    )
-    return CallTransition(resolved, remembered.visibility, delivery, pauses_run=False), row
+    row = call.call_id, *values, call.status, call.created_at, call.space_id
+    return CallTransition(resolved_call, remembered.visibility, delivery, pauses_run=False), row
 
 
 def apply_resolution(resolution: Sequence[Any]) -> Program[bool]:
     """Resolves a call that is as it is remembered. Returns False, and writes nothing, if it is not."""
     call_id, *values, status, created_at, space_id = resolution
     in_space = "IS NULL" if space_id is None else "= ?"
-    rows = yield (
-        f"{_RESOLVE} AND status = ? AND created_at = ? AND space_id {in_space} RETURNING 1",
-        (*values, call_id, status, created_at, *(() if space_id is None else (space_id,))),
-    )
-    return bool(rows)
+    update = f"{_RESOLVE} AND status = ? AND created_at = ? AND space_id {in_space}"
+    return has_changed(update, *values, call_id, status, created_at, *(() if space_id is None else (space_id,)))
+
+
+def _result_values(
+    result: Any, is_error: bool, source: ResultSource, submission: str | None, submitted_by: str | None = None
+) -> tuple[Any, ...]:
+    """The values of `_RESULT_COLUMNS`."""
+    return json_text.encode_for_storage(result), int(is_error), source, submission, submitted_by, now_ms()
 
 
 # Other changes of one call
@@ -168,22 +172,18 @@ def apply_resolution(resolution: Sequence[Any]) -> Program[bool]:
 
 def create(new: NewCall, *, seq: int, message_id: str | None) -> Program[CallRecord | None]:
     """None if the id is in use."""
-    row = msgspec.structs.asdict(new) | {
-        "args": json_text.encode_for_storage(new.args),
-        "visible": int(new.visible),
-        "is_async": int(new.is_async),
-        "pauses_run": int(new.pauses_run),
-        "created_at": new.created_at if new.created_at is not None else now_ms(),
-    }
-    return _CALL.decode_first((yield _INSERT, (*row.values(), seq, message_id, 0)))
+    values = msgspec.structs.asdict(new)
+    values["pauses_run"] = int(new.pauses_run)
+    if new.created_at is None:
+        values["created_at"] = now_ms()
+    on_conflict = "ON CONFLICT (call_id) DO NOTHING"
+    return _CALL.insert(on_conflict, **values, seq=seq, message_id=message_id, is_error=False)
 
 
 def allocate_sequence_number(run_id: str) -> Program[tuple[int, str, str | None] | None]:
     """The number of the next call of a run, and the run's status and space. None if there is no such run."""
-    rows = yield (
-        "UPDATE runs SET last_call_seq = last_call_seq + 1 WHERE id = ? RETURNING last_call_seq, status, space_id",
-        (run_id,),
-    )
+    update = "UPDATE runs SET last_call_seq = last_call_seq + 1 WHERE id = ? RETURNING last_call_seq, status, space_id"
+    rows = yield update, (run_id,)
     return (rows[0][0], rows[0][1], rows[0][2]) if rows else None
 
 
@@ -202,13 +202,13 @@ def finish(
         "WHERE call_id = ? AND status = 'running' AND node_id = COALESCE(?, node_id)"
     )
     values = status, json_text.encode_for_storage(result), int(is_error), error_kind, now_ms(), call_id, node_id
-    return (yield from _transition(update, values))
+    return _transition(update, *values)
 
 
 def make_pending(call_id: str) -> Program[CallTransition | None]:
     """waiting → pending: its caller stopped waiting. None if it was not waiting."""
     update = "UPDATE calls SET status = 'pending', wait_until = NULL WHERE call_id = ? AND status = 'waiting'"
-    return (yield from _transition(update, (call_id,)))
+    return _transition(update, call_id)
 
 
 def end(
@@ -221,7 +221,7 @@ def end(
         f"resolved_at = ?, delivered_at = ? WHERE call_id = ? AND status IN {OPEN}"
     )
     values = status, json_text.encode_for_storage(error), error_kind, now, now if is_delivered else None, call_id
-    return (yield from _transition(update, values))
+    return _transition(update, *values)
 
 
 def mark_delivered(call_ids: Sequence[str]) -> Program[None]:
@@ -236,18 +236,15 @@ def mark_delivered(call_ids: Sequence[str]) -> Program[None]:
 
 def claim_result(call_id: str) -> Program[bool]:
     """The caller of a call asks for its result again. Whether it may have it: if not, the inbox gets it."""
-    rows = yield (
-        "UPDATE calls SET delivered_at = COALESCE(delivered_at, ?) WHERE call_id = ? "
-        "AND (delivery = 'inline' OR agent_entity_id IS NULL) RETURNING call_id",
-        (now_ms(), call_id),
-    )
-    return bool(rows)
+    update = "UPDATE calls SET delivered_at = COALESCE(delivered_at, ?)"
+    condition = "call_id = ? AND (delivery = 'inline' OR agent_entity_id IS NULL)"
+    return has_changed(f"{update} WHERE {condition}", now_ms(), call_id)
 
 
 def redirect_to_inbox(call_id: str) -> Program[CallTransition | None]:
     """An inline result that was never received goes to the inbox. None if it was received."""
     update = "UPDATE calls SET delivery = 'inbox' WHERE call_id = ? AND delivery = 'inline' AND delivered_at IS NULL"
-    return (yield from _transition(update, (call_id,)))
+    return _transition(update, call_id)
 
 
 def adopt(call_id: str, node_id: str) -> Program[None]:
@@ -269,22 +266,15 @@ def lock_paused_run(call_id: str) -> Program[None]:
 
 def remove_from_space(space_id: str) -> Program[list[str]]:
     """Takes the open calls out of a space; returns their ids."""
-    rows = yield (
-        f"UPDATE calls SET space_id = NULL WHERE space_id = ? AND status IN {OPEN} RETURNING call_id",
-        (space_id,),
-    )
-    return sorted(row[0] for row in rows)
+    update = f"UPDATE calls SET space_id = NULL WHERE space_id = ? AND status IN {OPEN} RETURNING call_id"
+    return sorted((yield from first_column(update, space_id)))
 
 
 @long_running
 def delete_old(before: int, limit: int) -> Program[int]:
     """Deletes at most `limit` calls that ended before a time; returns how many."""
-    rows = yield (
-        "DELETE FROM calls WHERE call_id IN (SELECT call_id FROM calls WHERE created_at < ? AND resolved_at < ? "
-        f"AND status NOT IN {_ACTIVE} ORDER BY created_at LIMIT ?) RETURNING call_id",
-        (before, before, limit),
-    )
-    return len(rows)
+    clauses = f"WHERE created_at < ? AND resolved_at < ? AND status NOT IN {_ACTIVE} ORDER BY created_at LIMIT ?"
+    return len((yield from delete_selected("calls", "call_id", clauses, before, before, limit)))
 
 
 # Claims of workers
@@ -307,28 +297,23 @@ def claim(worker_id: str, tools: Sequence[str], *, limit: int) -> Program[list[C
 
 def list_claimed(worker_id: str) -> Program[list[CallRecord]]:
     """The open calls that a worker has claimed."""
-    rows = yield (
-        f"SELECT {_CALL.sql} FROM calls WHERE status IN {OPEN} AND worker_id = ? ORDER BY created_at, call_id",
-        (worker_id,),
-    )
-    return _CALL.decode_all(rows)
+    return _CALL.select(f"WHERE status IN {OPEN} AND worker_id = ? ORDER BY created_at, call_id", worker_id)
 
 
 def release_claims(worker_id: str, *, except_calls: Sequence[str] = ()) -> Program[list[str]]:
     """The open calls of a worker may be claimed again; returns the names of their tools."""
     condition = f" AND call_id NOT IN ({placeholders(except_calls)})" if except_calls else ""
-    rows = yield (
-        f"UPDATE calls SET worker_id = NULL WHERE status IN {OPEN} AND worker_id = ?{condition} RETURNING tool_name",
-        (worker_id, *except_calls),
+    update = (
+        f"UPDATE calls SET worker_id = NULL WHERE status IN {OPEN} AND worker_id = ?{condition} RETURNING tool_name"
     )
-    return sorted({row[0] for row in rows})
+    return sorted(set((yield from first_column(update, worker_id, *except_calls))))
 
 
 # One call
 
 
 def find(call_id: str) -> Program[CallRecord | None]:
-    return _CALL.decode_first((yield f"SELECT {_CALL.sql} FROM calls WHERE call_id = ?", (call_id,)))
+    return _CALL.find("WHERE call_id = ?", call_id)
 
 
 def find_for_caller(call_id: str) -> Program[tuple[CallRecord, bool] | None]:
@@ -337,7 +322,7 @@ def find_for_caller(call_id: str) -> Program[tuple[CallRecord, bool] | None]:
     if not rows:
         return None
     call = _CALL.decode(rows[0])
-    return call, call.status == "pending" or rows[0][len(_CALL)] == "inbox"
+    return call, call.status == "pending" or rows[0][_COLUMN_COUNT] == "inbox"
 
 
 def find_with_submission(call_id: str) -> Program[tuple[CallRecord, str | None, str | None, bool] | None]:
@@ -375,49 +360,34 @@ def list_calls(
     limit: int = 100,
 ) -> Program[list[CallRecord]]:
     """Calls, newest first. `member`: only visible ones in spaces of this entity. `before`: older than this call."""
-    columns = {"run_id": run_id, "agent_entity_id": agent_entity_id, "space_id": space_id, "tool_name": tool_name}
-    filters = {column: value for column, value in columns.items() if value is not None}
-    where = [f"{column} = ?" for column in filters]
-    values: list[Any] = list(filters.values())
-    if statuses:
-        where.append(f"status IN ({placeholders(statuses)})")
-        values += statuses
-    if member is not None:
-        where.append("exposure = 'full' AND space_id IN (SELECT space_id FROM members WHERE entity_id = ?)")
-        values.append(member)
-    if before is not None:
-        where.append("(created_at, call_id) < (SELECT created_at, call_id FROM calls WHERE call_id = ?)")
-        values.append(before)
-    condition = f"WHERE {' AND '.join(where)} " if where else ""
-    rows = yield (
-        f"SELECT {_CALL.sql} FROM calls {condition}ORDER BY created_at DESC, call_id DESC LIMIT ?",
-        (*values, limit),
+    conditions, values = where(
+        ("run_id = ?", run_id),
+        ("agent_entity_id = ?", agent_entity_id),
+        ("space_id = ?", space_id),
+        ("tool_name = ?", tool_name),
+        (f"status IN ({placeholders(statuses)})", list(statuses) or None),
+        ("exposure = 'full' AND space_id IN (SELECT space_id FROM members WHERE entity_id = ?)", member),
+        ("(created_at, call_id) < (SELECT created_at, call_id FROM calls WHERE call_id = ?)", before),
     )
-    return _CALL.decode_all(rows)
+    return _CALL.select(f"{conditions}ORDER BY created_at DESC, call_id DESC LIMIT ?", *values, limit)
 
 
 def list_of_run(run_id: str, *, after: int = 0, limit: int = 1000) -> Program[list[tuple[CallRecord, Visibility]]]:
     """The calls of a run in their order, and what others may see of each."""
-    rows = yield (
-        f"SELECT {_CALL.sql}, exposure FROM calls WHERE run_id = ? AND seq > ? ORDER BY seq LIMIT ?",
-        (run_id, after, limit),
-    )
-    return [(_CALL.decode(row), row[len(_CALL)]) for row in rows]
+    select = f"SELECT {_CALL.sql}, exposure FROM calls WHERE run_id = ? AND seq > ? ORDER BY seq LIMIT ?"
+    rows = yield select, (run_id, after, limit)
+    return [(_CALL.decode(row), row[_COLUMN_COUNT]) for row in rows]
 
 
 def list_open_of_run(run_id: str) -> Program[list[str]]:
     """The ids of the calls of a run that have not ended."""
-    rows = yield f"SELECT call_id FROM calls WHERE run_id = ? AND status IN {_ACTIVE}", (run_id,)
-    return [row[0] for row in rows]
+    return first_column(f"SELECT call_id FROM calls WHERE run_id = ? AND status IN {_ACTIVE}", run_id)
 
 
 def list_open_of_agent(agent_entity_id: str) -> Program[list[str]]:
     """The ids of an agent's open calls, in runs and outside."""
-    rows = yield (
-        f"SELECT call_id FROM calls WHERE agent_entity_id = ? AND status IN {OPEN} ORDER BY call_id",
-        (agent_entity_id,),
-    )
-    return [row[0] for row in rows]
+    select = f"SELECT call_id FROM calls WHERE agent_entity_id = ? AND status IN {OPEN} ORDER BY call_id"
+    return first_column(select, agent_entity_id)
 
 
 # What is due: for the sweeper
@@ -425,34 +395,26 @@ def list_open_of_agent(agent_entity_id: str) -> Program[list[str]]:
 
 def list_expired(*, limit: int) -> Program[list[str]]:
     """The ids of open calls that are past their expiry."""
-    rows = yield (
-        f"SELECT call_id FROM calls WHERE status IN {OPEN} AND expires_at <= ? ORDER BY expires_at LIMIT ?",
-        (now_ms(), limit),
-    )
-    return [row[0] for row in rows]
+    select = f"SELECT call_id FROM calls WHERE status IN {OPEN} AND expires_at <= ? ORDER BY expires_at LIMIT ?"
+    return first_column(select, now_ms(), limit)
 
 
 def list_due(*, limit: int) -> Program[list[CallRecord]]:
     """The open calls whose timer has ended."""
-    rows = yield (
-        f"SELECT {_CALL.sql} FROM calls WHERE status IN {OPEN} AND due_at IS NOT NULL AND due_at <= ? "
-        "ORDER BY due_at LIMIT ?",
-        (now_ms(), limit),
-    )
-    return _CALL.decode_all(rows)
+    conditions = f"status IN {OPEN} AND due_at IS NOT NULL AND due_at <= ?"
+    return _CALL.select(f"WHERE {conditions} ORDER BY due_at LIMIT ?", now_ms(), limit)
 
 
 def find_next_due() -> Program[int | None]:
     """When the next timer of an open call ends, or the next open call expires."""
-    timers = yield f"SELECT MIN(due_at) FROM calls WHERE status IN {OPEN} AND due_at IS NOT NULL", ()
-    expiries = yield f"SELECT MIN(expires_at) FROM calls WHERE status IN {OPEN}", ()
-    return min((at for at in (timers[0][0], expiries[0][0]) if at is not None), default=None)
+    timer = yield from first_value(f"SELECT MIN(due_at) FROM calls WHERE status IN {OPEN} AND due_at IS NOT NULL")
+    expiry = yield from first_value(f"SELECT MIN(expires_at) FROM calls WHERE status IN {OPEN}")
+    return min((at for at in (timer, expiry) if at is not None), default=None)
 
 
 def list_overdue(*, before: int, limit: int) -> Program[list[str]]:
     """The ids of waiting calls whose callers should have stopped waiting before a time, and did not say so."""
-    rows = yield "SELECT call_id FROM calls WHERE status = 'waiting' AND wait_until < ? LIMIT ?", (before, limit)
-    return [row[0] for row in rows]
+    return first_column("SELECT call_id FROM calls WHERE status = 'waiting' AND wait_until < ? LIMIT ?", before, limit)
 
 
 def list_orphaned(node_ids: Sequence[str], *, limit: int) -> Program[list[tuple[str, str]]]:
@@ -471,11 +433,9 @@ def list_orphaned(node_ids: Sequence[str], *, limit: int) -> Program[list[tuple[
     return [(row[0], row[1]) for row in rows]
 
 
-def _transition(update: str, values: Sequence[Any]) -> Program[CallTransition | None]:
-    rows = yield update + _RETURNING, values
-    return _decode_transition(rows[0]) if rows else None
-
-
-def _decode_transition(row: Row) -> CallTransition:
-    *_, visibility, delivery, pauses = row
-    return CallTransition(_CALL.decode(row), visibility, delivery, bool(pauses))
+def _transition(update: str, *values: Any) -> Program[CallTransition | None]:
+    rows = yield f"{update} RETURNING {_CALL.sql}, exposure, delivery, pauses", values
+    if not rows:
+        return None
+    *_, visibility, delivery, pauses = rows[0]
+    return CallTransition(_CALL.decode(rows[0]), visibility, delivery, bool(pauses))

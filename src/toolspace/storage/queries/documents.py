@@ -27,7 +27,7 @@ from toolspace.core.text_search import (
 )
 from toolspace.errors import RefusedError
 from toolspace.storage.database import Program, long_running
-from toolspace.storage.queries.columns import Columns, insert_into, placeholders
+from toolspace.storage.queries.table import Table, count_changes, placeholders
 
 MAX_DOCUMENT_BYTES: Final = 1_000_000
 """Of one document, as UTF-8."""
@@ -75,12 +75,10 @@ class SearchMatches(msgspec.Struct, frozen=True):
     total: int
 
 
-_DOCUMENT = Columns(Document, json=("metadata",))
-_STORED_COLUMNS = (*_DOCUMENT.names, "stamp", "words", "digest")
-_CHANGEABLE = [column for column in _STORED_COLUMNS if column not in ("entity_id", "id", "created_at")]
-_UPSERT = (
-    f"{insert_into('documents', _STORED_COLUMNS)} ON CONFLICT (entity_id, id) DO UPDATE SET "
-    f"{', '.join(f'{column} = excluded.{column}' for column in _CHANGEABLE)} RETURNING {_DOCUMENT.sql}"
+_DOCUMENT = Table("documents", Document, json=("metadata",))
+_OR_REPLACE = (
+    _DOCUMENT.on_conflict_update("entity_id, id", unchanged=("entity_id", "id", "created_at"))
+    + ", stamp = excluded.stamp, words = excluded.words, digest = excluded.digest"
 )
 
 
@@ -132,50 +130,46 @@ def save(entity_id: str, new: PreparedDocument) -> Program[Document]:
         raise RefusedError("conflict", f'there is a document "{new.id}" already, from elsewhere ({previous[0][1]})')
     yield from _check_limits(entity_id, new)
     now = now_ms()
-    rows = yield (
-        _UPSERT,
-        (
-            new.id,
-            entity_id,
-            new.title,
-            new.source,
-            new.origin,
-            new.size,
-            len(new.indexed.passages),
-            json_text.encode_for_storage(new.metadata),
-            now,
-            now,
-            new.stamp,
-            new.indexed.words,
-            new.digest,
-        ),
+    document = yield from _DOCUMENT.insert(
+        _OR_REPLACE,
+        id=new.id,
+        entity_id=entity_id,
+        title=new.title,
+        source=new.source,
+        origin=new.origin,
+        size=new.size,
+        passages=len(new.indexed.passages),
+        metadata=new.metadata,
+        created_at=now,
+        updated_at=now,
+        stamp=new.stamp,
+        words=new.indexed.words,
+        digest=new.digest,
     )
+    assert document is not None
     if not previous or previous[0][0] != new.digest:
         for table in ("document_words", "document_passages"):
             yield f"DELETE FROM {table} WHERE entity_id = ? AND document_id = ?", (entity_id, new.id)
         yield from _add_text(entity_id, new)
-    return _DOCUMENT.decode(rows[0])
+    return document
 
 
 @long_running
 def delete(entity_id: str, document_ids: Sequence[str]) -> Program[int]:
     """Deletes documents of one agent; returns how many there were."""
-    deleted = 0
+    delete = "DELETE FROM documents WHERE entity_id = ? AND id = ?"
+    deleted_count = 0
     for document_id in dict.fromkeys(document_ids):
-        rows = yield "DELETE FROM documents WHERE entity_id = ? AND id = ? RETURNING id", (entity_id, document_id)
-        deleted += len(rows)
-    return deleted
+        deleted_count += yield from count_changes(delete, entity_id, document_id)
+    return deleted_count
 
 
 def find(entity_id: str, document_id: str) -> Program[DocumentWithText | None]:
-    rows = yield f"SELECT {_DOCUMENT.sql} FROM documents WHERE entity_id = ? AND id = ?", (entity_id, document_id)
-    if not rows:
+    document = yield from _DOCUMENT.find("WHERE entity_id = ? AND id = ?", entity_id, document_id)
+    if document is None:
         return None
-    document = _DOCUMENT.decode(rows[0])
-    rows = yield (
-        "SELECT start, text FROM document_passages WHERE entity_id = ? AND document_id = ? ORDER BY number",
-        (entity_id, document_id),
-    )
+    select = "SELECT start, text FROM document_passages WHERE entity_id = ? AND document_id = ? ORDER BY number"
+    rows = yield select, (entity_id, document_id)
     text = join_passages(Passage(row[0], row[1]) for row in rows)
     return DocumentWithText(**msgspec.structs.asdict(document), text=text)
 
@@ -186,11 +180,7 @@ def exists(entity_id: str, document_id: str) -> Program[bool]:
 
 def list_documents(entity_id: str, *, after: str = "", limit: int = 100) -> Program[list[Document]]:
     """Documents by id."""
-    rows = yield (
-        f"SELECT {_DOCUMENT.sql} FROM documents WHERE entity_id = ? AND id > ? ORDER BY id LIMIT ?",
-        (entity_id, after, limit),
-    )
-    return _DOCUMENT.decode_all(rows)
+    return _DOCUMENT.select("WHERE entity_id = ? AND id > ? ORDER BY id LIMIT ?", entity_id, after, limit)
 
 
 def list_file_stamps(entity_id: str) -> Program[dict[str, str | None]]:
@@ -205,11 +195,8 @@ def search(entity_id: str, query: str, *, limit: int) -> Program[SearchMatches]:
     weights, mean_length = yield from _weigh_words(entity_id, words)
     if not weights:
         return SearchMatches([], 0)
-    rows = yield (
-        "SELECT word, document_id, postings FROM document_words "
-        f"WHERE entity_id = ? AND word IN ({placeholders(weights)})",
-        (entity_id, *weights),
-    )
+    select = "SELECT word, document_id, postings FROM document_words"
+    rows = yield f"{select} WHERE entity_id = ? AND word IN ({placeholders(weights)})", (entity_id, *weights)
     scores: dict[_PassageKey, float] = {}
     for word, document_id, postings in rows:
         for number, score in bm25_scores(json_text.decode(postings), weights[word], mean_length):
@@ -232,10 +219,8 @@ _PassageKey = tuple[str, int]
 
 def _weigh_words(entity_id: str, words: Sequence[str]) -> Program[tuple[dict[str, float], float]]:
     """The weight of each word of a query that the agent's documents have, and the mean length of a passage."""
-    rows = yield (
-        "SELECT CAST(SUM(passages) AS BIGINT), CAST(SUM(words) AS BIGINT) FROM documents WHERE entity_id = ?",
-        (entity_id,),
-    )
+    select = "SELECT CAST(SUM(passages) AS BIGINT), CAST(SUM(words) AS BIGINT) FROM documents WHERE entity_id = ?"
+    rows = yield select, (entity_id,)
     total: int = rows[0][0] or 0
     if not total or not words:
         return {}, 1.0
@@ -257,14 +242,14 @@ def _weigh_words(entity_id: str, words: Sequence[str]) -> Program[tuple[dict[str
 
 def _read_passages(entity_id: str, keys: Sequence[_PassageKey]) -> Program[list[tuple[_PassageKey, SearchMatch]]]:
     """The passages of these keys that still exist."""
+    select = (
+        "SELECT title, source, text FROM document_passages JOIN documents ON documents.entity_id = "
+        "document_passages.entity_id AND documents.id = document_id "
+        "WHERE document_passages.entity_id = ? AND document_id = ? AND number = ?"
+    )
     passages: list[tuple[_PassageKey, SearchMatch]] = []
     for document_id, number in keys:
-        rows = yield (
-            "SELECT title, source, text FROM document_passages JOIN documents ON documents.entity_id = "
-            "document_passages.entity_id AND documents.id = document_id "
-            "WHERE document_passages.entity_id = ? AND document_id = ? AND number = ?",
-            (entity_id, document_id, number),
-        )
+        rows = yield select, (entity_id, document_id, number)
         for title, source, text in rows:
             match = SearchMatch(document_id=document_id, title=title, source=source, text=text.strip(), score=0.0)
             passages.append(((document_id, number), match))
@@ -272,10 +257,8 @@ def _read_passages(entity_id: str, keys: Sequence[_PassageKey]) -> Program[list[
 
 
 def _check_limits(entity_id: str, new: PreparedDocument) -> Program[None]:
-    rows = yield (
-        "SELECT COUNT(*), CAST(COALESCE(SUM(size), 0) AS BIGINT) FROM documents WHERE entity_id = ?",
-        (entity_id,),
-    )
+    select = "SELECT COUNT(*), CAST(COALESCE(SUM(size), 0) AS BIGINT) FROM documents WHERE entity_id = ?"
+    rows = yield select, (entity_id,)
     count, size = rows[0]
     rows = yield "SELECT size FROM documents WHERE entity_id = ? AND id = ?", (entity_id, new.id)
     if rows:

@@ -5,48 +5,44 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolspace.core import json_text
 from toolspace.core.ids import now_ms
 from toolspace.core.records import Entity, EntityType, Member, Space
 from toolspace.storage.database import Program
-from toolspace.storage.queries.columns import Columns, insert_into, placeholders
+from toolspace.storage.queries.table import (
+    Table,
+    first_column,
+    has_changed,
+    insert_into,
+    json_or_null,
+    placeholders,
+    where,
+)
 
-_ENTITY = Columns(Entity, json=("metadata",))
-_SPACE = Columns(Space, json=("metadata",))
+_ENTITY = Table("entities", Entity, json=("metadata",))
+_SPACE = Table("spaces", Space, json=("metadata",))
+_SET_NAME_AND_METADATA = "name = COALESCE(?, name), metadata = COALESCE(?, metadata) WHERE id = ?"
 
 
 def create_entity(entity_id: str, type: EntityType, name: str, metadata: Mapping[str, Any]) -> Program[Entity | None]:
     """None if the id is in use."""
-    rows = yield (
-        f"{insert_into('entities', _ENTITY.names)} ON CONFLICT (id) DO NOTHING RETURNING {_ENTITY.sql}",
-        (entity_id, type, name, json_text.encode_for_storage(metadata), now_ms()),
-    )
-    return _ENTITY.decode_first(rows)
+    return _ENTITY.insert(id=entity_id, type=type, name=name, metadata=metadata, created_at=now_ms())
 
 
 def find_entity(entity_id: str) -> Program[Entity | None]:
-    return _ENTITY.decode_first((yield f"SELECT {_ENTITY.sql} FROM entities WHERE id = ?", (entity_id,)))
+    return _ENTITY.find("WHERE id = ?", entity_id)
 
 
 def list_entities(
     *, type: str | None = None, sharing_with: str | None = None, after: str = "", limit: int = 100
 ) -> Program[list[Entity]]:
     """Entities by id. `sharing_with`: only this entity and those that share a space with it."""
-    where, values = ["id > ?"], [after]
-    if type is not None:
-        where.append("type = ?")
-        values.append(type)
-    if sharing_with is not None:
-        where.append(
-            "(id = ? OR id IN (SELECT other.entity_id FROM members AS other "
-            "JOIN members AS own ON own.space_id = other.space_id WHERE own.entity_id = ?))"
-        )
-        values += [sharing_with, sharing_with]
-    rows = yield (
-        f"SELECT {_ENTITY.sql} FROM entities WHERE {' AND '.join(where)} ORDER BY id LIMIT ?",
-        (*values, limit),
+    shares_space = (
+        "(id = ? OR id IN (SELECT other.entity_id FROM members AS other "
+        "JOIN members AS own ON own.space_id = other.space_id WHERE own.entity_id = ?))"
     )
-    return _ENTITY.decode_all(rows)
+    both = None if sharing_with is None else [sharing_with, sharing_with]
+    conditions, values = where(("id > ?", after), ("type = ?", type), (shares_space, both))
+    return _ENTITY.select(f"{conditions}ORDER BY id LIMIT ?", *values, limit)
 
 
 def share_space(first_id: str, second_id: str) -> Program[bool]:
@@ -62,43 +58,28 @@ def share_space(first_id: str, second_id: str) -> Program[bool]:
 def update_entity(
     entity_id: str, *, name: str | None = None, metadata: Mapping[str, Any] | None = None
 ) -> Program[Entity | None]:
-    rows = yield (
-        "UPDATE entities SET name = COALESCE(?, name), metadata = COALESCE(?, metadata) WHERE id = ? "
-        f"RETURNING {_ENTITY.sql}",
-        (name, None if metadata is None else json_text.encode_for_storage(metadata), entity_id),
-    )
-    return _ENTITY.decode_first(rows)
+    return _ENTITY.update(_SET_NAME_AND_METADATA, name, json_or_null(metadata), entity_id)
 
 
 def delete_entity(entity_id: str) -> Program[bool]:
     """Deletes an entity with its memberships, and an agent with its runs. Its messages stay."""
-    return bool((yield "DELETE FROM entities WHERE id = ? RETURNING id", (entity_id,)))
+    return has_changed("DELETE FROM entities WHERE id = ?", entity_id)
 
 
 def create_space(space_id: str, name: str, metadata: Mapping[str, Any]) -> Program[Space | None]:
     """None if the id is in use."""
-    rows = yield (
-        f"{insert_into('spaces', (*_SPACE.names, 'last_seq'))} ON CONFLICT (id) DO NOTHING RETURNING {_SPACE.sql}",
-        (space_id, name, json_text.encode_for_storage(metadata), now_ms(), 0),
-    )
-    return _SPACE.decode_first(rows)
+    return _SPACE.insert(id=space_id, name=name, metadata=metadata, created_at=now_ms(), last_seq=0)
 
 
 def find_space(space_id: str) -> Program[Space | None]:
-    return _SPACE.decode_first((yield f"SELECT {_SPACE.sql} FROM spaces WHERE id = ?", (space_id,)))
+    return _SPACE.find("WHERE id = ?", space_id)
 
 
 def list_spaces(*, member: str | None = None, after: str = "", limit: int = 100) -> Program[list[Space]]:
     """Spaces by id; only those of one member, if it is given."""
-    if member is None:
-        rows = yield f"SELECT {_SPACE.sql} FROM spaces WHERE id > ? ORDER BY id LIMIT ?", (after, limit)
-    else:
-        rows = yield (
-            f"SELECT {_SPACE.sql} FROM spaces WHERE id > ? "
-            "AND id IN (SELECT space_id FROM members WHERE entity_id = ?) ORDER BY id LIMIT ?",
-            (after, member, limit),
-        )
-    return _SPACE.decode_all(rows)
+    of_member = "id IN (SELECT space_id FROM members WHERE entity_id = ?)"
+    conditions, values = where(("id > ?", after), (of_member, member))
+    return _SPACE.select(f"{conditions}ORDER BY id LIMIT ?", *values, limit)
 
 
 def list_space_names(space_ids: Sequence[str]) -> Program[dict[str, str]]:
@@ -110,17 +91,12 @@ def list_space_names(space_ids: Sequence[str]) -> Program[dict[str, str]]:
 def update_space(
     space_id: str, *, name: str | None = None, metadata: Mapping[str, Any] | None = None
 ) -> Program[Space | None]:
-    rows = yield (
-        "UPDATE spaces SET name = COALESCE(?, name), metadata = COALESCE(?, metadata) WHERE id = ? "
-        f"RETURNING {_SPACE.sql}",
-        (name, None if metadata is None else json_text.encode_for_storage(metadata), space_id),
-    )
-    return _SPACE.decode_first(rows)
+    return _SPACE.update(_SET_NAME_AND_METADATA, name, json_or_null(metadata), space_id)
 
 
 def lock_space(space_id: str) -> Program[bool]:
     """Nobody adds a message to the space until the transaction ends. False if there is no such space."""
-    return bool((yield "UPDATE spaces SET last_seq = last_seq WHERE id = ? RETURNING id", (space_id,)))
+    return has_changed("UPDATE spaces SET last_seq = last_seq WHERE id = ?", space_id)
 
 
 def delete_space(space_id: str) -> Program[bool]:
@@ -133,25 +109,17 @@ def delete_space(space_id: str) -> Program[bool]:
     streams = "SELECT 'run:' || run_id FROM messages WHERE space_id = ? AND run_id IS NOT NULL"
     yield f"UPDATE events SET exposure = 'none' WHERE stream IN ({streams})", (space_id,)
     yield "UPDATE runs SET space_id = NULL WHERE space_id = ?", (space_id,)
-    return bool((yield "DELETE FROM spaces WHERE id = ? RETURNING id", (space_id,)))
+    return (yield from has_changed("DELETE FROM spaces WHERE id = ?", space_id))
 
 
 def add_member(space_id: str, entity_id: str) -> Program[bool]:
     """False if it is a member already. Both must exist."""
-    rows = yield (
-        "INSERT INTO members (space_id, entity_id, joined_at) VALUES (?, ?, ?) "
-        "ON CONFLICT (space_id, entity_id) DO NOTHING RETURNING entity_id",
-        (space_id, entity_id, now_ms()),
-    )
-    return bool(rows)
+    insert = f"{insert_into('members', ('space_id', 'entity_id', 'joined_at'))} ON CONFLICT DO NOTHING"
+    return has_changed(insert, space_id, entity_id, now_ms())
 
 
 def remove_member(space_id: str, entity_id: str) -> Program[bool]:
-    rows = yield (
-        "DELETE FROM members WHERE space_id = ? AND entity_id = ? RETURNING entity_id",
-        (space_id, entity_id),
-    )
-    return bool(rows)
+    return has_changed("DELETE FROM members WHERE space_id = ? AND entity_id = ?", space_id, entity_id)
 
 
 def is_member(space_id: str, entity_id: str) -> Program[bool]:
@@ -171,9 +139,8 @@ def list_members(space_id: str) -> Program[list[Member]]:
 
 def list_agents(space_id: str, *, except_entity: str) -> Program[Sequence[str]]:
     """The ids of the agents in a space, except the sender of a message."""
-    rows = yield (
+    select = (
         "SELECT entities.id FROM members JOIN entities ON entities.id = members.entity_id "
-        "WHERE members.space_id = ? AND entities.type = 'agent' AND entities.id <> ?",
-        (space_id, except_entity),
+        "WHERE members.space_id = ? AND entities.type = 'agent' AND entities.id <> ?"
     )
-    return [row[0] for row in rows]
+    return first_column(select, space_id, except_entity)

@@ -1,4 +1,4 @@
-"""SQL programs for event streams.
+"""SQL programs for event streams, and for the deferred writes of transactions, which end with events.
 
 Each stream has a counter, which an append locks until its commit. So ids become visible in their order, and a
 subscriber that reads `id > last` misses none.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Final
 
 from toolspace.core import json_text
@@ -15,7 +16,7 @@ from toolspace.core.ids import now_ms
 from toolspace.core.records import NewEvent, StoredEvent
 from toolspace.storage.database import DeferredWrites, Program, Row, RowBatch, StaleError, long_running
 from toolspace.storage.queries import calls, inbox
-from toolspace.storage.queries.columns import insert_into
+from toolspace.storage.queries.table import delete_selected, first_value, insert_into
 
 COLUMNS: Final = ("stream", "id", "type", "data", "exposure", "at")
 _INSERT: Final = insert_into("events", COLUMNS)
@@ -35,25 +36,33 @@ def append(stream: str, events: Sequence[NewEvent]) -> Program[list[StoredEvent]
     return (yield from _append({stream: events}))[stream]
 
 
-def append_deferred(writes: Sequence[DeferredWrites]) -> Program[None]:
-    """Stores the new events of several programs, streams in the order of their names, so that no two deadlock."""
+def resolve_deferred_calls(deferred: DeferredWrites) -> Program[None]:
+    """Stores the results of calls. Raises `StaleError` if a call is not as it is remembered."""
+    for resolution in deferred.resolved_calls:
+        if not (yield from calls.apply_resolution(resolution)):
+            raise StaleError
+
+
+def write_deferred(writes: Sequence[DeferredWrites]) -> Program[None]:
+    """Stores the new inbox rows and events of several programs, with few statements.
+
+    Events come last, because an append locks the counter of its stream.
+    """
+    yield from inbox.add_rows([row for deferred in writes for row in deferred.inbox_rows])
     new_events: dict[str, list[NewEvent]] = {}
     for deferred in writes:
         for stream, events in deferred.new_events.items():
             new_events.setdefault(stream, []).extend(events)
     if not new_events:
         return
-    stored = yield from _append(new_events)
-    positions = dict.fromkeys(new_events, 0)
+    events_of = {stream: iter(events) for stream, events in (yield from _append(new_events)).items()}
     for deferred in writes:
         for stream, events in deferred.new_events.items():
-            start = positions[stream]
-            positions[stream] = start + len(events)
-            deferred.stored_events += stored[stream][start : positions[stream]]
+            deferred.stored_events += islice(events_of[stream], len(events))
 
 
 def _append(new_events: Mapping[str, Sequence[NewEvent]]) -> Program[dict[str, list[StoredEvent]]]:
-    streams = sorted(new_events)
+    streams = sorted(new_events)  # Sorted, so that two writers cannot deadlock.
     last_ids: dict[str, int] = {}
     for start in range(0, len(streams), _COUNTERS_AT_ONCE):
         counts: list[str | int] = []
@@ -93,22 +102,16 @@ def list_after(stream: str, last_id: int, limit: int) -> Program[list[StoredEven
 
 def get_bounds(stream: str) -> Program[tuple[int, int]]:
     """The id of the oldest stored event (without any, the next id), and the highest id that the stream ever had."""
-    rows = yield "SELECT last_id FROM streams WHERE stream = ?", (stream,)
-    newest: int = rows[0][0] if rows else 0
-    rows = yield "SELECT MIN(id) FROM events WHERE stream = ?", (stream,)
-    oldest: int | None = rows[0][0]
+    newest: int = (yield from first_value("SELECT last_id FROM streams WHERE stream = ?", stream)) or 0
+    oldest: int | None = yield from first_value("SELECT MIN(id) FROM events WHERE stream = ?", stream)
     return (newest + 1 if oldest is None else oldest), newest
 
 
 @long_running
 def delete_old(before: int, limit: int) -> Program[int]:
     """Deletes at most `limit` events older than a time; returns how many. Their ids are never used again."""
-    rows = yield (
-        "DELETE FROM events WHERE (stream, id) IN (SELECT stream, id FROM events WHERE at < ? ORDER BY at LIMIT ?) "
-        "RETURNING id",
-        (before, limit),
-    )
-    return len(rows)
+    clauses = "WHERE at < ? ORDER BY at LIMIT ?"
+    return len((yield from delete_selected("events", "stream, id", clauses, before, limit)))
 
 
 def delete_events_of_stream(stream: str) -> Program[None]:
@@ -119,19 +122,3 @@ def delete_events_of_stream(stream: str) -> Program[None]:
 def _decode(row: Row) -> StoredEvent:
     stream, event_id, type, data, visibility, at = row
     return StoredEvent(stream, event_id, type, json_text.decode(data), at, visibility)
-
-
-# MERGED from deferred_writes: SQL programs for the writes at the end of a transaction. Those of many programs share fe
-
-
-def resolve_deferred_calls(deferred: DeferredWrites) -> Program[None]:
-    """Stores the results of calls. Raises `StaleError` if a call is not as it is remembered."""
-    for resolution in deferred.resolved_calls:
-        if not (yield from calls.apply_resolution(resolution)):
-            raise StaleError
-
-
-def write_deferred(writes: Sequence[DeferredWrites]) -> Program[None]:
-    """Stores everything else. Events come last: an append locks the counter of its stream."""
-    yield from inbox.add_rows([row for deferred in writes for row in deferred.inbox_rows])
-    yield from append_deferred(writes)

@@ -7,12 +7,11 @@ from typing import Any
 
 import msgspec
 
-from toolspace.core import json_text
 from toolspace.core.ids import new_id, now_ms
 from toolspace.core.records import Record
 from toolspace.errors import RefusedError
 from toolspace.storage.database import Program
-from toolspace.storage.queries.columns import Columns, insert_into
+from toolspace.storage.queries.table import Table, count_changes, first_column
 
 MAX_GOALS = 200
 MAX_MEMORIES = 1_000
@@ -65,26 +64,17 @@ class Memory(Record, frozen=True):
     """When the memory was last changed, in Unix milliseconds."""
 
 
-_GOAL = Columns(Goal, flags=("is_long_term", "is_completed"))
-_CHANGEABLE = [column for column in _GOAL.names if column not in ("id", "created_at")]
-_UPSERT_GOAL = (
-    f"{insert_into('goals', (*_GOAL.names, 'entity_id'))} ON CONFLICT (id) DO UPDATE SET "
-    f"{', '.join(f'{column} = excluded.{column}' for column in _CHANGEABLE)} WHERE goals.entity_id = excluded.entity_id"
+_GOAL = Table("goals", Goal, flags=("is_long_term", "is_completed"))
+_OR_REPLACE_OWN = (
+    _GOAL.on_conflict_update("id", unchanged=("id", "created_at")) + " WHERE goals.entity_id = excluded.entity_id"
 )
-_MEMORY = Columns(Memory, json=("value",))
-_UPSERT_MEMORY = (
-    f"{insert_into('memories', (*_MEMORY.names, 'entity_id'))} "
-    "ON CONFLICT (entity_id, key) DO UPDATE SET value = excluded.value, updated_at = excluded.updated_at"
-)
+_MEMORY = Table("memories", Memory, json=("value",))
+_OR_REPLACE_VALUE = _MEMORY.on_conflict_update("entity_id, key", unchanged=("key", "created_at"))
 
 
 def list_goals(entity_id: str) -> Program[list[Goal]]:
     """The goals of an agent, the most important first."""
-    rows = yield (
-        f"SELECT {_GOAL.sql} FROM goals WHERE entity_id = ? ORDER BY priority DESC, created_at, id",
-        (entity_id,),
-    )
-    return _GOAL.decode_all(rows)
+    return _GOAL.select("WHERE entity_id = ? ORDER BY priority DESC, created_at, id", entity_id)
 
 
 def set_goals(entity_id: str, changes: Sequence[GoalChange], *, clear: bool) -> Program[list[tuple[Goal, bool]]]:
@@ -107,11 +97,7 @@ def set_goals(entity_id: str, changes: Sequence[GoalChange], *, clear: bool) -> 
     goals: list[tuple[Goal, bool]] = []
     for position, change in enumerate(changes):
         goal = _apply_change(own.get(change.id or ""), change, at + position)  # Their times keep their order.
-        row = msgspec.structs.asdict(goal) | {
-            "is_long_term": int(goal.is_long_term),
-            "is_completed": int(goal.is_completed),
-        }
-        yield _UPSERT_GOAL, (*row.values(), entity_id)
+        yield from _GOAL.insert(_OR_REPLACE_OWN, **msgspec.structs.asdict(goal), entity_id=entity_id)
         goals.append((goal, change.id is None))
     return goals
 
@@ -127,30 +113,31 @@ def delete_goals(entity_id: str, goal_ids: Sequence[str]) -> Program[int]:
 
 def list_memories(entity_id: str, keys: Sequence[str] | None = None) -> Program[list[Memory]]:
     """The memories of an agent, by key; only those of some keys, if they are given."""
-    rows = yield f"SELECT {_MEMORY.sql} FROM memories WHERE entity_id = ? ORDER BY key", (entity_id,)
-    memories = _MEMORY.decode_all(rows)
+    memories = yield from _MEMORY.select("WHERE entity_id = ? ORDER BY key", entity_id)
     return memories if keys is None else [memory for memory in memories if memory.key in set(keys)]
 
 
 def set_memories(entity_id: str, values: Sequence[tuple[str, Any]]) -> Program[int]:
     """Stores values under keys; of a repeated key, the last value. Returns how many."""
-    rows = yield "SELECT key FROM memories WHERE entity_id = ?", (entity_id,)
+    keys = yield from first_column("SELECT key FROM memories WHERE entity_id = ?", entity_id)
     new_values = dict(values)
-    if len({row[0] for row in rows} | new_values.keys()) > MAX_MEMORIES:
+    if len(new_values.keys() | keys) > MAX_MEMORIES:
         raise RefusedError("invalid", f"an agent has at most {MAX_MEMORIES} memories; delete some first")
     at = now_ms()
     for key in sorted(new_values):  # Sorted, so that two writers cannot deadlock.
-        yield _UPSERT_MEMORY, (key, json_text.encode_for_storage(new_values[key]), at, at, entity_id)
+        row = {"entity_id": entity_id, "key": key, "value": new_values[key], "created_at": at, "updated_at": at}
+        yield from _MEMORY.insert(_OR_REPLACE_VALUE, **row)
     return len(new_values)
 
 
 def delete_memories(entity_id: str, keys: Sequence[str]) -> Program[int]:
     """Deletes the memories of these keys; returns how many there were."""
-    deleted = 0
+    deleted_count = 0
     for key in sorted(set(keys)):
-        rows = yield "DELETE FROM memories WHERE entity_id = ? AND key = ? RETURNING key", (entity_id, key)
-        deleted += len(rows)
-    return deleted
+        deleted_count += yield from count_changes(
+            "DELETE FROM memories WHERE entity_id = ? AND key = ?", entity_id, key
+        )
+    return deleted_count
 
 
 def _check_own(goal_ids: Sequence[str], own_ids: Collection[str]) -> None:

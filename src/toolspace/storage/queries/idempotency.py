@@ -13,6 +13,7 @@ import msgspec
 from toolspace.core import json_text
 from toolspace.core.ids import now_ms
 from toolspace.storage.database import Program, long_running
+from toolspace.storage.queries.table import Table, delete_selected, has_changed, insert_into
 
 
 class StoredResponse(msgspec.Struct, frozen=True):
@@ -23,20 +24,18 @@ class StoredResponse(msgspec.Struct, frozen=True):
     body: str | None
 
 
+_RESPONSE = Table("answers", StoredResponse)
+
+
 def claim_key(key: str, fingerprint: str, node_id: str) -> Program[StoredResponse | None]:
     """Claims a key. None if it was free; otherwise what is stored under it.
 
     If the transaction of the request claims it, a repeated request waits for the response of the first one.
     """
-    rows = yield (
-        "INSERT INTO answers (key, fingerprint, node_id, status, body, created_at) VALUES (?, ?, ?, NULL, NULL, ?) "
-        "ON CONFLICT (key) DO NOTHING RETURNING 1",
-        (key, fingerprint, node_id, now_ms()),
-    )
-    if rows:
+    insert = insert_into("answers", ("key", "fingerprint", "node_id", "created_at"))
+    if (yield from has_changed(f"{insert} ON CONFLICT (key) DO NOTHING", key, fingerprint, node_id, now_ms())):
         return None
-    rows = yield "SELECT fingerprint, status, body FROM answers WHERE key = ?", (key,)
-    return StoredResponse(rows[0][0], rows[0][1], rows[0][2]) if rows else None
+    return (yield from _RESPONSE.find("WHERE key = ?", key))
 
 
 def save_response(key: str, status: int, body: str) -> Program[None]:
@@ -46,12 +45,8 @@ def save_response(key: str, status: int, body: str) -> Program[None]:
 @long_running
 def delete_old_responses(before: int, limit: int) -> Program[int]:
     """Deletes at most `limit` responses older than a time; returns how many."""
-    rows = yield (
-        "DELETE FROM answers WHERE key IN (SELECT key FROM answers WHERE created_at < ? ORDER BY created_at LIMIT ?) "
-        "RETURNING key",
-        (before, limit),
-    )
-    return len(rows)
+    clauses = "WHERE created_at < ? ORDER BY created_at LIMIT ?"
+    return len((yield from delete_selected("answers", "key", clauses, before, limit)))
 
 
 def run_once(entity_id: str, call_id: str | None, work: Program[Any]) -> Program[Any]:
@@ -59,12 +54,8 @@ def run_once(entity_id: str, call_id: str | None, work: Program[Any]) -> Program
     if not call_id:
         return (yield from work)
     # Stored before the work starts: a second process waits here for the first.
-    rows = yield (
-        "INSERT INTO receipts (entity_id, call_id, at) VALUES (?, ?, ?) "
-        "ON CONFLICT (entity_id, call_id) DO NOTHING RETURNING call_id",
-        (entity_id, call_id, now_ms()),
-    )
-    if not rows:
+    insert = f"{insert_into('receipts', ('entity_id', 'call_id', 'at'))} ON CONFLICT (entity_id, call_id) DO NOTHING"
+    if not (yield from has_changed(insert, entity_id, call_id, now_ms())):
         rows = yield "SELECT answer FROM receipts WHERE entity_id = ? AND call_id = ?", (entity_id, call_id)
         if rows:
             work.close()  # It has not started.
@@ -80,9 +71,5 @@ def run_once(entity_id: str, call_id: str | None, work: Program[Any]) -> Program
 @long_running
 def delete_old_receipts(before: int, limit: int) -> Program[int]:
     """Deletes at most `limit` receipts older than a time; returns how many."""
-    rows = yield (
-        "DELETE FROM receipts WHERE (entity_id, call_id) IN (SELECT entity_id, call_id FROM receipts "
-        "WHERE at < ? ORDER BY at LIMIT ?) RETURNING call_id",
-        (before, limit),
-    )
-    return len(rows)
+    clauses = "WHERE at < ? ORDER BY at LIMIT ?"
+    return len((yield from delete_selected("receipts", "entity_id, call_id", clauses, before, limit)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -11,7 +11,7 @@ from toolspace.core import json_text
 from toolspace.core.ids import now_ms
 from toolspace.core.records import Record
 from toolspace.storage.database import Program
-from toolspace.storage.queries.columns import Columns, insert_into
+from toolspace.storage.queries.table import Table, first_column, first_value, has_changed, insert_into
 
 KeyKind = Literal["secret", "public", "tools"]
 Revocation = Literal["revoked", "unknown", "last"]
@@ -61,18 +61,19 @@ class NewKey(msgspec.Struct, frozen=True, kw_only=True):
     scope: KeyScope = KeyScope()
 
 
-def _decode_scope(text: Any) -> KeyScope:
+def _decode_scope(text: str) -> KeyScope:
     return msgspec.convert(json_text.decode(text), KeyScope)
 
 
-_KEY = Columns(KeyRecord, decoders={"scope": _decode_scope})
-_INSERT = f"{insert_into('keys', ('hash', *_KEY.names))} RETURNING {_KEY.sql}"
+_KEY = Table("keys", KeyRecord, decoders={"scope": _decode_scope})
+_INSERT_SECRET = f"{insert_into('secrets', ('name', 'value', 'created_at'))} ON CONFLICT (name) DO NOTHING"
 
 
 def create(new: NewKey) -> Program[KeyRecord]:
-    scope = json_text.encode(msgspec.to_builtins(new.scope))
-    rows = yield _INSERT, (new.hash, new.id, new.kind, new.name, new.hint, scope, now_ms(), None, None, 0, 0)
-    return _KEY.decode(rows[0])
+    values = msgspec.structs.asdict(new) | {"scope": json_text.encode(msgspec.to_builtins(new.scope))}
+    record = yield from _KEY.insert("", **values, created_at=now_ms(), calls=0, failed=0)
+    assert record is not None  # It cannot conflict: without a clause for that, the database raises.
+    return record
 
 
 def create_first(keys: Sequence[NewKey]) -> Program[list[KeyKind]]:
@@ -82,12 +83,7 @@ def create_first(keys: Sequence[NewKey]) -> Program[list[KeyKind]]:
     """
     kinds: list[KeyKind] = []
     for new in keys:
-        rows = yield (
-            "INSERT INTO secrets (name, value, created_at) VALUES (?, ?, ?) ON CONFLICT (name) DO NOTHING "
-            "RETURNING name",
-            (f"first:{new.kind}", new.id, now_ms()),
-        )
-        if rows:
+        if (yield from has_changed(_INSERT_SECRET, f"first:{new.kind}", new.id, now_ms())):
             yield from create(new)
             kinds.append(new.kind)
     return kinds
@@ -95,29 +91,27 @@ def create_first(keys: Sequence[NewKey]) -> Program[list[KeyKind]]:
 
 def find_by_hash(hash: str) -> Program[KeyRecord | None]:
     """The key of this hash, unless it is revoked."""
-    rows = yield f"SELECT {_KEY.sql} FROM keys WHERE hash = ? AND revoked_at IS NULL", (hash,)
-    return _KEY.decode_first(rows)
+    return _KEY.find("WHERE hash = ? AND revoked_at IS NULL", hash)
 
 
 def find(key_id: str) -> Program[KeyRecord | None]:
-    return _KEY.decode_first((yield f"SELECT {_KEY.sql} FROM keys WHERE id = ?", (key_id,)))
+    return _KEY.find("WHERE id = ?", key_id)
 
 
 def list_keys(*, after: str = "", limit: int = 100) -> Program[list[KeyRecord]]:
     """Keys by id, revoked ones too."""
-    rows = yield f"SELECT {_KEY.sql} FROM keys WHERE id > ? ORDER BY id LIMIT ?", (after, limit)
-    return _KEY.decode_all(rows)
+    return _KEY.select("WHERE id > ? ORDER BY id LIMIT ?", after, limit)
 
 
 def revoke(key_id: str, *, spare_last_secret: bool) -> Program[Revocation]:
     """Revokes a key for good. `spare_last_secret`: not the last secret key, without which nobody could log in."""
-    rows = yield "SELECT kind FROM keys WHERE id = ?", (key_id,)
-    if not rows:
+    kind = yield from first_value("SELECT kind FROM keys WHERE id = ?", key_id)
+    if kind is None:
         return "unknown"
-    if rows[0][0] == "secret" and spare_last_secret:
+    if kind == "secret" and spare_last_secret:
         # A write, as a lock: of two that revoke two keys at once, the second waits and sees the first one's change.
-        valid = yield "UPDATE keys SET name = name WHERE kind = 'secret' AND revoked_at IS NULL RETURNING id", ()
-        if [row[0] for row in valid] == [key_id]:
+        lock = "UPDATE keys SET name = name WHERE kind = 'secret' AND revoked_at IS NULL RETURNING id"
+        if (yield from first_column(lock)) == [key_id]:
             return "last"
     yield "UPDATE keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL", (now_ms(), key_id)
     return "revoked"
@@ -136,9 +130,5 @@ def record_use(uses: Mapping[str, KeyUse]) -> Program[None]:
 
 def get_or_create_secret(name: str, value: str) -> Program[tuple[str, bool]]:
     """The secret of this name, and whether it is this value: the first value that was stored stays."""
-    inserted = yield (
-        "INSERT INTO secrets (name, value, created_at) VALUES (?, ?, ?) ON CONFLICT (name) DO NOTHING RETURNING name",
-        (name, value, now_ms()),
-    )
-    rows = yield "SELECT value FROM secrets WHERE name = ?", (name,)
-    return rows[0][0], bool(inserted)
+    is_stored = yield from has_changed(_INSERT_SECRET, name, value, now_ms())
+    return (yield from first_value("SELECT value FROM secrets WHERE name = ?", name)), is_stored

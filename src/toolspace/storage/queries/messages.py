@@ -10,9 +10,10 @@ from toolspace.core.ids import now_ms
 from toolspace.core.records import Message, MessageKind, MessageStatus
 from toolspace.errors import RefusedError
 from toolspace.storage.database import Program
-from toolspace.storage.queries.columns import Columns, insert_into
+from toolspace.storage.queries.table import Table, first_column, first_value, json_or_null
 
-_MESSAGE = Columns(Message, json=("content", "metadata"))
+_MESSAGE = Table("messages", Message, json=("content", "metadata"))
+_IN_PROGRESS = "kind = 'message' AND status = 'running'"
 _INCOMPLETE = "kind = 'message' AND status <> 'complete'"
 
 
@@ -29,18 +30,28 @@ def create(
     call_id: str | None = None,
 ) -> Program[Message | None]:
     """Adds a message to a space. None if there is no such space; raises `RefusedError` if the id is in use."""
-    rows = yield "UPDATE spaces SET last_seq = last_seq + 1 WHERE id = ? RETURNING last_seq", (space_id,)
-    if not rows:
+    update = "UPDATE spaces SET last_seq = last_seq + 1 WHERE id = ? RETURNING last_seq"
+    seq = yield from first_value(update, space_id)
+    if seq is None:
         return None
-    seq, at = rows[0][0], now_ms()
-    content_text, metadata_text = json_text.encode_for_storage(content), json_text.encode_for_storage(metadata or {})
-    rows = yield (
-        f"{insert_into('messages', _MESSAGE.names)} ON CONFLICT (id) DO NOTHING RETURNING {_MESSAGE.sql}",
-        (message_id, space_id, seq, sender_id, kind, content_text, metadata_text, status, run_id, call_id, at, at),
+    now = now_ms()
+    message = yield from _MESSAGE.insert(
+        id=message_id,
+        space_id=space_id,
+        seq=seq,
+        sender_id=sender_id,
+        kind=kind,
+        content=content,
+        metadata=metadata or {},
+        status=status,
+        run_id=run_id,
+        call_id=call_id,
+        created_at=now,
+        updated_at=now,
     )
-    if not rows:
+    if message is None:
         raise RefusedError("conflict", f'there is a message "{message_id}" already')
-    return _MESSAGE.decode(rows[0])
+    return message
 
 
 def update_status(
@@ -51,89 +62,63 @@ def update_status(
     unless: tuple[MessageStatus, MessageStatus] = ("complete", "error"),
 ) -> Program[Message | None]:
     """Changes the status of a message, and its content if it is given. None if it has one of the statuses `unless`."""
-    rows = yield (
-        "UPDATE messages SET status = ?, content = COALESCE(?, content), updated_at = ? "
-        f"WHERE id = ? AND status NOT IN (?, ?) RETURNING {_MESSAGE.sql}",
-        (status, None if content is None else json_text.encode_for_storage(content), now_ms(), message_id, *unless),
-    )
-    return _MESSAGE.decode_first(rows)
+    assignments = "status = ?, content = COALESCE(?, content), updated_at = ? WHERE id = ? AND status NOT IN (?, ?)"
+    return _MESSAGE.update(assignments, status, json_or_null(content), now_ms(), message_id, *unless)
 
 
 def complete(message_id: str, content: Any, metadata: Mapping[str, Any] | None = None) -> Program[Message | None]:
     """Completes a message that was started, also one that was abandoned then. None if it is complete."""
-    rows = yield (
-        "UPDATE messages SET status = 'complete', content = ?, metadata = ?, updated_at = ? "
-        f"WHERE id = ? AND kind = 'message' AND status IN ('running', 'error') RETURNING {_MESSAGE.sql}",
-        (
-            json_text.encode_for_storage(content),
-            json_text.encode_for_storage(metadata or {}),
-            now_ms(),
-            message_id,
-        ),
+    assignments = (
+        "status = 'complete', content = ?, metadata = ?, updated_at = ? "
+        "WHERE id = ? AND kind = 'message' AND status IN ('running', 'error')"
     )
-    return _MESSAGE.decode_first(rows)
+    encode = json_text.encode_for_storage
+    return _MESSAGE.update(assignments, encode(content), encode(metadata or {}), now_ms(), message_id)
 
 
 def restart(message_id: str) -> Program[Message | None]:
     """Starts an abandoned message anew. None if it was not abandoned."""
-    rows = yield (
-        "UPDATE messages SET status = 'running', metadata = '{}', updated_at = ? "
-        f"WHERE id = ? AND kind = 'message' AND status = 'error' RETURNING {_MESSAGE.sql}",
-        (now_ms(), message_id),
+    assignments = "status = 'running', metadata = '{}', updated_at = ?"
+    return _MESSAGE.update(
+        f"{assignments} WHERE id = ? AND kind = 'message' AND status = 'error'", now_ms(), message_id
     )
-    return _MESSAGE.decode_first(rows)
 
 
 def abandon(message_id: str, reason: str) -> Program[Message | None]:
     """Ends a started message that will not be completed. None if it is not in progress."""
-    rows = yield (
-        "UPDATE messages SET status = 'error', metadata = ?, updated_at = ? "
-        f"WHERE id = ? AND kind = 'message' AND status = 'running' RETURNING {_MESSAGE.sql}",
-        (json_text.encode_for_storage({"error": reason}), now_ms(), message_id),
-    )
-    return _MESSAGE.decode_first(rows)
+    assignments = f"status = 'error', metadata = ?, updated_at = ? WHERE id = ? AND {_IN_PROGRESS}"
+    return _MESSAGE.update(assignments, json_text.encode_for_storage({"error": reason}), now_ms(), message_id)
 
 
 def find_in_progress(message_id: str) -> Program[Message | None]:
     """A started message, as long as its sender is a member of the space."""
-    rows = yield (
-        f"SELECT {_MESSAGE.sql} FROM messages WHERE id = ? AND kind = 'message' AND status = 'running' AND EXISTS "
-        "(SELECT 1 FROM members WHERE members.space_id = messages.space_id AND entity_id = sender_id)",
-        (message_id,),
-    )
-    return _MESSAGE.decode_first(rows)
+    is_member = "SELECT 1 FROM members WHERE members.space_id = messages.space_id AND entity_id = sender_id"
+    return _MESSAGE.find(f"WHERE id = ? AND {_IN_PROGRESS} AND EXISTS ({is_member})", message_id)
 
 
 def list_unfinished_of_run(run_id: str) -> Program[list[str]]:
     """The ids of the messages that a run has started and not completed."""
-    rows = yield (
-        "SELECT id FROM messages WHERE run_id = ? AND kind = 'message' AND status = 'running' ORDER BY seq",
-        (run_id,),
-    )
-    return [row[0] for row in rows]
+    return first_column(f"SELECT id FROM messages WHERE run_id = ? AND {_IN_PROGRESS} ORDER BY seq", run_id)
 
 
 def find(message_id: str) -> Program[Message | None]:
-    return _MESSAGE.decode_first((yield f"SELECT {_MESSAGE.sql} FROM messages WHERE id = ?", (message_id,)))
+    return _MESSAGE.find("WHERE id = ?", message_id)
 
 
 def list_latest(
     space_id: str, *, limit: int = 50, offset: int = 0, complete_only: bool = False
 ) -> Program[tuple[list[Message], int]]:
     """The last messages of a space, oldest first, and how many it has; `offset` skips the newest ones."""
-    rows = yield "SELECT COUNT(*) FROM messages WHERE space_id = ?", (space_id,)
-    total: int = rows[0][0]
+    total: int = yield from first_value("SELECT COUNT(*) FROM messages WHERE space_id = ?", space_id)
     condition = ""
     if complete_only:
         # Counted apart: all messages and the incomplete ones have an index each, the complete ones have none.
-        rows = yield f"SELECT COUNT(*) FROM messages WHERE space_id = ? AND {_INCOMPLETE}", (space_id,)
-        total -= rows[0][0]
+        count = f"SELECT COUNT(*) FROM messages WHERE space_id = ? AND {_INCOMPLETE}"
+        total -= yield from first_value(count, space_id)
         condition = f"AND NOT ({_INCOMPLETE}) "
-    rows = yield (
-        f"SELECT {_MESSAGE.sql} FROM messages WHERE space_id = ? {condition}ORDER BY seq DESC LIMIT ? OFFSET ?",
-        (space_id, limit, offset),
-    )
-    return _MESSAGE.decode_all(reversed(rows)), total
+    clauses = f"WHERE space_id = ? {condition}ORDER BY seq DESC LIMIT ? OFFSET ?"
+    messages = yield from _MESSAGE.select(clauses, space_id, limit, offset)
+    return messages[::-1], total
 
 
 def list_between(
@@ -141,13 +126,7 @@ def list_between(
 ) -> Program[list[Message]]:
     """Messages by `seq`: the first after one; with `before`, the last before one. Oldest first."""
     if before is None:
-        rows = yield (
-            f"SELECT {_MESSAGE.sql} FROM messages WHERE space_id = ? AND seq > ? ORDER BY seq LIMIT ?",
-            (space_id, after, limit),
-        )
-        return _MESSAGE.decode_all(rows)
-    rows = yield (
-        f"SELECT {_MESSAGE.sql} FROM messages WHERE space_id = ? AND seq > ? AND seq < ? ORDER BY seq DESC LIMIT ?",
-        (space_id, after, before, limit),
-    )
-    return _MESSAGE.decode_all(reversed(rows))
+        clauses = "WHERE space_id = ? AND seq > ? ORDER BY seq LIMIT ?"
+        return (yield from _MESSAGE.select(clauses, space_id, after, limit))
+    clauses = "WHERE space_id = ? AND seq > ? AND seq < ? ORDER BY seq DESC LIMIT ?"
+    return (yield from _MESSAGE.select(clauses, space_id, after, before, limit))[::-1]

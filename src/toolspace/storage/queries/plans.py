@@ -10,7 +10,7 @@ import msgspec
 from toolspace.core.ids import now_ms
 from toolspace.core.records import Record
 from toolspace.storage.database import Program
-from toolspace.storage.queries.columns import Columns, insert_into
+from toolspace.storage.queries.table import Table, count_changes, first_value, has_changed, where
 
 PlanStatus = Literal["active", "completed", "expired"]
 
@@ -49,67 +49,55 @@ class Plan(Record, frozen=True):
     """When the plan was last changed, in Unix milliseconds."""
 
 
-_PLAN = Columns(Plan)
-_UNCHANGED = ("id", "entity_id", "last_run_at", "created_at")
-_UPDATE = ", ".join(f"{column} = excluded.{column}" for column in _PLAN.names if column not in _UNCHANGED)
-_UPSERT = (
-    f"{insert_into('plans', _PLAN.names)} ON CONFLICT (id) DO UPDATE SET {_UPDATE} "
-    f"WHERE plans.entity_id = excluded.entity_id RETURNING {_PLAN.sql}"
+_PLAN = Table("plans", Plan)
+_OR_REPLACE_OWN = (
+    _PLAN.on_conflict_update("id", unchanged=("id", "entity_id", "last_run_at", "created_at"))
+    + " WHERE plans.entity_id = excluded.entity_id"
 )
 
 
 def save(plan: Plan) -> Program[Plan | None]:
     """Adds a plan, or changes the agent's own of that id. None if the plan of that id is another agent's."""
-    return _PLAN.decode_first((yield _UPSERT, msgspec.structs.astuple(plan)))
+    return _PLAN.insert(_OR_REPLACE_OWN, **msgspec.structs.asdict(plan))
 
 
 def find(plan_id: str) -> Program[Plan | None]:
-    return _PLAN.decode_first((yield f"SELECT {_PLAN.sql} FROM plans WHERE id = ?", (plan_id,)))
+    return _PLAN.find("WHERE id = ?", plan_id)
 
 
 def list_plans(entity_id: str, *, status: str | None = None) -> Program[list[Plan]]:
     """The plans of an agent, the next to fire first."""
-    condition, values = ("AND status = ? ", (status,)) if status is not None else ("", ())
-    rows = yield (
-        f"SELECT {_PLAN.sql} FROM plans WHERE entity_id = ? {condition}"
-        "ORDER BY CASE WHEN next_run_at IS NULL THEN 1 ELSE 0 END, next_run_at, created_at, id",
-        (entity_id, *values),
-    )
-    return _PLAN.decode_all(rows)
+    condition, values = where(("entity_id = ?", entity_id), ("status = ?", status))
+    order = "ORDER BY CASE WHEN next_run_at IS NULL THEN 1 ELSE 0 END, next_run_at, created_at, id"
+    return _PLAN.select(condition + order, *values)
 
 
 def count(entity_id: str) -> Program[int]:
-    rows = yield "SELECT COUNT(*) FROM plans WHERE entity_id = ?", (entity_id,)
-    return rows[0][0]
+    return first_value("SELECT COUNT(*) FROM plans WHERE entity_id = ?", entity_id)
 
 
 def delete(entity_id: str, plan_ids: Sequence[str]) -> Program[int]:
     """Deletes plans of one agent; returns how many there were."""
-    deleted = 0
+    deleted_count = 0
     for plan_id in dict.fromkeys(plan_ids):
-        rows = yield "DELETE FROM plans WHERE id = ? AND entity_id = ? RETURNING id", (plan_id, entity_id)
-        deleted += len(rows)
-    return deleted
+        deleted_count += yield from count_changes(
+            "DELETE FROM plans WHERE id = ? AND entity_id = ?", plan_id, entity_id
+        )
+    return deleted_count
 
 
 def list_due(*, limit: int) -> Program[list[Plan]]:
-    rows = yield (
-        f"SELECT {_PLAN.sql} FROM plans WHERE status = 'active' AND next_run_at <= ? ORDER BY next_run_at LIMIT ?",
-        (now_ms(), limit),
-    )
-    return _PLAN.decode_all(rows)
+    return _PLAN.select("WHERE status = 'active' AND next_run_at <= ? ORDER BY next_run_at LIMIT ?", now_ms(), limit)
 
 
 def find_next_due() -> Program[int | None]:
-    rows = yield "SELECT MIN(next_run_at) FROM plans WHERE status = 'active'", ()
-    return rows[0][0]
+    return first_value("SELECT MIN(next_run_at) FROM plans WHERE status = 'active'")
 
 
 def advance(plan: Plan, *, status: PlanStatus, next_run_at: int | None) -> Program[bool]:
     """A plan fires now, and next at another time. False if another process advanced it already."""
-    rows = yield (
+    update = (
         "UPDATE plans SET status = ?, next_run_at = ?, last_run_at = ? "
-        "WHERE id = ? AND status = 'active' AND next_run_at = ? RETURNING id",
-        (status, next_run_at, now_ms(), plan.id, plan.next_run_at),
+        "WHERE id = ? AND status = 'active' AND next_run_at = ?"
     )
-    return bool(rows)
+    return has_changed(update, status, next_run_at, now_ms(), plan.id, plan.next_run_at)

@@ -1,4 +1,4 @@
-"""SQL programs for runs."""
+"""SQL programs for runs, and counts of all work that is open."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ from typing import Any
 
 import msgspec
 
-from toolspace.core import json_text
 from toolspace.core.ids import now_ms
 from toolspace.core.records import RunRecord, RunStatus, run_stream
 from toolspace.storage.database import Program, long_running
-from toolspace.storage.queries.columns import Columns, insert_into, placeholders
+from toolspace.storage.queries.table import (
+    Table,
+    delete_selected,
+    first_column,
+    first_value,
+    has_changed,
+    json_or_null,
+    placeholders,
+    where,
+)
 
-_RUN = Columns(RunRecord, names={"trigger": "trigger_data"}, json=("trigger", "usage"))
-_INSERT = insert_into("runs", (*_RUN.names, "last_call_seq"))
+_RUN = Table("runs", RunRecord, columns={"trigger": "trigger_data"}, json=("trigger", "usage"))
 _OPEN = "('queued', 'running', 'waiting_tool')"
 
 
@@ -22,16 +29,21 @@ def create(
     run_id: str, agent_entity_id: str, *, space_id: str | None, trigger: Any, status: RunStatus = "running"
 ) -> Program[RunRecord | None]:
     """None if the id is in use."""
-    trigger_text = json_text.encode_for_storage(trigger)
-    rows = yield (
-        f"{_INSERT} ON CONFLICT (id) DO NOTHING RETURNING {_RUN.sql}",
-        (run_id, agent_entity_id, space_id, status, trigger_text, 0, "{}", None, now_ms(), None, 0),
+    return _RUN.insert(
+        id=run_id,
+        agent_entity_id=agent_entity_id,
+        space_id=space_id,
+        status=status,
+        trigger=trigger,
+        steps=0,
+        usage={},
+        created_at=now_ms(),
+        last_call_seq=0,
     )
-    return _RUN.decode_first(rows)
 
 
 def find(run_id: str) -> Program[RunRecord | None]:
-    return _RUN.decode_first((yield f"SELECT {_RUN.sql} FROM runs WHERE id = ?", (run_id,)))
+    return _RUN.find("WHERE id = ?", run_id)
 
 
 def list_runs(
@@ -43,19 +55,13 @@ def list_runs(
     limit: int = 100,
 ) -> Program[list[RunRecord]]:
     """Runs, newest first. `before`: older than this run."""
-    columns = {"agent_entity_id": agent_entity_id, "space_id": space_id, "status": status}
-    filters = {column: value for column, value in columns.items() if value is not None}
-    where = [f"{column} = ?" for column in filters]
-    values: list[Any] = list(filters.values())
-    if before is not None:
-        where.append("(created_at, id) < (SELECT created_at, id FROM runs WHERE id = ?)")
-        values.append(before)
-    condition = f"WHERE {' AND '.join(where)} " if where else ""
-    rows = yield (
-        f"SELECT {_RUN.sql} FROM runs {condition}ORDER BY created_at DESC, id DESC LIMIT ?",
-        (*values, limit),
+    conditions, values = where(
+        ("agent_entity_id = ?", agent_entity_id),
+        ("space_id = ?", space_id),
+        ("status = ?", status),
+        ("(created_at, id) < (SELECT created_at, id FROM runs WHERE id = ?)", before),
     )
-    return _RUN.decode_all(rows)
+    return _RUN.select(f"{conditions}ORDER BY created_at DESC, id DESC LIMIT ?", *values, limit)
 
 
 def update_status(
@@ -68,19 +74,17 @@ def update_status(
     ends: bool = False,
 ) -> Program[RunRecord | None]:
     """Changes the status of a run. None if it had none of `from_statuses`. `ends`: it is completed now."""
-    usage_text = None if usage is None else json_text.encode_for_storage(usage)
-    rows = yield (
-        "UPDATE runs SET status = ?, error = COALESCE(?, error), usage = COALESCE(?, usage), completed_at = ? "
-        f"WHERE id = ? AND status IN ({placeholders(from_statuses)}) RETURNING {_RUN.sql}",
-        (status, error, usage_text, now_ms() if ends else None, run_id, *from_statuses),
+    assignments = (
+        "status = ?, error = COALESCE(?, error), usage = COALESCE(?, usage), completed_at = ? "
+        f"WHERE id = ? AND status IN ({placeholders(from_statuses)})"
     )
-    return _RUN.decode_first(rows)
+    completed_at = now_ms() if ends else None
+    return _RUN.update(assignments, status, error, json_or_null(usage), completed_at, run_id, *from_statuses)
 
 
 def set_space(run_id: str, space_id: str | None) -> Program[RunRecord | None]:
     """Sets the active space of a run; None for no space."""
-    rows = yield f"UPDATE runs SET space_id = ? WHERE id = ? RETURNING {_RUN.sql}", (space_id, run_id)
-    return _RUN.decode_first(rows)
+    return _RUN.update("space_id = ? WHERE id = ?", space_id, run_id)
 
 
 def clear_space(space_id: str, *, agent_entity_id: str | None = None) -> Program[None]:
@@ -94,20 +98,14 @@ def clear_space(space_id: str, *, agent_entity_id: str | None = None) -> Program
 
 def list_open_of_agent(agent_entity_id: str) -> Program[list[str]]:
     """The ids of an agent's runs that have not ended."""
-    rows = yield (
-        f"SELECT id FROM runs WHERE agent_entity_id = ? AND status IN {_OPEN} ORDER BY id",
-        (agent_entity_id,),
-    )
-    return [row[0] for row in rows]
+    select = f"SELECT id FROM runs WHERE agent_entity_id = ? AND status IN {_OPEN} ORDER BY id"
+    return first_column(select, agent_entity_id)
 
 
 def record_step(run_id: str, number: int, usage: str | None) -> Program[bool]:
     """Stores the number of a step and the usage so far. False if the run has ended."""
-    rows = yield (
-        f"UPDATE runs SET steps = ?, usage = COALESCE(?, usage) WHERE id = ? AND status IN {_OPEN} RETURNING id",
-        (number, usage, run_id),
-    )
-    return bool(rows)
+    update = f"UPDATE runs SET steps = ?, usage = COALESCE(?, usage) WHERE id = ? AND status IN {_OPEN}"
+    return has_changed(update, number, usage, run_id)
 
 
 def advance_step(run_id: str, step: int) -> Program[None]:
@@ -118,19 +116,16 @@ def advance_step(run_id: str, step: int) -> Program[None]:
 @long_running
 def delete_old(before: int, limit: int) -> Program[int]:
     """Deletes at most `limit` runs that ended before a time and have no calls left, with their streams."""
-    rows = yield (
-        "DELETE FROM runs WHERE id IN (SELECT id FROM runs WHERE completed_at < ? "
-        "AND NOT EXISTS (SELECT 1 FROM calls WHERE calls.run_id = runs.id) ORDER BY completed_at LIMIT ?) RETURNING id",
-        (before, limit),
-    )
+    without_calls = "NOT EXISTS (SELECT 1 FROM calls WHERE calls.run_id = runs.id)"
+    clauses = f"WHERE completed_at < ? AND {without_calls} ORDER BY completed_at LIMIT ?"
+    rows = yield from delete_selected("runs", "id", clauses, before, limit)
     for (run_id,) in rows:
-        stream = (run_stream(run_id),)
-        yield "DELETE FROM events WHERE stream = ?", stream
-        yield "DELETE FROM streams WHERE stream = ?", stream
+        for table in ("events", "streams"):
+            yield f"DELETE FROM {table} WHERE stream = ?", (run_stream(run_id),)
     return len(rows)
 
 
-# MERGED from open_work_counts: SQL programs that count open work, for metrics and operators. They change nothing.
+# Open work, for metrics and operators
 
 
 class OpenWorkCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,14 +142,15 @@ class OpenWorkCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def count_open_work() -> Program[OpenWorkCounts]:
-    calls = yield from _count_by_status("calls", ("running", "waiting", "pending"))
-    inbox = yield from _count_by_status("inbox", ("pending", "processing", "failed"))
-    runs = yield from _count_by_status("runs", ("queued", "running", "waiting_tool"))
-    nodes = yield "SELECT COUNT(*) FROM nodes", ()
-    return OpenWorkCounts(calls=calls, inbox=inbox, runs=runs, nodes=nodes[0][0])
+    return OpenWorkCounts(
+        calls=(yield from _count_by_status("calls", ("running", "waiting", "pending"))),
+        inbox=(yield from _count_by_status("inbox", ("pending", "processing", "failed"))),
+        runs=(yield from _count_by_status("runs", ("queued", "running", "waiting_tool"))),
+        nodes=(yield from first_value("SELECT COUNT(*) FROM nodes")),
+    )
 
 
 def _count_by_status(table: str, statuses: tuple[str, ...]) -> Program[dict[str, int]]:
-    listed = ", ".join(f"'{status}'" for status in statuses)  # As literals: only then a partial index can be used.
-    rows = yield f"SELECT status, COUNT(*) FROM {table} WHERE status IN ({listed}) GROUP BY status", ()
-    return {**dict.fromkeys(statuses, 0), **{row[0]: row[1] for row in rows}}
+    # The statuses are literals, not parameters: only then a partial index can be used.
+    rows = yield f"SELECT status, COUNT(*) FROM {table} WHERE status IN {statuses} GROUP BY status", ()
+    return dict.fromkeys(statuses, 0) | {row[0]: row[1] for row in rows}

@@ -15,7 +15,15 @@ from toolspace.core import json_text
 from toolspace.core.ids import now_ms
 from toolspace.core.model import Turn
 from toolspace.storage.database import Program
-from toolspace.storage.queries.columns import Columns, insert_into, placeholders
+from toolspace.storage.queries.table import (
+    Table,
+    first_column,
+    first_value,
+    has_changed,
+    insert_into,
+    placeholders,
+    where,
+)
 
 SessionKind = Literal["agent", "task", "reflection"]
 
@@ -68,21 +76,27 @@ class NewTurn(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str | None
 
 
-_SESSION = Columns(SessionRecord)
-_TURN = Columns(HistoryTurn, names={"stored": "turn"}, decoders={"stored": msgspec.json.Decoder(StoredTurn).decode})
+_SESSION = Table("sessions", SessionRecord)
+_TURN = Table(
+    "history",
+    HistoryTurn,
+    columns={"stored": "turn"},
+    decoders={"stored": msgspec.json.Decoder(StoredTurn).decode},
+)
+_APPEND_TURN = insert_into("history", ("session_id", *_TURN.columns))
 
 
 def create(session_id: str, agent_entity_id: str, kind: SessionKind) -> Program[bool]:
     """Creates a session. False if it exists."""
-    rows = yield (
-        f"{insert_into('sessions', (*_SESSION.names, 'created_at'))} ON CONFLICT (id) DO NOTHING RETURNING id",
-        (session_id, agent_entity_id, kind, None, None, 0, 0, 0, 0, None, 0, 0, now_ms()),
+    counters = dict.fromkeys(("token", "lease_until", "cycle", "last_seq", "agent_turns", "attempts"), 0)
+    session = yield from _SESSION.insert(
+        id=session_id, agent_entity_id=agent_entity_id, kind=kind, created_at=now_ms(), **counters
     )
-    return bool(rows)
+    return session is not None
 
 
 def find(session_id: str) -> Program[SessionRecord | None]:
-    return _SESSION.decode_first((yield f"SELECT {_SESSION.sql} FROM sessions WHERE id = ?", (session_id,)))
+    return _SESSION.find("WHERE id = ?", session_id)
 
 
 # The lease
@@ -91,39 +105,29 @@ def find(session_id: str) -> Program[SessionRecord | None]:
 def acquire_lease(session_id: str, node_id: str, *, lease_ms: int) -> Program[SessionRecord | None]:
     """Leases a session that nobody holds, or whose lease has ended. None if it is leased or postponed."""
     now = now_ms()
-    rows = yield (
-        "UPDATE sessions SET node_id = ?, token = token + 1, lease_until = ? "
-        f"WHERE id = ? AND (node_id = ? OR lease_until <= ?) RETURNING {_SESSION.sql}",
-        (node_id, now + lease_ms, session_id, node_id, now),
-    )
-    return _SESSION.decode_first(rows)
+    assignments = "node_id = ?, token = token + 1, lease_until = ? WHERE id = ? AND (node_id = ? OR lease_until <= ?)"
+    return _SESSION.update(assignments, node_id, now + lease_ms, session_id, node_id, now)
 
 
 def renew_lease(session_id: str, token: int, *, lease_ms: int) -> Program[bool]:
     """Renews a lease. False if another process has the session now."""
-    rows = yield (
-        "UPDATE sessions SET lease_until = ? WHERE id = ? AND token = ? AND node_id IS NOT NULL RETURNING id",
-        (now_ms() + lease_ms, session_id, token),
-    )
-    return bool(rows)
+    update = "UPDATE sessions SET lease_until = ? WHERE id = ? AND token = ? AND node_id IS NOT NULL"
+    return has_changed(update, now_ms() + lease_ms, session_id, token)
 
 
 def renew_leases(leases: Sequence[tuple[str, int]], *, lease_ms: int) -> Program[set[str]]:
     """Renews leases, each a session id and its token; returns the ids of those that are still held."""
-    renewed: set[str] = set()
+    renewed_ids: set[str] = set()
     for session_id, token in leases:
         if (yield from renew_lease(session_id, token, lease_ms=lease_ms)):
-            renewed.add(session_id)
-    return renewed
+            renewed_ids.add(session_id)
+    return renewed_ids
 
 
 def release_lease(session_id: str, token: int) -> Program[bool]:
     """Ends a lease. Returns whether the session has a run in progress, for the process that leases it next."""
-    rows = yield (
-        "UPDATE sessions SET node_id = NULL, lease_until = 0 WHERE id = ? AND token = ? RETURNING run_id",
-        (session_id, token),
-    )
-    return bool(rows) and rows[0][0] is not None
+    update = "UPDATE sessions SET node_id = NULL, lease_until = 0 WHERE id = ? AND token = ? RETURNING run_id"
+    return (yield from first_value(update, session_id, token)) is not None
 
 
 def release_all_leases(except_node: str) -> Program[None]:
@@ -133,12 +137,8 @@ def release_all_leases(except_node: str) -> Program[None]:
 
 def postpone(session_id: str, token: int, until: int) -> Program[bool]:
     """Ends the lease of a session whose run failed to continue: nobody may lease it before a time."""
-    rows = yield (
-        "UPDATE sessions SET node_id = NULL, lease_until = ?, attempts = attempts + 1 WHERE id = ? AND token = ? "
-        "RETURNING id",
-        (until, session_id, token),
-    )
-    return bool(rows)
+    assignments = "node_id = NULL, lease_until = ?, attempts = attempts + 1"
+    return has_changed(f"UPDATE sessions SET {assignments} WHERE id = ? AND token = ?", until, session_id, token)
 
 
 # The run in progress
@@ -146,11 +146,8 @@ def postpone(session_id: str, token: int, until: int) -> Program[bool]:
 
 def start_cycle(session_id: str, run_id: str, *, agent_turns: int) -> Program[int]:
     """Starts a cycle with this run; returns the number of the cycle."""
-    rows = yield (
-        "UPDATE sessions SET run_id = ?, cycle = cycle + 1, agent_turns = ? WHERE id = ? RETURNING cycle",
-        (run_id, agent_turns, session_id),
-    )
-    return rows[0][0]
+    update = "UPDATE sessions SET run_id = ?, cycle = cycle + 1, agent_turns = ? WHERE id = ? RETURNING cycle"
+    return first_value(update, run_id, agent_turns, session_id)
 
 
 def set_run(session_id: str, run_id: str) -> Program[None]:
@@ -165,21 +162,17 @@ def clear_run(session_id: str) -> Program[None]:
 
 def list_interrupted(*, limit: int) -> Program[list[str]]:
     """The ids of sessions with a run in progress and without a valid lease."""
-    rows = yield (
-        "SELECT id FROM sessions WHERE run_id IS NOT NULL AND lease_until <= ? LIMIT ?",
-        (now_ms(), limit),
-    )
-    return [row[0] for row in rows]
+    select = "SELECT id FROM sessions WHERE run_id IS NOT NULL AND lease_until <= ? LIMIT ?"
+    return first_column(select, now_ms(), limit)
 
 
 def list_with_waiting_inbox(*, limit: int) -> Program[list[tuple[str, int]]]:
     """The sessions of agents that nobody runs and whose inbox has events to claim, with their highest priority."""
     now = now_ms()
+    events = "FROM inbox i WHERE i.agent_entity_id = s.agent_entity_id AND i.status = 'pending' AND i.available_at <= ?"
     rows = yield (
-        "SELECT s.id, (SELECT MIN(i.priority) FROM inbox i WHERE i.agent_entity_id = s.agent_entity_id "
-        "AND i.status = 'pending' AND i.available_at <= ?) AS first FROM sessions s "
-        "WHERE s.kind = 'agent' AND (s.node_id IS NULL OR s.lease_until < ?) AND EXISTS (SELECT 1 FROM inbox i "
-        "WHERE i.agent_entity_id = s.agent_entity_id AND i.status = 'pending' AND i.available_at <= ?) LIMIT ?",
+        f"SELECT s.id, (SELECT MIN(i.priority) {events}) AS first FROM sessions s WHERE s.kind = 'agent' "
+        f"AND (s.node_id IS NULL OR s.lease_until < ?) AND EXISTS (SELECT 1 {events}) LIMIT ?",
         (now, now, now, limit),
     )
     return [(row[0], row[1]) for row in rows]
@@ -211,50 +204,36 @@ def list_cycle_starts(session: SessionRecord, *, since: int, limit: int) -> Prog
 
 def append_turns(session_id: str, cycle: int, turns: Sequence[NewTurn]) -> Program[int]:
     """Appends turns to the history; returns the number of the last."""
-    rows = yield (
-        "UPDATE sessions SET last_seq = last_seq + ?, attempts = 0 WHERE id = ? RETURNING last_seq",
-        (len(turns), session_id),
-    )
-    last_seq: int = rows[0][0]
+    update = "UPDATE sessions SET last_seq = last_seq + ?, attempts = 0 WHERE id = ? RETURNING last_seq"
+    last_seq: int = yield from first_value(update, len(turns), session_id)
     now = now_ms()
     for seq, turn in enumerate(turns, last_seq - len(turns) + 1):
-        yield (
-            insert_into("history", ("session_id", *_TURN.names)),
-            (session_id, seq, cycle, turn.run_id, json_text.encode(turn.stored), turn.tokens, now),
-        )
+        text = json_text.encode(turn.stored)
+        yield _APPEND_TURN, (session_id, seq, cycle, turn.run_id, text, turn.tokens, now)
     return last_seq
 
 
 def list_turns(session_id: str, *, before: int | None = None, limit: int | None = None) -> Program[list[HistoryTurn]]:
     """The turns of a session, oldest first; with `limit`, only the latest ones."""
-    condition, values = ("AND seq < ? ", (before,)) if before is not None else ("", ())
-    select = f"SELECT {_TURN.sql} FROM history WHERE session_id = ? {condition}ORDER BY seq"
+    conditions, values = where(("session_id = ?", session_id), ("seq < ?", before))
     if limit is None:
-        return _TURN.decode_all((yield select, (session_id, *values)))
-    rows = yield f"{select} DESC LIMIT ?", (session_id, *values, limit)
-    return _TURN.decode_all(reversed(rows))
+        return (yield from _TURN.select(f"{conditions}ORDER BY seq", *values))
+    return (yield from _TURN.select(f"{conditions}ORDER BY seq DESC LIMIT ?", *values, limit))[::-1]
 
 
 def list_turns_of_run(session_id: str, run_id: str) -> Program[list[HistoryTurn]]:
-    rows = yield (
-        f"SELECT {_TURN.sql} FROM history WHERE run_id = ? AND session_id = ? ORDER BY seq",
-        (run_id, session_id),
-    )
-    return _TURN.decode_all(rows)
+    return _TURN.select("WHERE run_id = ? AND session_id = ? ORDER BY seq", run_id, session_id)
 
 
 def find_id_by_run(run_id: str) -> Program[str | None]:
     """The id of the session whose history has a run."""
-    rows = yield "SELECT session_id FROM history WHERE run_id = ? LIMIT 1", (run_id,)
-    return rows[0][0] if rows else None
+    return first_value("SELECT session_id FROM history WHERE run_id = ? LIMIT 1", run_id)
 
 
 def replace_turn(session_id: str, seq: int, stored: StoredTurn) -> Program[None]:
     """Replaces a turn: a result that it lacked has arrived."""
-    yield (
-        "UPDATE history SET turn = ? WHERE session_id = ? AND seq = ?",
-        (json_text.encode(stored), session_id, seq),
-    )
+    update = "UPDATE history SET turn = ? WHERE session_id = ? AND seq = ?"
+    yield update, (json_text.encode(stored), session_id, seq)
 
 
 def delete_turns_of_run(session_id: str, run_id: str) -> Program[None]:
@@ -272,5 +251,6 @@ def replace_by_summary(
 
 def count_tokens(session_id: str) -> Program[int]:
     """The tokens of the whole history, about."""
-    rows = yield "SELECT COALESCE(SUM(tokens), 0) FROM history WHERE session_id = ?", (session_id,)
-    return int(rows[0][0])
+    return int(
+        (yield from first_value("SELECT COALESCE(SUM(tokens), 0) FROM history WHERE session_id = ?", session_id))
+    )

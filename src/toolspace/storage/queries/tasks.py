@@ -11,10 +11,10 @@ from toolspace.core import json_text
 from toolspace.core.ids import now_ms
 from toolspace.core.records import TaskRecord, TaskStatus
 from toolspace.storage.database import Program, long_running
-from toolspace.storage.queries.columns import Columns, insert_into
+from toolspace.storage.queries.table import Table, delete_selected, first_value, where
 
 _TASK_PREFIX, _REFLECTION_PREFIX, _RUN_PREFIX = "task_", "refl_", "run_"
-_TASK = Columns(TaskRecord, json=("result", "reflection"))
+_TASK = Table("tasks", TaskRecord, json=("result", "reflection"))
 
 
 def run_id_of(session_id: str) -> str:
@@ -47,21 +47,22 @@ def task_id_of(session_id: str) -> str:
 
 def create(task_id: str, agent_entity_id: str, description: str, input: str) -> Program[bool]:
     """Adds a running task. False if the id is in use."""
-    run_id = run_id_of(task_id)
-    rows = yield (
-        f"{insert_into('tasks', _TASK.names)} ON CONFLICT (id) DO NOTHING RETURNING id",
-        (task_id, agent_entity_id, description, input, "running", run_id, None, None, now_ms(), None),
+    task = yield from _TASK.insert(
+        id=task_id,
+        agent_entity_id=agent_entity_id,
+        description=description,
+        input=input,
+        status="running",
+        run_id=run_id_of(task_id),
+        created_at=now_ms(),
     )
-    return bool(rows)
+    return task is not None
 
 
 def find(task_id: str, agent_entity_id: str | None = None) -> Program[TaskRecord | None]:
     """A task; only if it is of this agent, if one is given."""
-    rows = yield (
-        f"SELECT {_TASK.sql} FROM tasks WHERE id = ? AND agent_entity_id = COALESCE(?, agent_entity_id)",
-        (task_id, agent_entity_id),
-    )
-    return _TASK.decode_first(rows)
+    clauses = "WHERE id = ? AND agent_entity_id = COALESCE(?, agent_entity_id)"
+    return _TASK.find(clauses, task_id, agent_entity_id)
 
 
 def list_tasks(
@@ -74,38 +75,25 @@ def list_tasks(
     limit: int = 100,
 ) -> Program[list[TaskRecord]]:
     """The tasks of an agent, newest first. `since`, `until`: when they were created. `before`: older than this task."""
-    where: list[str] = ["agent_entity_id = ?"]
-    values: list[Any] = [agent_entity_id]
-    filters: tuple[tuple[str, Any], ...] = (
+    conditions, values = where(
+        ("agent_entity_id = ?", agent_entity_id),
         ("created_at >= ?", since),
         ("created_at < ?", until),
         ("status = ?", status),
         ("(created_at, id) < (SELECT created_at, id FROM tasks WHERE id = ?)", before),
     )
-    for condition, value in filters:
-        if value is not None:
-            where.append(condition)
-            values.append(value)
-    rows = yield (
-        f"SELECT {_TASK.sql} FROM tasks WHERE {' AND '.join(where)} ORDER BY created_at DESC, id DESC LIMIT ?",
-        (*values, limit),
-    )
-    return _TASK.decode_all(rows)
+    return _TASK.select(f"{conditions}ORDER BY created_at DESC, id DESC LIMIT ?", *values, limit)
 
 
 def count_running(agent_entity_id: str) -> Program[int]:
-    rows = yield "SELECT COUNT(*) FROM tasks WHERE agent_entity_id = ? AND status = 'running'", (agent_entity_id,)
-    return rows[0][0]
+    select = "SELECT COUNT(*) FROM tasks WHERE agent_entity_id = ? AND status = 'running'"
+    return first_value(select, agent_entity_id)
 
 
 def finish(task_id: str, status: TaskStatus, result: Any) -> Program[TaskRecord | None]:
     """running → completed, failed or canceled. None if it is not running."""
-    rows = yield (
-        "UPDATE tasks SET status = ?, result = ?, completed_at = ? WHERE id = ? AND status = 'running' "
-        f"RETURNING {_TASK.sql}",
-        (status, json_text.encode_for_storage(result), now_ms(), task_id),
-    )
-    return _TASK.decode_first(rows)
+    assignments = "status = ?, result = ?, completed_at = ? WHERE id = ? AND status = 'running'"
+    return _TASK.update(assignments, status, json_text.encode_for_storage(result), now_ms(), task_id)
 
 
 def save_reflection(task_id: str, reflection: Any) -> Program[None]:
@@ -115,11 +103,8 @@ def save_reflection(task_id: str, reflection: Any) -> Program[None]:
 @long_running
 def delete_old(before: int, limit: int) -> Program[int]:
     """Deletes at most `limit` tasks that ended before a time, with their conversations; returns how many."""
-    rows = yield (
-        "DELETE FROM tasks WHERE id IN (SELECT id FROM tasks WHERE completed_at < ? ORDER BY completed_at LIMIT ?) "
-        "RETURNING id",
-        (before, limit),
-    )
+    clauses = "WHERE completed_at < ? ORDER BY completed_at LIMIT ?"
+    rows = yield from delete_selected("tasks", "id", clauses, before, limit)
     for (task_id,) in rows:
         yield "DELETE FROM sessions WHERE id IN (?, ?)", (task_id, reflection_id_of(task_id))
     return len(rows)

@@ -1,7 +1,8 @@
-"""SQL programs for workers: which tools each serves through which process, and which calls it has claimed.
+"""SQL programs for presence: the processes that share the database, and who is connected through them.
 
-A worker is a holder in the table `presence`, with one topic for itself and one for each tool that it serves. The
-transaction that gives it a call reads those rows, so a worker that left or moved to another process gets none.
+Workers and subscribers are holders in the table `presence`. A worker has one topic for itself and one for each tool
+that it serves. The transaction that gives it a call reads those rows, so a worker that left or moved to another process
+gets none.
 """
 
 from __future__ import annotations
@@ -14,22 +15,21 @@ from toolspace.core.ids import now_ms
 from toolspace.core.records import CallRecord
 from toolspace.storage.database import FOR_UPDATE, Program
 from toolspace.storage.queries import calls
-from toolspace.storage.queries.columns import placeholders
+from toolspace.storage.queries.table import first_column, first_value, has_changed, placeholders
 
-# MERGED from presence: SQL programs for presence: the processes that share the database, and workers and subscribers c
+_WORKER, _TOOL = "worker:", "tool:"
+
+
+# Processes
 
 
 def record_heartbeat(node_id: str, *, started_at: int) -> Program[bool]:
     """This process is alive. Whether it has to register anew: it is new, or others declared it dead."""
-    rows = yield "UPDATE nodes SET seen_at = ? WHERE id = ? RETURNING id", (now_ms(), node_id)
-    if rows:
+    if (yield from has_changed("UPDATE nodes SET seen_at = ? WHERE id = ?", now_ms(), node_id)):
         return False
-    rows = yield (
-        # Two heartbeats may come at once; only one of them inserts the row.
-        "INSERT INTO nodes (id, started_at, seen_at) VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING RETURNING id",
-        (node_id, started_at, now_ms()),
-    )
-    return bool(rows)
+    # Two heartbeats may come at once; only one of them inserts the row.
+    insert = "INSERT INTO nodes (id, started_at, seen_at) VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING"
+    return (yield from has_changed(insert, node_id, started_at, now_ms()))
 
 
 def list_heartbeats(*, except_node: str) -> Program[dict[str, int]]:
@@ -40,15 +40,17 @@ def list_heartbeats(*, except_node: str) -> Program[dict[str, int]]:
 
 def list_dead_nodes(*, before: int, except_node: str) -> Program[list[str]]:
     """The processes that sent no heartbeat since a time."""
-    rows = yield "SELECT id FROM nodes WHERE seen_at < ? AND id <> ?", (before, except_node)
-    return [row[0] for row in rows]
+    return first_column("SELECT id FROM nodes WHERE seen_at < ? AND id <> ?", before, except_node)
 
 
 def delete_node(node_id: str) -> Program[list[str]]:
     """Deletes a process and everyone connected to it; returns their ids."""
     yield "DELETE FROM nodes WHERE id = ?", (node_id,)
-    rows = yield "DELETE FROM presence WHERE node_id = ? RETURNING holder", (node_id,)
-    return sorted({row[0] for row in rows})
+    holders = yield from first_column("DELETE FROM presence WHERE node_id = ? RETURNING holder", node_id)
+    return sorted(set(holders))
+
+
+# Holders
 
 
 def register_holder(holder: str, topics: Sequence[str], *, node_id: str) -> Program[None]:
@@ -63,11 +65,8 @@ def register_holder(holder: str, topics: Sequence[str], *, node_id: str) -> Prog
 
 def mark_left(holder: str, *, node_id: str) -> Program[bool]:
     """The connection ended; the holder may come back. False if it is connected through another process."""
-    rows = yield (
-        "UPDATE presence SET left_at = ? WHERE holder = ? AND node_id = ? AND left_at IS NULL RETURNING holder",
-        (now_ms(), holder, node_id),
-    )
-    return bool(rows)
+    update = "UPDATE presence SET left_at = ? WHERE holder = ? AND node_id = ? AND left_at IS NULL"
+    return has_changed(update, now_ms(), holder, node_id)
 
 
 def delete_departed(*, before: int) -> Program[list[str]]:
@@ -75,16 +74,23 @@ def delete_departed(*, before: int) -> Program[list[str]]:
 
     One statement: a holder that comes back in this moment is not among them.
     """
-    rows = yield "DELETE FROM presence WHERE left_at < ? RETURNING holder", (before,)
-    return sorted({row[0] for row in rows})
+    holders = yield from first_column("DELETE FROM presence WHERE left_at < ? RETURNING holder", before)
+    return sorted(set(holders))
+
+
+def release_departed(*, before: int) -> Program[set[str]]:
+    """Does `delete_departed`; the calls of those workers may be claimed again. Returns the tools of the calls."""
+    tools: set[str] = set()
+    for holder in (yield from delete_departed(before=before)):
+        tools.update((yield from calls.release_claims(holder)))
+    return tools
 
 
 def is_any_served(topics: Sequence[str]) -> Program[bool]:
     """Whether anyone serves one of these topics."""
     if not topics:
         return False
-    rows = yield f"SELECT 1 FROM presence WHERE topic IN ({placeholders(topics)}) LIMIT 1", tuple(topics)
-    return bool(rows)
+    return bool((yield f"SELECT 1 FROM presence WHERE topic IN ({placeholders(topics)}) LIMIT 1", tuple(topics)))
 
 
 def list_topics() -> Program[list[tuple[str, str]]]:
@@ -93,7 +99,7 @@ def list_topics() -> Program[list[tuple[str, str]]]:
     return [(row[0], row[1]) for row in rows]
 
 
-_WORKER, _TOOL = "worker:", "tool:"
+# Workers
 
 
 class WorkerCapacity(msgspec.Struct, frozen=True):
@@ -140,31 +146,29 @@ def assign_calls(workers: Sequence[WorkerCapacity], *, node_id: str) -> Program[
 
     None gets more than its share: other workers have free slots too, here and in other processes.
     """
+    # Locked: a worker that leaves in this moment waits, and its new calls are released with the others.
+    select_topics = (
+        f"SELECT topic FROM presence WHERE holder = ? AND node_id = ? AND left_at IS NULL ORDER BY topic {FOR_UPDATE}"
+    )
     result = CallAssignments({}, [], False)
-    exhausted: set[str] = set()
+    exhausted_tools: set[str] = set()
     for worker in workers:
-        if exhausted.issuperset(worker.tools):
+        if exhausted_tools.issuperset(worker.tools):
             continue
-        rows = yield (
-            # Locked: a worker that leaves in this moment waits, and its new calls are released with the others.
-            "SELECT topic FROM presence WHERE holder = ? AND node_id = ? AND left_at IS NULL "
-            f"ORDER BY topic {FOR_UPDATE}",
-            (worker.worker_id, node_id),
-        )
-        topics = {row[0] for row in rows}
+        topics = yield from first_column(select_topics, worker.worker_id, node_id)
         if _WORKER + worker.worker_id not in topics:
             result.disconnected_workers.append(worker.worker_id)
             continue
-        tools = [tool for tool in worker.tools if tool_topic(tool) in topics and tool not in exhausted]
+        tools = [tool for tool in worker.tools if tool_topic(tool) in topics and tool not in exhausted_tools]
         if not tools:
             continue
         slots = worker.free_slots
         limit = 1 if slots == 1 else min(slots, (yield from _fair_share(tools, slots)))
-        claimed = yield from calls.claim(worker.worker_id, tools, limit=limit)
-        if claimed:
-            result.calls_by_worker[worker.worker_id] = claimed
-        if len(claimed) < limit:
-            exhausted.update(tools)
+        claimed_calls = yield from calls.claim(worker.worker_id, tools, limit=limit)
+        if claimed_calls:
+            result.calls_by_worker[worker.worker_id] = claimed_calls
+        if len(claimed_calls) < limit:
+            exhausted_tools.update(tools)
         else:
             result.has_more = True
     return result
@@ -173,38 +177,28 @@ def assign_calls(workers: Sequence[WorkerCapacity], *, node_id: str) -> Program[
 def list_call_states(call_ids: Sequence[str]) -> Program[list[ClaimedCallState]]:
     if not call_ids:
         return []
-    rows = yield (
-        f"SELECT call_id, status, worker_id FROM calls WHERE call_id IN ({placeholders(call_ids)})",
-        tuple(call_ids),
-    )
+    select = f"SELECT call_id, status, worker_id FROM calls WHERE call_id IN ({placeholders(call_ids)})"
+    rows = yield select, tuple(call_ids)
     return [ClaimedCallState(*row) for row in rows]
 
 
 def find_claimed_calls(worker_id: str, *, node_id: str) -> Program[list[CallRecord] | None]:
     """The calls that a worker has claimed; None if it is no longer connected through this process."""
-    rows = yield (
-        "SELECT 1 FROM presence WHERE topic = ? AND holder = ? AND node_id = ? AND left_at IS NULL",
-        (_WORKER + worker_id, worker_id, node_id),
-    )
+    select = "SELECT 1 FROM presence WHERE topic = ? AND holder = ? AND node_id = ? AND left_at IS NULL"
+    rows = yield select, (_WORKER + worker_id, worker_id, node_id)
     return (yield from calls.list_claimed(worker_id)) if rows else None
 
 
 def is_connected_elsewhere(worker_id: str, *, node_id: str) -> Program[bool]:
     """Whether a worker is connected through another process now."""
-    rows = yield (
-        "SELECT 1 FROM presence WHERE topic = ? AND holder = ? AND node_id <> ? AND left_at IS NULL",
-        (_WORKER + worker_id, worker_id, node_id),
-    )
-    return bool(rows)
+    select = "SELECT 1 FROM presence WHERE topic = ? AND holder = ? AND node_id <> ? AND left_at IS NULL"
+    return bool((yield select, (_WORKER + worker_id, worker_id, node_id)))
 
 
 def list_connected(*, node_id: str) -> Program[list[str]]:
     """The ids of the workers that are connected through a process."""
-    rows = yield (
-        f"SELECT holder FROM presence WHERE topic LIKE '{_WORKER}%' AND node_id = ? AND left_at IS NULL",
-        (node_id,),
-    )
-    return [row[0] for row in rows]
+    condition = f"topic LIKE '{_WORKER}%' AND node_id = ? AND left_at IS NULL"
+    return first_column(f"SELECT holder FROM presence WHERE {condition}", node_id)
 
 
 def retire(worker_id: str, finishing: Sequence[str]) -> Program[list[str] | None]:
@@ -212,8 +206,7 @@ def retire(worker_id: str, finishing: Sequence[str]) -> Program[list[str] | None
 
     Returns the tools of the released calls; None if there is no such worker.
     """
-    rows = yield "SELECT 1 FROM presence WHERE topic = ?", (_WORKER + worker_id,)
-    if not rows:
+    if not (yield "SELECT 1 FROM presence WHERE topic = ?", (_WORKER + worker_id,)):
         return None
     # The worker's own row stays: it shows whether the worker dies before it has finished.
     yield "DELETE FROM presence WHERE holder = ? AND topic <> ?", (worker_id, _WORKER + worker_id)
@@ -227,14 +220,6 @@ def disconnect_workers_of_node(node_id: str) -> Program[None]:
         f"(SELECT holder FROM presence WHERE topic LIKE '{_WORKER}%')",
         (now_ms(), node_id),
     )
-
-
-def release_departed(*, before: int) -> Program[set[str]]:
-    """Deletes holders that left before a time and did not come back. Returns the tools of the calls that they had."""
-    tools: set[str] = set()
-    for holder in (yield from delete_departed(before=before)):
-        tools.update((yield from calls.release_claims(holder)))
-    return tools
 
 
 def list_workers() -> Program[list[tuple[str, list[str], bool]]]:
@@ -252,16 +237,12 @@ def list_workers() -> Program[list[tuple[str, list[str], bool]]]:
 def _fair_share(tools: Sequence[str], max_share: int) -> Program[int]:
     """How many of the waiting calls of these tools one of their workers should get."""
     marks = placeholders(tools)
-    rows = yield (
-        f"SELECT COUNT(DISTINCT holder) FROM presence WHERE topic IN ({marks}) AND left_at IS NULL",
-        tuple(map(tool_topic, tools)),
-    )
-    workers = max(1, rows[0][0])
-    if workers == 1:
+    count_workers = f"SELECT COUNT(DISTINCT holder) FROM presence WHERE topic IN ({marks}) AND left_at IS NULL"
+    workers = yield from first_value(count_workers, *map(tool_topic, tools))
+    if workers <= 1:
         return max_share
-    rows = yield (
+    count_calls = (
         f"SELECT COUNT(*) FROM (SELECT 1 FROM calls WHERE status IN {calls.OPEN} AND tool_name IN ({marks}) "
-        "AND worker_id IS NULL AND execution_type = 'external' LIMIT ?) AS waiting",
-        (*tools, max_share * workers),
+        "AND worker_id IS NULL AND execution_type = 'external' LIMIT ?) AS waiting"
     )
-    return max(1, rows[0][0] // workers)
+    return max(1, (yield from first_value(count_calls, *tools, max_share * workers)) // workers)
