@@ -3,7 +3,7 @@
 Programs that write run on the event loop: their statements take some microseconds each, and a thread that takes turns
 with the loop for every statement takes several times as long. The disk is what takes long, so a thread commits;
 programs that arrive during a commit share the next one. The thread also writes batches of deferred writes
-(`fast_writes`).
+(`group_commit.BatchWriter`).
 """
 
 from __future__ import annotations
@@ -19,18 +19,13 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from toolspace.errors import StorageError, StorageUnavailable
 from toolspace.storage.database import Database, DeferredT, DeferredWrites, OperationKind, Program
-from toolspace.storage.private_files import make_private_folder
-from toolspace.storage.schema import migrate
-from toolspace.storage.sqlite import files
-from toolspace.storage.sqlite.files import WriteAheadLog, run_checkpoint
+from toolspace.storage.sqlite.files import BUSY_MS, DatabaseFile, run_checkpoint
 from toolspace.storage.sqlite.group_commit import (
-    NO_BATCH_WRITER,
     BatchWriter,
     DeferredJob,
     Job,
@@ -47,14 +42,11 @@ from toolspace.storage.sqlite.group_commit import (
 
 T = TypeVar("T")
 
-_APPLICATION_ID: Final = 0x746F6F73  # "toos": marks our files.
 _MAX_JOBS: Final = 512
 """Programs in one commit."""
-_BUSY_MS: Final = 30_000
 _READERS: Final = 2
 _HANDOVER_SECONDS: Final = 0.001
 """How long the loop waits at most for the thread to start a commit."""
-_CACHED_STATEMENTS: Final = 512
 _LOG_CHECK_SECONDS: Final = 0.02
 """How often to check the length of the log, at most."""
 _CHECKPOINT_SECONDS: Final = 5.0
@@ -69,12 +61,12 @@ class SqliteDatabase(Database):
     once the commit is on the disk (`synchronous=FULL`).
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, file: DatabaseFile) -> None:
+        self._file = file
         self._loop = asyncio.get_running_loop()
-        self._connection: sqlite3.Connection | None = None
-        """For writes. Used by the loop; while a commit is under way, by the writer thread."""
-        self._batch_writer: BatchWriter = NO_BATCH_WRITER
+        self._connection = file.writer
+        """Used by the loop; while a commit is under way, by the writer thread."""
+        self._batch_writer = BatchWriter(file.writer)
         self._waiting: deque[Job] = deque()
         self._is_scheduled = False
         """Whether the loop is about to run the waiting jobs."""
@@ -85,33 +77,29 @@ class SqliteDatabase(Database):
         self._handover = threading.Lock()
         """Locked, except in the moment in which the writer thread takes a commit."""
         self._handover.acquire()
-        self._threads: list[threading.Thread] = []
         self._checkpoint_due = threading.Event()
-        self._log: WriteAheadLog | None = None
         self._log_is_long = False
         self._next_log_check = 0.0
         self._closing = False
         self._committed_jobs = 0
-        self._lock: Any = None
+        work = (("writer", self._write, file.writer), ("checkpoint", self._run_checkpoints, file.checkpointer))
+        readers = (("reader", self._read, reader) for reader in file.readers)
+        self._threads = [
+            threading.Thread(target=run, args=(connection,), name=f"toolspace-{name}", daemon=True)
+            for name, run, connection in (*work, *readers)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @classmethod
     async def open(cls, path: str | os.PathLike[str]) -> Self:
         """Opens the file, creates it if it is missing, and migrates its tables."""
-        self = cls(Path(path))
-        opening = asyncio.get_running_loop().run_in_executor(None, self._open)
+        opening = asyncio.get_running_loop().run_in_executor(None, partial(DatabaseFile, Path(path), readers=_READERS))
         try:
-            writer, checkpointer, *readers = await asyncio.shield(opening)
+            return cls(await asyncio.shield(opening))
         except asyncio.CancelledError:
-            opening.add_done_callback(self._close_after_cancellation)
+            opening.add_done_callback(_close_unused)
             raise
-        writer.execute("PRAGMA busy_timeout = 0")  # The event loop must not wait.
-        self._connection = writer
-        self._batch_writer = BatchWriter(writer)
-        self._start_thread("writer", self._write, writer)
-        self._start_thread("checkpoint", self._run_checkpoints, checkpointer)
-        for reader in readers:
-            self._start_thread("reader", self._read, reader)
-        return self
 
     def run(
         self,
@@ -142,8 +130,8 @@ class SqliteDatabase(Database):
         return future
 
     def check_free_space(self) -> None:
-        if files.free_bytes(self.path) < files.LEAST_ROOM:
-            raise StorageUnavailable(f"the disk of {self.path} is full")
+        if self._file.is_disk_full():
+            raise StorageUnavailable(f"the disk of {self._file.path} is full")
 
     async def aclose(self) -> None:
         if not self._closing:
@@ -159,92 +147,14 @@ class SqliteDatabase(Database):
         self._checkpoint_due.set()
         for thread in self._threads:
             thread.join()
-        self._close_files()
+        self._file.close()
 
     def _new_future(self) -> asyncio.Future[Any]:
         if self._closing:
-            raise StorageUnavailable(f"the database {self.path} is closed")
+            raise StorageUnavailable(f"the database {self._file.path} is closed")
         if asyncio.get_running_loop() is not self._loop:
-            raise StorageError(f"the database {self.path} was opened on another event loop; open it on this one")
+            raise StorageError(f"the database {self._file.path} was opened on another event loop; open it on this one")
         return self._loop.create_future()
-
-    # Opening
-
-    def _open(self) -> list[sqlite3.Connection]:
-        connections: list[sqlite3.Connection] = []
-        try:
-            make_private_folder(self.path.parent)
-            self._lock = files.lock(self.path)
-            self._prepare_file(self._connect(connections))
-            self._log = WriteAheadLog(connections[0], self.path)
-            for _ in range(1 + _READERS):
-                self._connect(connections)
-            for reader in connections[2:]:
-                reader.execute("PRAGMA query_only = ON")
-        except BaseException as error:
-            self._close_all(connections)
-            if isinstance(error, sqlite3.Error | OSError):
-                raise StorageError(f"the database {self.path} cannot be opened: {error}") from error
-            raise
-        return connections
-
-    def _prepare_file(self, writer: sqlite3.Connection) -> None:
-        (application_id,) = writer.execute("PRAGMA application_id").fetchone()
-        (tables,) = writer.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
-        if tables and application_id != _APPLICATION_ID:
-            raise StorageError(f"{self.path} is a database of another program; name another file or folder")
-        (mode,) = writer.execute("PRAGMA journal_mode = WAL").fetchone()
-        if mode != "wal":
-            raise StorageError(f"{self.path} is on a file system that SQLite cannot share memory on; name a local one")
-        writer.execute("PRAGMA wal_autocheckpoint = 0")
-        writer.execute(f"PRAGMA journal_size_limit = {files.LONGEST_LOG}")
-        writer.execute("BEGIN IMMEDIATE")
-        # In the transaction: a file that is marked as ours has tables.
-        writer.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-        try:
-            run_program(writer, migrate)
-        except StorageError as error:
-            raise StorageError(f"{self.path}: {error}") from error
-        writer.execute("COMMIT")
-
-    def _connect(self, connections: list[sqlite3.Connection]) -> sqlite3.Connection:
-        if not self.path.exists():
-            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))  # Only its owner may read it.
-        connection = sqlite3.connect(
-            self.path,
-            isolation_level=None,
-            check_same_thread=False,
-            cached_statements=_CACHED_STATEMENTS,
-            timeout=_BUSY_MS / 1000,
-        )
-        connections.append(connection)
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA foreign_keys = ON")
-        connection.execute("PRAGMA cache_size = -8192")
-        connection.execute("PRAGMA temp_store = MEMORY")
-        return connection
-
-    def _close_all(self, connections: Sequence[sqlite3.Connection]) -> None:
-        for connection in connections:
-            connection.close()
-        self._close_files()
-
-    def _close_files(self) -> None:
-        if self._log is not None:
-            self._log.close()
-        if self._lock is not None:
-            self._lock.close()
-
-    def _close_after_cancellation(self, opening: asyncio.Future[list[sqlite3.Connection]]) -> None:
-        if not opening.cancelled() and opening.exception() is None:
-            self._close_all(opening.result())
-
-    def _start_thread(
-        self, name: str, work: Callable[[sqlite3.Connection], None], connection: sqlite3.Connection
-    ) -> None:
-        thread = threading.Thread(target=work, args=(connection,), name=f"toolspace-{name}", daemon=True)
-        self._threads.append(thread)
-        thread.start()
 
     # Writing, on the event loop
 
@@ -258,11 +168,9 @@ class SqliteDatabase(Database):
     def _run_waiting(self) -> None:
         """Runs the waiting jobs in one transaction, and leaves the commit to the writer thread."""
         self._is_scheduled = False
-        connection = self._connection
-        assert connection is not None
         while self._waiting:
             batch = self._next_batch()
-            work = self._start_batch(connection, batch)
+            work = self._start_batch(batch)
             if work is None:
                 self._settle(batch)  # None of them wrote anything.
                 continue
@@ -289,7 +197,7 @@ class SqliteDatabase(Database):
             batch.append(waiting.popleft())
         return batch
 
-    def _start_batch(self, connection: sqlite3.Connection, batch: list[Job]) -> _Commit | None:
+    def _start_batch(self, batch: list[Job]) -> _Commit | None:
         """Runs jobs as far as the loop can. None if all of them failed."""
         if batch[0].exclusive:
             return _Commit(batch)
@@ -301,10 +209,10 @@ class SqliteDatabase(Database):
         if not has_statements and (prepared := self._batch_writer.prepare(deferred_writes_of(batch))) is not None:
             return _Commit(batch, prepared=prepared)
         try:
-            connection.execute("BEGIN IMMEDIATE")
+            self._connection.execute("BEGIN IMMEDIATE")
         except sqlite3.Error:
             return _Commit(batch)  # Another program writes to the file: the thread waits for it, not the loop.
-        return _Commit(batch, is_run=True) if run_batch(connection, batch) else None
+        return _Commit(batch, is_run=True) if run_batch(self._connection, batch) else None
 
     def _on_committed(self, work: _Commit, *, in_one_statement: bool, thread_continues: bool) -> None:
         """The writer thread has committed something. `thread_continues`: it has taken the next batch by itself."""
@@ -333,8 +241,11 @@ class SqliteDatabase(Database):
             work: _Commit | None = next_work
             while work is not None:
                 work = self._commit(connection, work)
-                self._check_log()
-        connection.close()
+                now = time.monotonic()
+                if now >= self._next_log_check:
+                    self._next_log_check = now + _LOG_CHECK_SECONDS
+                    if self._file.is_log_long():
+                        self._checkpoint_due.set()
 
     def _commit(self, connection: sqlite3.Connection, work: _Commit) -> _Commit | None:
         """Commits a batch, reports it to the loop, and returns the next batch if the thread may take it by itself."""
@@ -345,7 +256,7 @@ class SqliteDatabase(Database):
         elif work.is_run or _run_when_unlocked(connection, work.batch):
             commit(connection, work.batch)
         if self._log_is_long:
-            run_checkpoint(connection, self.path)
+            run_checkpoint(connection, self._file.path)
             self._log_is_long = False
         report = partial(
             self._on_committed, work, in_one_statement=in_one_statement, thread_continues=next_work is not None
@@ -361,7 +272,11 @@ class SqliteDatabase(Database):
         small it is, and more may arrive until the loop looks.
         """
         jobs = list(self._waiting)[:_MAX_JOBS]
-        batch: list[Job] = list(takewhile(_is_deferred, jobs))
+        batch: list[Job] = []
+        for job in jobs:
+            if not isinstance(job, DeferredJob):
+                break
+            batch.append(job)
         if not batch or len(jobs) * 2 < previous_size:
             return None
         prepared = self._batch_writer.prepare(deferred_writes_of(batch))
@@ -370,13 +285,6 @@ class SqliteDatabase(Database):
         for _ in batch:
             self._waiting.popleft()
         return _Commit(batch, prepared=prepared)
-
-    def _check_log(self) -> None:
-        now = time.monotonic()
-        if now >= self._next_log_check and self._log is not None:
-            self._next_log_check = now + _LOG_CHECK_SECONDS
-            if self._log.is_long():
-                self._checkpoint_due.set()
 
     # The other threads
 
@@ -392,8 +300,7 @@ class SqliteDatabase(Database):
             self._checkpoint_due.clear()
             if copied_jobs != self._committed_jobs:
                 copied_jobs = self._committed_jobs
-                self._log_is_long = run_checkpoint(connection, self.path) >= files.CHECKPOINT_BYTES
-        connection.close()
+                self._log_is_long = run_checkpoint(connection, self._file.path)
 
     def _read(self, connection: sqlite3.Connection) -> None:
         while (job := self._reads.get()) is not None:
@@ -405,7 +312,6 @@ class SqliteDatabase(Database):
             roll_back(connection)
             with contextlib.suppress(RuntimeError):  # The loop is closed, so nobody waits.
                 self._loop.call_soon_threadsafe(self._settle, (job,), "read")
-        connection.close()
 
 
 class _Commit(NamedTuple):
@@ -418,14 +324,15 @@ class _Commit(NamedTuple):
     """Whether the loop has run the jobs in an open transaction; if not, the thread runs them."""
 
 
-def _is_deferred(job: Job) -> bool:
-    return isinstance(job, DeferredJob)
+def _close_unused(opening: asyncio.Future[DatabaseFile]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
 
 
 def _run_when_unlocked(connection: sqlite3.Connection, batch: Sequence[Job]) -> bool:
     """Runs jobs as soon as no other program writes to the file. False if that failed."""
     try:
-        connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
         try:
             connection.execute("BEGIN IMMEDIATE")
         finally:

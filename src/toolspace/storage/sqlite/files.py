@@ -1,4 +1,4 @@
-"""The files beside an SQLite database: the write-ahead log, and the lock of the process that has it open."""
+"""The files of an SQLite database: opening them, the lock of the process that has them, and the write-ahead log."""
 
 from __future__ import annotations
 
@@ -8,72 +8,141 @@ import os
 import shutil
 import sqlite3
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from toolspace.errors import StorageError
+from toolspace.storage.private_files import make_private_folder
+from toolspace.storage.schema import migrate
+from toolspace.storage.sqlite.group_commit import run_program
 
 _log = logging.getLogger("toolspace.storage")
 
+BUSY_MS: Final = 30_000
 CHECKPOINT_BYTES = 16 << 20
 """How long the log may become before it is copied into the database."""
 LOG_BYTES, LONGEST_LOG = 8 << 20, 32 << 20
 """How long the log's file is made beforehand, and how long it may stay."""
 LEAST_ROOM = 8 << 20
 """Bytes that should be free on the disk: for one more large write, and for the copy of the log after it."""
+_APPLICATION_ID: Final = 0x746F6F73  # "toos": marks our files.
+_CACHED_STATEMENTS: Final = 512
 _LOG_HEADER, _FRAME_HEADER = 32, 24
 """Bytes at the beginning of the log, and of each page in it."""
 
 
-class WriteAheadLog:
-    """The file of the log. It is made long beforehand, and can tell whether it is due for a checkpoint.
+class DatabaseFile:
+    """An open database: its lock, its connections and its log. Opening it takes a while, so do it in a thread."""
 
-    A commit that extends a file also waits for the file system's metadata, which takes longer than the rest of the
-    commit. SQLite ignores what is behind the last page that it wrote.
-    """
-
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
-        (page_size,) = connection.execute("PRAGMA page_size").fetchone()
-        self._mark = _LOG_HEADER + CHECKPOINT_BYTES // page_size * (_FRAME_HEADER + page_size)
-        self._file = open(f"{path}-wal", "r+b", buffering=0)  # noqa: SIM115 - it stays open
-        with contextlib.suppress(OSError):  # The disk is full: the next write reports it.
-            missing_bytes = LOG_BYTES - self._file.seek(0, os.SEEK_END)
-            if missing_bytes > 0:
-                self._file.write(bytes(missing_bytes))
-
-    def is_long(self) -> bool:
-        """Whether it is due: the page at the mark has the log's current salts, so it is not from an earlier round."""
+    def __init__(self, path: Path, *, readers: int) -> None:
+        """Creates the file if it is missing, and migrates its tables. Raises `StorageError` if it cannot be opened."""
+        self.path = path
+        self._resources = contextlib.ExitStack()
         try:
-            return os.pread(self._file.fileno(), 8, self._mark + 8) == os.pread(self._file.fileno(), 8, 16)
+            make_private_folder(path.parent)
+            self._resources.enter_context(_lock(path))
+            self.writer = self._connect()
+            self._prepare()
+            self._log_file = open(f"{path}-wal", "r+b", buffering=0)  # noqa: SIM115 - it stays open
+            self._resources.callback(self._log_file.close)
+            self._extend_log()
+            self.checkpointer = self._connect()
+            self.readers = [self._connect() for _ in range(readers)]
+            for reader in self.readers:
+                reader.execute("PRAGMA query_only = ON")
+            self.writer.execute("PRAGMA busy_timeout = 0")  # The event loop must not wait.
+        except BaseException as error:
+            self.close()
+            if isinstance(error, sqlite3.Error | OSError):
+                raise StorageError(f"the database {path} cannot be opened: {error}") from error
+            raise
+
+    def close(self) -> None:
+        """Closes everything, and unlocks the file last."""
+        self._resources.close()
+
+    def is_disk_full(self) -> bool:
+        return shutil.disk_usage(self.path.parent).free < LEAST_ROOM
+
+    def is_log_long(self) -> bool:
+        """Whether the log is due for a checkpoint: the page at the mark has its current salts, so it is not from an
+        earlier round."""
+        file = self._log_file.fileno()
+        try:
+            return os.pread(file, 8, self._log_mark + 8) == os.pread(file, 8, 16)
         except OSError:
             return False
 
-    def close(self) -> None:
-        self._file.close()
+    def _connect(self) -> sqlite3.Connection:
+        if not self.path.exists():
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))  # Only its owner may read it.
+        connection = sqlite3.connect(
+            self.path,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=_CACHED_STATEMENTS,
+            timeout=BUSY_MS / 1000,
+        )
+        self._resources.callback(connection.close)
+        for setting in ("synchronous = FULL", "foreign_keys = ON", "cache_size = -8192", "temp_store = MEMORY"):
+            connection.execute(f"PRAGMA {setting}")
+        return connection
+
+    def _prepare(self) -> None:
+        writer = self.writer
+        (application_id,) = writer.execute("PRAGMA application_id").fetchone()
+        (tables,) = writer.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+        if tables and application_id != _APPLICATION_ID:
+            raise StorageError(f"{self.path} is a database of another program; name another file or folder")
+        (mode,) = writer.execute("PRAGMA journal_mode = WAL").fetchone()
+        if mode != "wal":
+            raise StorageError(f"{self.path} is on a file system that SQLite cannot share memory on; name a local one")
+        writer.execute("PRAGMA wal_autocheckpoint = 0")
+        writer.execute(f"PRAGMA journal_size_limit = {LONGEST_LOG}")
+        writer.execute("BEGIN IMMEDIATE")
+        # In the transaction: a file that is marked as ours has tables.
+        writer.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        try:
+            run_program(writer, migrate)
+        except StorageError as error:
+            raise StorageError(f"{self.path}: {error}") from error
+        writer.execute("COMMIT")
+
+    def _extend_log(self) -> None:
+        """Makes the log's file long beforehand.
+
+        A commit that extends a file also waits for the file system's metadata, which takes longer than the rest of the
+        commit. SQLite ignores what is behind the last page that it wrote.
+        """
+        (page_size,) = self.writer.execute("PRAGMA page_size").fetchone()
+        self._log_mark = _LOG_HEADER + CHECKPOINT_BYTES // page_size * (_FRAME_HEADER + page_size)
+        with contextlib.suppress(OSError):  # The disk is full: the next write reports it.
+            missing_bytes = LOG_BYTES - self._log_file.seek(0, os.SEEK_END)
+            if missing_bytes > 0:
+                self._log_file.write(bytes(missing_bytes))
 
 
-def run_checkpoint(connection: sqlite3.Connection, path: Path) -> int:
-    """Copies as much of the log into the database as is possible without waiting. Returns the log's length in bytes."""
+def run_checkpoint(connection: sqlite3.Connection, path: Path) -> bool:
+    """Copies as much of the log into the database as is possible without waiting. Whether the log is still long."""
     try:
         (page_size,) = connection.execute("PRAGMA page_size").fetchone()
         _, frames, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
     except sqlite3.Error as error:
         _log.warning("Checkpoint of %s failed: %s", path, error)
-        return 0
-    return frames * page_size
+        return False
+    return frames * page_size >= CHECKPOINT_BYTES
 
 
-def free_bytes(path: Path) -> int:
-    """Bytes that are free on the disk of a file."""
-    return shutil.disk_usage(path.parent).free
-
-
-def lock(database: Path) -> Any:
+def _lock(database: Path) -> Any:
     """Locks a database until the returned file is closed. Raises `StorageError` if another process has locked it."""
     import fcntl
 
     file = open(f"{database}.lock", "a+", encoding="utf-8")  # noqa: SIM115 - it stays open
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file.seek(0)
+        file.truncate()
+        file.write(f"process {os.getpid()}")
+        file.flush()
     except BlockingIOError:
         file.seek(0)
         holder = file.read().strip() or "another process"
@@ -85,8 +154,4 @@ def lock(database: Path) -> Any:
     except BaseException:
         file.close()
         raise
-    file.seek(0)
-    file.truncate()
-    file.write(f"process {os.getpid()}")
-    file.flush()
     return file

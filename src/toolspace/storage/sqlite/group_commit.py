@@ -24,23 +24,12 @@ from toolspace.storage.queries import calls, events, inbox
 _log = logging.getLogger("toolspace.storage")
 T = TypeVar("T")
 
-_UNAVAILABLE: Final = frozenset(
-    (
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_LOCKED,
-        sqlite3.SQLITE_NOMEM,
-        sqlite3.SQLITE_READONLY,
-        sqlite3.SQLITE_INTERRUPT,
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_CORRUPT,
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_PROTOCOL,
-        sqlite3.SQLITE_NOTADB,
-    )
-)
+_UNAVAILABLE_NAMES: Final = "BUSY LOCKED NOMEM READONLY INTERRUPT IOERR CORRUPT FULL CANTOPEN PROTOCOL NOTADB"
+_UNAVAILABLE: Final = frozenset(getattr(sqlite3, f"SQLITE_{name}") for name in _UNAVAILABLE_NAMES.split())
+"""Codes of errors that are not the fault of the statement."""
 _RETURNING_1: Final = " RETURNING 1"
 """Ends a statement whose caller asks only whether it changed a row."""
+_NOT_NOTIFIED: Final = "A transaction is committed, but notifying subscribers of it failed"
 _UNSTORABLE: Final = "a value cannot be stored: no NUL characters, no lone surrogates, integers of 64 bits"
 
 
@@ -88,7 +77,10 @@ class TransactionJob(msgspec.Struct, eq=False):
     def settle(self) -> None:
         """Gives the caller its result or error, on the event loop."""
         if self.error is None and self.on_commit is not None:
-            _notify(self.on_commit, self.result)
+            try:
+                self.on_commit(self.result)
+            except Exception:
+                _log.exception(_NOT_NOTIFIED)
         if self.future.done():
             return  # The caller was canceled; what was written stays written.
         if self.error is not None:
@@ -117,7 +109,10 @@ class DeferredJob(msgspec.Struct, eq=False):
 
     def settle(self) -> None:
         if self.error is None:
-            _notify(self.on_commit, self.deferred)
+            try:
+                self.on_commit(self.deferred)
+            except Exception:
+                _log.exception(_NOT_NOTIFIED)
         if self.future.done():
             return
         if self.error is None or isinstance(self.error, StaleError):
@@ -127,13 +122,6 @@ class DeferredJob(msgspec.Struct, eq=False):
 
 
 Job = TransactionJob | DeferredJob
-
-
-def _notify(on_commit: Callable[[Any], None], result: Any) -> None:
-    try:
-        on_commit(result)
-    except Exception:
-        _log.exception("A transaction is committed, but notifying subscribers of it failed")
 
 
 def deferred_writes_of(batch: Sequence[Job]) -> list[DeferredWrites]:
@@ -262,7 +250,13 @@ def _execute(connection: sqlite3.Connection, sql: str, values: Sequence[Any]) ->
         raise UnstorableValueError(_UNSTORABLE) from None
 
 
-# MERGED from fast_writes: Twin path: commits a batch that consists of deferred writes alone (results of remembered cal
+# The twin path: a batch of nothing but deferred writes (results of remembered calls) is committed in one statement.
+# It pays for itself in `benchmarks/gateway_results.py`. The plain path is `events.resolve_deferred_calls` and
+# `events.write_deferred`; `tests/storage/sqlite/test_batch_writer.py` compares the two. The statement and its commit
+# are one call into SQLite, made by the writer thread without the interpreter's lock, while the event loop goes on.
+#
+# Nothing is read before the write. The rows go in as JSON; a temporary trigger writes them into the tables, compares
+# what the process remembers with what is there, and rolls everything back if they differ.
 
 _MAX_STREAMS: Final = 4096
 """Streams whose last ids are remembered."""
@@ -321,45 +315,46 @@ class BatchWriter:
     Used by the event loop; while a commit is under way, by the writer thread alone.
     """
 
-    def __init__(self, connection: sqlite3.Connection | None) -> None:
+    def __init__(self, connection: sqlite3.Connection) -> None:
         self._last_ids: dict[str, int] = {}
-        self._is_available = connection is not None and _set_up(connection)
+        self._is_available = True
+        try:
+            for statement in _SETUP:
+                connection.execute(statement)
+        except sqlite3.Error:  # An old SQLite, or one without JSON: everything is written row by row.
+            self._is_available = False
 
     def prepare(self, writes: Sequence[DeferredWrites]) -> PreparedBatch | None:
         """None if the rows have to be written one by one: the last id of a stream is unknown, or they are too large."""
-        try:
-            return self._prepare(writes) if self._is_available else None
-        except Exception:  # A value that no database can store: writing it row by row reports whose it is.
+        if not self._is_available:
             return None
-
-    def _prepare(self, writes: Sequence[DeferredWrites]) -> PreparedBatch | None:
         at = now_ms()
-        call_rows: list[Sequence[Any]] = []
-        inbox_rows: list[Sequence[Any]] = []
+        call_rows = [row for deferred in writes for row in deferred.resolved_calls]
+        inbox_rows = [row for deferred in writes for row in deferred.inbox_rows]
         event_rows: list[Sequence[Any]] = []
         previous_ids, last_ids = self._last_ids, dict[str, int]()
-        stored_events: list[tuple[DeferredWrites, list[StoredEvent]]] = []
-        for deferred in writes:
-            call_rows += deferred.resolved_calls
-            inbox_rows += deferred.inbox_rows
-            stored: list[StoredEvent] = []
-            for stream, new_events in deferred.new_events.items():
-                event_id = last_ids.get(stream) or previous_ids.get(stream)
-                if event_id is None:
-                    return None
-                for new_event in new_events:
-                    event_id += 1
-                    event, row = events.store(stream, event_id, new_event, at)
-                    stored.append(event)
-                    event_rows.append(row)
-                last_ids[stream] = event_id
-            stored_events.append((deferred, stored))
-        stream_rows = [(stream, event_id, previous_ids[stream]) for stream, event_id in last_ids.items()]
-        rows_of_tables = call_rows, inbox_rows, stream_rows, event_rows
-        values = [_encoder.encode(rows).decode() for rows in rows_of_tables]
+        events_by_writes: list[list[StoredEvent]] = []
+        try:
+            for deferred in writes:
+                stored_events: list[StoredEvent] = []
+                for stream, new_events in deferred.new_events.items():
+                    event_id = last_ids.get(stream) or previous_ids.get(stream)
+                    if event_id is None:
+                        return None
+                    for new_event in new_events:
+                        event_id += 1
+                        event, row = events.store(stream, event_id, new_event, at)
+                        stored_events.append(event)
+                        event_rows.append(row)
+                    last_ids[stream] = event_id
+                events_by_writes.append(stored_events)
+            stream_rows = [(stream, event_id, previous_ids[stream]) for stream, event_id in last_ids.items()]
+            values = [_encoder.encode(rows).decode() for rows in (call_rows, inbox_rows, stream_rows, event_rows)]
+        except Exception:  # A value that no database can store: writing it row by row reports whose it is.
+            return None
         if sum(map(len, values)) > _MAX_BYTES:
             return None
-        return PreparedBatch(values, stored_events, last_ids)
+        return PreparedBatch(values, list(zip(writes, events_by_writes, strict=True)), last_ids)
 
     def write(self, connection: sqlite3.Connection, batch: PreparedBatch) -> bool:
         """Commits the batch. Returns False, and writes nothing, if a row is not as remembered or cannot be written."""
@@ -367,8 +362,8 @@ class BatchWriter:
             connection.execute(_WRITE, batch.values)
         except Exception:  # Any fault: writing row by row reports whose it is.
             return False
-        for deferred, stored in batch.stored_events:
-            deferred.stored_events = stored
+        for deferred, stored_events in batch.stored_events:
+            deferred.stored_events = stored_events
         self._last_ids.update(batch.last_ids)
         return True
 
@@ -382,15 +377,4 @@ class BatchWriter:
             del last_ids[next(iter(last_ids))]
 
 
-def _set_up(connection: sqlite3.Connection) -> bool:
-    try:
-        for statement in _SETUP:
-            connection.execute(statement)
-    except sqlite3.Error:  # An old SQLite, or one without JSON: everything is written row by row.
-        return False
-    return True
-
-
-NO_BATCH_WRITER: Final = BatchWriter(None)
-"""Of a database that is not open."""
 _encoder = msgspec.json.Encoder()
