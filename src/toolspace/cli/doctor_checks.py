@@ -98,7 +98,7 @@ def _check_sqlite(file: Path) -> CheckResult:
 
 
 async def _check_postgres(url: str, place: str, source: str) -> CheckResult:
-    from toolspace.storage.database import load_driver
+    from toolspace.storage.postgres.database import load_driver
 
     fix = f"start it, or correct {source}"
     try:

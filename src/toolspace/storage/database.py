@@ -13,7 +13,6 @@ and the objects that were made for this attempt.
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from pathlib import Path
@@ -21,43 +20,6 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 from urllib.parse import parse_qs
 
 from toolspace.core.records import NewEvent, StoredEvent
-from toolspace.errors import StorageError
-
-# MERGED from driver: The driver of PostgreSQL, loaded when it is needed, and addresses without passwords. Connects to
-
-SCHEMES = ("postgresql://", "postgres://")
-
-
-def load_driver() -> Any:
-    """The module `asyncpg`. Raises `StorageError` if it is not installed."""
-    try:
-        return importlib.import_module("asyncpg")
-    except ImportError as error:
-        raise StorageError(
-            "PostgreSQL needs the package asyncpg, which is not installed: pip install 'toolspace[postgres]'"
-        ) from error
-
-
-def shown_address(url: str) -> str:
-    """Host and database of a URL, without user and password, for messages and logs."""
-    # Not parsed as a URL: a malformed one must not show its password either.
-    rest = url.partition("://")[2]
-    rest, _, query = rest.partition("?")
-    authority, slash, database = rest.rpartition("@")[2].partition("/")
-    host = authority or next(iter(parse_qs(query).get("host", ())), "localhost")
-    return f"{host}{slash}{database}"
-
-
-def connection_errors(driver: Any) -> tuple[type[Exception], ...]:
-    """What the driver raises if the server or the connection fails; the last, if a response cannot be parsed."""
-    return OSError, driver.PostgresError, driver.InterfaceError, driver.InternalClientError
-
-
-def describe_error(error: BaseException) -> str:
-    if isinstance(error, TimeoutError):
-        return "it took too long"
-    return str(error) or type(error).__name__
-
 
 T = TypeVar("T")
 DeferredT = TypeVar("DeferredT", bound="DeferredWrites")
@@ -199,6 +161,16 @@ def describe_database(url: str | None, state_dir: Path) -> str:
     """The file, or the URL without user and password."""
     file = find_database_file(url, state_dir)
     return str(file) if file is not None else f"postgresql://{shown_address(url or '')}"
+
+
+def shown_address(url: str) -> str:
+    """Host and database of a URL, without user and password, for messages and logs."""
+    # Not parsed as a URL: a malformed one must not show its password either.
+    rest = url.partition("://")[2]
+    rest, _, query = rest.partition("?")
+    authority, slash, database = rest.rpartition("@")[2].partition("/")
+    host = authority or next(iter(parse_qs(query).get("host", ())), "localhost")
+    return f"{host}{slash}{database}"
 
 
 # Pages of rows

@@ -1,4 +1,9 @@
-"""`DiskOutputs`: stored outputs as files that only their owner may read. No output is ever completely in memory."""
+"""`DiskOutputs`: stored outputs as files that only their owner may read. No output is ever completely in memory.
+
+root/session-abc/0123456789abcdef        the text, in UTF-8
+root/session-abc/0123456789abcdef.json   its `StoredOutput`, the sidecar: written last, so the text is complete
+root/session-abc/0123456789abcdef.part   an unfinished text, locked by its writer
+"""
 
 from __future__ import annotations
 
@@ -32,17 +37,154 @@ from toolspace.storage.outputs import (
     parse_handle,
 )
 
-# MERGED from files: Stored outputs as files: writing, finding and deleting them. Blocks, so `DiskOutputs` runs it in t
+_T = TypeVar("_T")
 
 _SLICE = 1 << 20
 _ABANDONED = 60.0
 """Seconds after which a file without a sidecar and without a writer counts as left by a crash."""
 _FOLDER = re.compile(r"session-[A-Za-z0-9_-]{1,64}", re.ASCII)
 _FILE = re.compile(r"([0-9a-f]{16})(\.json|\.part|\.json\.part)?", re.ASCII)
+_SUFFIXES = (".json", ".json.part", ".part", "")
+"""Of the files of one output. The sidecar comes first: without it nobody finds an incomplete output."""
 _SIDECAR_LIMIT = 1 << 20
 
 
-class Origin(NamedTuple):
+class DiskOutputs(OutputStore):
+    """Stores outputs as files under `root` for `ttl` seconds.
+
+    Threads of its own use the disk: the event loop never waits for it, and tools that fill the common thread pool
+    do not delay it.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        ttl: float,
+        count_tokens: TokenCounter = estimate_tokens,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.ttl = ttl
+        self.clock = clock
+        self.open_writers: set[_DiskWriter] = set()
+        self._root = Path(root)
+        self._count_tokens = count_tokens
+        self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="toolspace-outputs")
+
+    async def create(self, *, session: str, owner: str | None, tool: str) -> OutputWriter:
+        origin = _Origin(session, owner, tool)
+        draft = await self.run(lambda: _Draft(self._root, origin, self._count_tokens), undo=_Draft.discard)
+        writer = _DiskWriter(self, draft)
+        self.open_writers.add(writer)
+        return writer
+
+    async def find(self, handle: str, *, session: str, owner: str | None) -> StoredOutput | None:
+        output = await self.inspect(handle)
+        return output if output is not None and may_read(output, session=session, owner=owner) else None
+
+    async def inspect(self, handle: str) -> StoredOutput | None:
+        return await self.run(lambda: _find_output(self._root, handle, self.clock()))
+
+    async def lines(self, output: StoredOutput) -> AsyncIterator[list[str]]:
+        reader = await self._open(output)
+        splitter = LineSplitter()
+        try:
+            block = b"-"
+            while block:
+                block = await self.run(lambda: reader.read(BLOCK))
+                if lines := splitter.feed(block):
+                    yield lines
+        finally:
+            await self.run(reader.close)
+
+    async def text(self, output: StoredOutput, *, limit: int) -> str:
+        reader = await self._open(output)
+        try:
+            return decode_start(await self.run(lambda: reader.read(limit)))
+        finally:
+            await self.run(reader.close)
+
+    async def sessions(self) -> Sequence[str]:
+        return await self.run(lambda: _list_sessions(self._root, self.clock()))
+
+    async def sweep(self) -> int:
+        return await self.run(lambda: _sweep(self._root, self.clock()))
+
+    async def aclose(self) -> None:
+        """Discards unfinished outputs, and waits for the threads."""
+        for writer in tuple(self.open_writers):
+            await writer.discard()
+        await asyncio.to_thread(self._threads.shutdown)
+
+    async def _open(self, output: StoredOutput) -> _Reader:
+        return await self.run(lambda: _Reader(self._root, output), undo=_Reader.close)
+
+    async def run(self, work: Callable[[], _T], *, undo: Callable[[_T], object] | None = None) -> _T:
+        """Runs `work` in a thread to its end, even if the caller is canceled.
+
+        `undo` reverts a result that a canceled caller did not get.
+        """
+        job = self._threads.submit(work)
+        try:
+            return await asyncio.shield(asyncio.wrap_future(job))
+        except asyncio.CancelledError:
+            if undo is not None:
+                job.add_done_callback(lambda job: None if job.exception() else undo(job.result()))
+            raise
+
+
+class _DiskWriter(OutputWriter):
+    """Collects pieces and passes them to a thread one block at a time."""
+
+    def __init__(self, store: DiskOutputs, draft: _Draft) -> None:
+        self._store = store
+        self._draft = draft
+        self._pieces: list[str] = []
+        self._size = 0
+        self._closed = False
+
+    async def write(self, piece: str) -> None:
+        if self._closed:
+            raise ToolspaceError("the output has ended; nothing can be added to it")
+        self._pieces.append(piece)
+        self._size += len(piece)
+        if self._size >= BLOCK:
+            text = self._take_pieces()
+            await self._store.run(lambda: self._draft.append(text))
+
+    async def commit(self, *, is_json: bool = False) -> StoredOutput:
+        text = self._take_pieces()
+
+        def append_and_commit() -> StoredOutput:
+            self._draft.append(text)
+            return self._draft.commit(is_json=is_json, now=self._store.clock(), ttl=self._store.ttl)
+
+        output = await self._store.run(append_and_commit)
+        self._close()
+        return output
+
+    async def discard(self) -> None:
+        # Not after a commit whose caller got the result.
+        if not self._closed:
+            self._close()
+            await self._store.run(self._draft.discard)
+
+    def _take_pieces(self) -> str:
+        text = "".join(self._pieces)
+        self._pieces.clear()
+        self._size = 0
+        return text
+
+    def _close(self) -> None:
+        self._closed = True
+        self._pieces.clear()
+        self._store.open_writers.discard(self)
+
+
+# The files. Everything below blocks, so it runs in threads.
+
+
+class _Origin(NamedTuple):
     """Whose output it is, and of which tool."""
 
     session: str
@@ -50,10 +192,10 @@ class Origin(NamedTuple):
     tool: str
 
 
-class Draft:
+class _Draft:
     """An unfinished output. Any thread may call its methods, one at a time."""
 
-    def __init__(self, root: Path, origin: Origin, count_tokens: TokenCounter) -> None:
+    def __init__(self, root: Path, origin: _Origin, count_tokens: TokenCounter) -> None:
         self._root = root
         self._origin = origin
         self._count_tokens = count_tokens
@@ -65,10 +207,10 @@ class Draft:
         self._committed = False
         self._closed = False
         try:
-            self._handle, self._folder, self._file = _open_draft(root, origin.session)
+            self._handle, self._folder, self._file = _create_draft(root, origin.session)
         except OSError as error:
             raise self._cannot_store(error) from error
-        self._id = self._handle.partition("/")[2]
+        self._folder_name, _, self._id = self._handle.partition("/")
 
     def append(self, text: str) -> None:
         with self._lock, self._clean_up_on_error():
@@ -85,9 +227,7 @@ class Draft:
         with self._lock, self._clean_up_on_error():
             output = StoredOutput(
                 handle=self._handle,
-                session=self._origin.session,
-                owner=self._origin.owner,
-                tool=self._origin.tool,
+                **self._origin._asdict(),
                 bytes=self._bytes,
                 lines=count_lines(self._newlines, self._last_character),
                 tokens=self._tokens,
@@ -114,11 +254,10 @@ class Draft:
             raise ToolspaceError(f"the output of {self._origin.tool!r} has ended; nothing can be added to it")
         try:
             yield
-        except OSError as error:
+        except BaseException as error:
             self._remove()
-            raise self._cannot_store(error) from error
-        except BaseException:
-            self._remove()
+            if isinstance(error, OSError):
+                raise self._cannot_store(error) from error
             raise
 
     def _cannot_store(self, error: OSError) -> ToolspaceError:
@@ -130,18 +269,17 @@ class Draft:
         )
 
     def _remove(self) -> None:
-        if self._closed and not self._committed:
-            return
         if self._closed:
-            remove_output(self._root, self._handle)
-            self._committed = False
+            if self._committed:
+                self._committed = False
+                with contextlib.suppress(OSError), _open_folder(self._root, self._folder_name) as folder:
+                    _remove_files(self._id, folder)
             return
-        for name in (f"{self._id}.json", f"{self._id}.json.part", f"{self._id}.part", self._id):
-            with contextlib.suppress(OSError):
-                private_files.remove(name, within=self._folder)
+        with contextlib.suppress(OSError):
+            _remove_files(self._id, self._folder)
         self._close()
         with contextlib.suppress(OSError):  # Not empty: others are using it.
-            os.rmdir(self._root / self._handle.partition("/")[0])
+            os.rmdir(self._root / self._folder_name)
 
     def _close(self) -> None:
         self._closed = True
@@ -150,7 +288,7 @@ class Draft:
         os.close(self._folder)
 
 
-class Reader:
+class _Reader:
     """A stored output, open for reading. `close` waits for a read in progress."""
 
     def __init__(self, root: Path, output: StoredOutput) -> None:
@@ -159,7 +297,7 @@ class Reader:
         try:
             if parts is None:
                 raise FileNotFoundError(output.handle)
-            with _folder(root, parts[0]) as folder:
+            with _open_folder(root, parts[0]) as folder:
                 self._file = private_files.open_file(parts[1], within=folder)
         except OSError as error:
             raise ToolspaceError(f"the output {output.handle!r} is gone: it expired or was removed") from error
@@ -180,16 +318,16 @@ class Reader:
                 self._file = -1
 
 
-def _open_draft(root: Path, session: str) -> tuple[str, int, int]:
+def _create_draft(root: Path, session: str) -> tuple[str, int, int]:
     """Creates a draft: its handle, and the descriptors of its folder and of its file."""
     private_files.make_private_folder(root)
-    with contextlib.closing(_Descriptor(private_files.open_root(root))) as top:
+    with _closing(private_files.open_root(root)) as top:
         for _ in range(8):
             handle = new_handle(session)
             name, _, identifier = handle.partition("/")
             with contextlib.suppress(FileNotFoundError):
                 # A sweep may remove the empty folder before the file is in it: then it tries again.
-                folder = private_files.open_folder(name, within=top.number, create=True)
+                folder = private_files.open_folder(name, within=top, create=True)
                 try:
                     return handle, folder, private_files.create_file(f"{identifier}.part", within=folder)
                 except BaseException:
@@ -198,13 +336,13 @@ def _open_draft(root: Path, session: str) -> tuple[str, int, int]:
     raise FileNotFoundError(f"the folder {folder_of(session)!r} was removed right after it was created, 8 times")
 
 
-def find_output(root: Path, handle: str, now: float) -> StoredOutput | None:
+def _find_output(root: Path, handle: str, now: float) -> StoredOutput | None:
     """The output of a handle, if it is complete and has not expired."""
     parts = parse_handle(handle)
     if parts is None:
         return None
     try:
-        with _folder(root, parts[0]) as folder:
+        with _open_folder(root, parts[0]) as folder:
             output = _read_sidecar(parts[1], folder)
             if output is None or output.handle != handle or output.expires_at <= now:
                 return None
@@ -214,62 +352,50 @@ def find_output(root: Path, handle: str, now: float) -> StoredOutput | None:
         return None
 
 
-def remove_output(root: Path, handle: str) -> None:
-    parts = parse_handle(handle)
-    if parts is None:
-        return
-    with contextlib.suppress(OSError), _folder(root, parts[0]) as folder:
-        # The sidecar first: without it nobody finds an incomplete output.
-        private_files.remove(f"{parts[1]}.json", within=folder)
-        private_files.remove(parts[1], within=folder)
-
-
-def sessions(root: Path, now: float) -> list[str]:
+def _list_sessions(root: Path, now: float) -> list[str]:
     """The sessions with an output that has not expired."""
     sessions: set[str] = set()
-    for folder, _ in _folders(root):
-        for identifier, kinds in _listing(folder).items():
-            if "" in kinds and ".json" in kinds:
-                output = _read_sidecar(identifier, folder)
-                if output is not None and output.expires_at > now:
-                    sessions.add(output.session)
+    for folder, _ in _open_folders(root):
+        for identifier, suffixes in _list_files(folder).items():
+            output = _read_sidecar(identifier, folder) if suffixes >= {"", ".json"} else None
+            if output is not None and output.expires_at > now:
+                sessions.add(output.session)
     return sorted(sessions)
 
 
-def sweep(root: Path, now: float) -> int:
+def _sweep(root: Path, now: float) -> int:
     """Removes expired outputs, leftovers of crashed writers, and empty folders. Several processes may do so at once."""
-    removed = 0
-    for folder, name in _folders(root):
-        for identifier, kinds in _listing(folder).items():
+    removed_count = 0
+    for folder, name in _open_folders(root):
+        for identifier, suffixes in _list_files(folder).items():
             with contextlib.suppress(OSError):
-                removed += _sweep_output(identifier, kinds, folder, now)
+                removed_count += _sweep_output(identifier, suffixes, folder, now)
         with contextlib.suppress(OSError):  # Not empty, or gone already.
             os.rmdir(root / name)
-    return removed
+    return removed_count
 
 
-def _sweep_output(identifier: str, kinds: set[str], folder: int, now: float) -> bool:
-    output = _read_sidecar(identifier, folder) if ".json" in kinds else None
-    if output is not None and "" in kinds:
-        if output.expires_at > now:
-            return False
-        removed = private_files.remove(f"{identifier}.json", within=folder)
-        private_files.remove(identifier, within=folder)
-        return removed
-    if _is_abandoned(identifier, kinds, folder, now):
-        for kind in (".json", ".json.part", ".part", ""):
-            private_files.remove(identifier + kind, within=folder)
+def _sweep_output(identifier: str, suffixes: set[str], folder: int, now: float) -> bool:
+    """Returns whether it removed an expired output."""
+    output = _read_sidecar(identifier, folder) if suffixes >= {"", ".json"} else None
+    if output is not None:
+        return output.expires_at <= now and _remove_files(identifier, folder)
+    if _is_abandoned(identifier, suffixes, folder, now):
+        _remove_files(identifier, folder)
     return False
 
 
-def _is_abandoned(identifier: str, kinds: set[str], folder: int, now: float) -> bool:
-    for kind in kinds:
-        file = private_files.open_file(identifier + kind, within=folder)
-        try:
+def _remove_files(identifier: str, folder: int) -> bool:
+    """Removes the files of an output. Returns whether it had a sidecar."""
+    has_sidecar, *_ = [private_files.remove(identifier + suffix, within=folder) for suffix in _SUFFIXES]
+    return has_sidecar
+
+
+def _is_abandoned(identifier: str, suffixes: set[str], folder: int, now: float) -> bool:
+    for suffix in suffixes:
+        with _closing(private_files.open_file(identifier + suffix, within=folder)) as file:
             if now - os.fstat(file).st_mtime < _ABANDONED or private_files.is_locked(file):
                 return False
-        finally:
-            os.close(file)
     # Read again, now that nobody has the file open: a commit may have finished in between.
     return _read_sidecar(identifier, folder) is None or not _exists(identifier, folder)
 
@@ -279,8 +405,8 @@ def _write_sidecar(output: StoredOutput, identifier: str, folder: int) -> None:
 
     data = json.dumps(msgspec.structs.asdict(output)).encode()
     draft = f"{identifier}.json.part"
-    with contextlib.closing(_Descriptor(private_files.create_file(draft, within=folder))) as file:
-        private_files.write_all(file.number, data)
+    with _closing(private_files.create_file(draft, within=folder)) as file:
+        private_files.write_all(file, data)
     os.rename(draft, f"{identifier}.json", src_dir_fd=folder, dst_dir_fd=folder)
 
 
@@ -289,8 +415,8 @@ def _read_sidecar(identifier: str, folder: int) -> StoredOutput | None:
     import json
 
     try:
-        with contextlib.closing(_Descriptor(private_files.open_file(f"{identifier}.json", within=folder))) as file:
-            data = os.read(file.number, _SIDECAR_LIMIT)
+        with _closing(private_files.open_file(f"{identifier}.json", within=folder)) as file:
+            data = os.read(file, _SIDECAR_LIMIT)
         return msgspec.convert(json.loads(data), StoredOutput)
     except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors.
         return None
@@ -304,184 +430,38 @@ def _exists(name: str, folder: int) -> bool:
     return True
 
 
-def _listing(folder: int) -> dict[str, set[str]]:
+def _list_files(folder: int) -> dict[str, set[str]]:
     """Id → the suffixes of its files. Ignores files that are not ours."""
-    listing: dict[str, set[str]] = {}
+    suffixes: dict[str, set[str]] = {}
     for name in os.listdir(folder):
         if match := _FILE.fullmatch(name):
-            listing.setdefault(match[1], set()).add(match[2] or "")
-    return listing
+            suffixes.setdefault(match[1], set()).add(match[2] or "")
+    return suffixes
 
 
-def _folders(root: Path) -> Iterator[tuple[int, str]]:
+def _open_folders(root: Path) -> Iterator[tuple[int, str]]:
     """The session folders, each with an open descriptor while the caller uses it."""
     try:
         names = sorted(name for name in os.listdir(root) if _FOLDER.fullmatch(name))
     except FileNotFoundError:
         return
     for name in names:
-        try:
-            with _folder(root, name) as folder:
-                yield folder, name
-        except OSError:  # A link, another user's, or removed by another process.
-            continue
+        # Skips one that is a link, another user's, or removed by another process.
+        with contextlib.suppress(OSError), _open_folder(root, name) as folder:
+            yield folder, name
 
 
 @contextlib.contextmanager
-def _folder(root: Path, name: str) -> Generator[int]:
-    with contextlib.closing(_Descriptor(private_files.open_root(root))) as top:
-        folder = _Descriptor(private_files.open_folder(name, within=top.number))
-    with contextlib.closing(folder):
-        yield folder.number
+def _open_folder(root: Path, name: str) -> Generator[int]:
+    with _closing(private_files.open_root(root)) as top:
+        folder = private_files.open_folder(name, within=top)
+    with _closing(folder):
+        yield folder
 
 
-class _Descriptor:
-    """A file descriptor that `contextlib.closing` can close."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def close(self) -> None:
-        os.close(self.number)
-
-
-_T = TypeVar("_T")
-
-
-class DiskOutputs(OutputStore):
-    """Stores outputs as files under `root` for `ttl` seconds.
-
-    Threads of its own use the disk: the event loop never waits for it, and tools that fill the common thread pool
-    do not delay it.
-    """
-
-    def __init__(
-        self,
-        root: str | os.PathLike[str],
-        *,
-        ttl: float,
-        count_tokens: TokenCounter = estimate_tokens,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._root = Path(root)
-        self._ttl = ttl
-        self._count_tokens = count_tokens
-        self._clock = clock
-        self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="toolspace-outputs")
-        self._writers: set[_DiskWriter] = set()
-
-    async def create(self, *, session: str, owner: str | None, tool: str) -> OutputWriter:
-        origin = Origin(session, owner, tool)
-        draft = await self.run(lambda: Draft(self._root, origin, self._count_tokens), undo=Draft.discard)
-        writer = _DiskWriter(self, draft)
-        self._writers.add(writer)
-        return writer
-
-    async def find(self, handle: str, *, session: str, owner: str | None) -> StoredOutput | None:
-        output = await self.inspect(handle)
-        return output if output is not None and may_read(output, session=session, owner=owner) else None
-
-    async def inspect(self, handle: str) -> StoredOutput | None:
-        return await self.run(lambda: find_output(self._root, handle, self._clock()))
-
-    async def lines(self, output: StoredOutput) -> AsyncIterator[list[str]]:
-        reader = await self._open(output)
-        splitter = LineSplitter()
-        try:
-            block = b"-"
-            while block:
-                block = await self.run(lambda: reader.read(BLOCK))
-                if lines := splitter.feed(block):
-                    yield lines
-        finally:
-            await self.run(reader.close)
-
-    async def text(self, output: StoredOutput, *, limit: int) -> str:
-        reader = await self._open(output)
-        try:
-            return decode_start(await self.run(lambda: reader.read(limit)))
-        finally:
-            await self.run(reader.close)
-
-    async def sessions(self) -> Sequence[str]:
-        return await self.run(lambda: sessions(self._root, self._clock()))
-
-    async def sweep(self) -> int:
-        return await self.run(lambda: sweep(self._root, self._clock()))
-
-    async def aclose(self) -> None:
-        """Discards unfinished outputs, and waits for the threads."""
-        for writer in tuple(self._writers):
-            await writer.discard()
-        await asyncio.to_thread(self._threads.shutdown)
-
-    async def _open(self, output: StoredOutput) -> Reader:
-        return await self.run(lambda: Reader(self._root, output), undo=Reader.close)
-
-    async def commit(self, draft: Draft, rest: str, *, is_json: bool) -> StoredOutput:
-        """For the writer: appends the rest and commits the draft."""
-
-        def work() -> StoredOutput:
-            draft.append(rest)
-            return draft.commit(is_json=is_json, now=self._clock(), ttl=self._ttl)
-
-        return await self.run(work)
-
-    def remove_writer(self, writer: _DiskWriter) -> None:
-        """For the writer: it is closed."""
-        self._writers.discard(writer)
-
-    async def run(self, work: Callable[[], _T], *, undo: Callable[[_T], object] | None = None) -> _T:
-        """Runs `work` in a thread to its end, even if the caller is canceled.
-
-        `undo` reverts a result that a canceled caller did not get.
-        """
-        job = self._threads.submit(work)
-        try:
-            return await asyncio.shield(asyncio.wrap_future(job))
-        except asyncio.CancelledError:
-            if undo is not None:
-                job.add_done_callback(lambda job: None if job.exception() else undo(job.result()))
-            raise
-
-
-class _DiskWriter(OutputWriter):
-    """Collects pieces and passes them to a thread one block at a time."""
-
-    def __init__(self, store: DiskOutputs, draft: Draft) -> None:
-        self._store = store
-        self._draft = draft
-        self._pieces: list[str] = []
-        self._size = 0
-        self._closed = False
-
-    async def write(self, piece: str) -> None:
-        if self._closed:
-            raise ToolspaceError("the output has ended; nothing can be added to it")
-        self._pieces.append(piece)
-        self._size += len(piece)
-        if self._size >= BLOCK:
-            text = self._take_pieces()
-            await self._store.run(lambda: self._draft.append(text))
-
-    async def commit(self, *, is_json: bool = False) -> StoredOutput:
-        output = await self._store.commit(self._draft, self._take_pieces(), is_json=is_json)
-        self._close()
-        return output
-
-    async def discard(self) -> None:
-        # Not after a commit whose caller got the result.
-        if not self._closed:
-            self._close()
-            await self._store.run(self._draft.discard)
-
-    def _take_pieces(self) -> str:
-        text = "".join(self._pieces)
-        self._pieces.clear()
-        self._size = 0
-        return text
-
-    def _close(self) -> None:
-        self._closed = True
-        self._pieces.clear()
-        self._store.remove_writer(self)
+@contextlib.contextmanager
+def _closing(descriptor: int) -> Generator[int]:
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

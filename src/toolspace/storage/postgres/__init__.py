@@ -1,5 +1,5 @@
 """PostgreSQL: a database that several gateway processes share.
 
-`database` runs programs on a pool of connections, `wakeups` carries hints between the processes (LISTEN and NOTIFY),
-`driver` loads asyncpg when it is needed. Used by `server/gateway.py`; `driver` also by the CLI.
+`database` runs programs on a pool of connections, `wakeups` carries hints between the processes (LISTEN and NOTIFY).
+Used by `server/gateway.py`.
 """

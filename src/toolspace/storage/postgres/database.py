@@ -1,8 +1,12 @@
-"""`PostgresDatabase`: each program is a transaction on a pooled connection. Does not notify: see `postgres.wakeups`."""
+"""`PostgresDatabase`: each program is a transaction on a pooled connection. Does not notify: see `postgres.wakeups`.
+
+Imports the driver, asyncpg, when it is needed: it is an optional dependency.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import random
 import re
@@ -16,7 +20,6 @@ from typing import Any, Final, Self, TypeVar
 from toolspace.errors import StorageError, StorageInDoubt, StorageUnavailable, UnstorableValueError
 from toolspace.storage.database import (
     FOR_UPDATE,
-    SCHEMES,
     SKIP_LOCKED,
     Database,
     DeferredT,
@@ -26,9 +29,6 @@ from toolspace.storage.database import (
     Row,
     RowBatch,
     StaleError,
-    connection_errors,
-    describe_error,
-    load_driver,
     shown_address,
 )
 from toolspace.storage.queries import events
@@ -37,6 +37,7 @@ from toolspace.storage.schema import migrate
 _log = logging.getLogger("toolspace.storage")
 T = TypeVar("T")
 
+_SCHEMES: Final = ("postgresql://", "postgres://")
 _ATTEMPTS: Final = 8
 _CONNECT_TIMEOUT, _COMMAND_TIMEOUT, _POOL_TIMEOUT = 10.0, 30.0, 20.0
 _ROLLBACK_TIMEOUT: Final = 5.0
@@ -55,6 +56,27 @@ _CONNECTION_LOST: Final = ("08", "57P01", "57P02", "57P05")
 _UNAVAILABLE: Final = ("25006", "53", "55", "57", "58")
 """The server only reads (a replica), lacks resources, is being administered, or met a system error."""
 _UNSTORABLE: Final = "22"
+
+
+def load_driver() -> Any:
+    """The module `asyncpg`. Raises `StorageError` if it is not installed."""
+    try:
+        return importlib.import_module("asyncpg")
+    except ImportError as error:
+        raise StorageError(
+            "PostgreSQL needs the package asyncpg, which is not installed: pip install 'toolspace[postgres]'"
+        ) from error
+
+
+def connection_errors(driver: Any) -> tuple[type[Exception], ...]:
+    """What the driver raises if the server or the connection fails; the last, if a response cannot be parsed."""
+    return OSError, driver.PostgresError, driver.InterfaceError, driver.InternalClientError
+
+
+def describe_error(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "it took too long"
+    return str(error) or type(error).__name__
 
 
 class PostgresDatabase(Database):
@@ -80,7 +102,7 @@ class PostgresDatabase(Database):
     async def open(cls, url: str, *, connections: int = 10) -> Self:
         """Connects to the database of a `postgresql://` URL and migrates its tables."""
         driver, address = load_driver(), shown_address(url)
-        if not url.startswith(SCHEMES):
+        if not url.startswith(_SCHEMES):
             raise StorageError("not the URL of a PostgreSQL; write postgresql://user:password@host:5432/database")
         try:
             pool = await driver.create_pool(
@@ -192,16 +214,18 @@ class PostgresDatabase(Database):
     async def _attempt(
         self, work: Callable[[Any, Callable[[], Program[T]]], Any], program: Callable[[], Program[T]]
     ) -> T:
-        for attempt in range(1, _ATTEMPTS):
+        attempt = 1
+        while True:
             try:
                 async with self._connection() as connection:
                     return await work(connection, program)
             except (_ConflictError, _ConnectionLostError) as error:
+                if attempt == _ATTEMPTS:
+                    raise
                 _log.debug("Attempt %d of %d failed, trying again: %s", attempt, _ATTEMPTS, error)
             # A random delay, so that the same programs do not meet again.
             await asyncio.sleep(random.uniform(0, 0.002 * 2**attempt))
-        async with self._connection() as connection:
-            return await work(connection, program)
+            attempt += 1
 
     @asynccontextmanager
     async def _connection(self) -> AsyncGenerator[Any]:
@@ -233,12 +257,6 @@ class PostgresDatabase(Database):
         # In an unknown state: the server rolls back when the connection ends.
         with suppress(self._driver.InterfaceError):  # The pool has closed it already.
             connection.terminate()
-
-    def _is_closed(self, connection: Any) -> bool:
-        try:
-            return connection.is_closed()
-        except self._driver.InterfaceError:  # The pool has taken it back already.
-            return True
 
     # Programs
 
@@ -304,7 +322,9 @@ class PostgresDatabase(Database):
         reason = describe_error(error)
         if state in _CONFLICT or isinstance(error, self._driver.InvalidCachedStatementError):
             return _ConflictError(f"PostgreSQL at {self.address} is too busy with other writers of the same: {reason}")
-        is_closed = not state and not isinstance(error, TimeoutError) and self._is_closed(connection)
+        is_closed = not state and not isinstance(error, TimeoutError)
+        with suppress(self._driver.InterfaceError):  # The pool has taken it back already.
+            is_closed = is_closed and connection.is_closed()
         # After an InternalClientError the driver cannot parse what the server sends: the connection is unusable.
         if state.startswith(_CONNECTION_LOST) or is_closed or isinstance(error, self._driver.InternalClientError):
             return _ConnectionLostError(f"the connection to PostgreSQL at {self.address} was lost: {reason}")

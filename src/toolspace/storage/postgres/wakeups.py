@@ -15,7 +15,8 @@ from typing import Any, Final, Self
 from toolspace.core import json_text
 from toolspace.core.ids import new_id
 from toolspace.errors import StorageUnavailable
-from toolspace.storage.database import WakeUps, connection_errors, load_driver, shown_address
+from toolspace.storage.database import WakeUps, shown_address
+from toolspace.storage.postgres.database import connection_errors, load_driver
 
 _log = logging.getLogger("toolspace.storage")
 
