@@ -10,8 +10,7 @@ import signal
 
 from tests.conformance.tools import TOOLS, trigger_of
 from toolspace import Toolspace
-from toolspace.server.mcp.http_endpoint import McpEndpoint
-from toolspace.server.uvicorn_server import serve_mcp
+from toolspace.server.mcp.http_endpoint import McpEndpoint, serve_mcp
 
 
 async def main() -> None:

@@ -44,7 +44,7 @@ class Flood(ToolProvider):
 async def test_a_streamed_call_is_canceled_if_the_client_does_not_read(
     gateway: Gateway, api: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sse, "CALL_STALL_SECONDS", 0.05)
+    monkeypatch.setattr(sse, "STALL_SECONDS", 0.05)
     flood = Flood()
     gateway.toolspace.orchestrator.register(flood)
     where = urlsplit(api.url)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.peers.install import SETS, ensure, node
 from toolspace.core.records import StoredEvent, Visibility
-from toolspace.server.dialects import AG_UI, DIALECTS, NATIVE, UI_MESSAGE_STREAM, Dialect, Translator
-from toolspace.server.event_encoding import SharedFeed
+from toolspace.server.dialects import NATIVE, Dialect, Translator
+from toolspace.server.event_encoding import AG_UI, DIALECTS, UI_MESSAGE_STREAM, SharedFeed
 from toolspace.server.redaction import Viewer
 from toolspace.storage.streams.hub import Hub
 

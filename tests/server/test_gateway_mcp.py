@@ -22,12 +22,12 @@ from toolspace.core.interfaces import ToolProvider
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool
 from toolspace.server import api_keys
-from toolspace.server.api_keys import KeyUsage, ToolKeyPolicy
+from toolspace.server.api_keys import KeyUsage
 from toolspace.server.authentication import Authenticator
 from toolspace.server.mcp import sessions
-from toolspace.server.mcp.http_endpoint import McpMount
+from toolspace.server.mcp.http_endpoint import McpMount, serve_mcp
 from toolspace.server.rate_limit import RequestLimiter
-from toolspace.server.uvicorn_server import serve_mcp
+from toolspace.server.tool_permissions import ToolKeyPolicy
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.queries import entities_and_spaces
 from toolspace.storage.queries import keys as key_rows

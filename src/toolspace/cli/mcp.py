@@ -105,9 +105,9 @@ async def _serve_http(options: Options, address: _HttpAddress, interrupts: Inter
         serve_control_socket(ts),
         AsyncExitStack() as stack,
     ):
+        # Here: the MCP library takes most of a second to import.
         from toolspace.server.authentication import require_bearer_token
-        from toolspace.server.mcp.http_endpoint import McpEndpoint  # The MCP library takes most of a second to import.
-        from toolspace.server.uvicorn_server import serve_mcp
+        from toolspace.server.mcp.http_endpoint import McpEndpoint, serve_mcp
 
         host = address.host
         endpoint = McpEndpoint(

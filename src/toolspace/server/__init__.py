@@ -1,9 +1,9 @@
 """The gateway: the HTTP API, event streams, authentication and the MCP endpoint over one toolspace and its database.
 
-- The HTTP edge, shared with the MCP endpoint: `asgi` (body reader), `host_and_cors`, `web_server` (uvicorn).
-- One request: `app`, `routing`, `requests`, `responses`, `problems`, `idempotency`, `openapi`, and `routes/`.
-- Access: `authentication`, `authorization`, `keys`, `tokens`, `rate_limit`, `redaction`.
-- Streams: `sse`, `event_encoding`, `call_stream`, `dialects/`.
+- The HTTP edge, shared with the MCP endpoint: `uvicorn_server`, `host_and_cors`, `requests` (body reader).
+- One request: `routing` (the ASGI application), `requests`, `responses`, `idempotency`, `openapi`, and `routes/`.
+- Access: `authentication`, `authorization`, `tool_permissions`, `api_keys`, `tokens`, `rate_limit`, `redaction`.
+- Streams: `sse`, `event_encoding`, `dialects/`.
 - The process: `gateway` (puts the parts together), `metrics`, `demo`, `control_socket`.
 - `mcp/`: the MCP server, over stdio and HTTP.
 

@@ -1,12 +1,11 @@
-"""API keys: creates and revokes them, restricts tool keys to their tools, and counts their calls.
+"""API keys: creates and revokes them, and counts their calls.
 
-`authentication` verifies keys; this module knows nothing of requests.
+`authentication` verifies keys, and `tool_permissions` says which tools a key may call. Knows nothing of requests.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fnmatch
 import hashlib
 import logging
 import secrets
@@ -17,19 +16,13 @@ from typing import Any, Final, Self
 import msgspec
 
 from toolspace.config.server_settings import ServerSettings
-from toolspace.core.context import ToolContext
 from toolspace.core.ids import new_id, now_ms
-from toolspace.core.interfaces import Allow, Decision, Deny
 from toolspace.core.result import ToolResult
-from toolspace.core.tool import Tool
 from toolspace.errors import StorageError
 from toolspace.orchestrator.call import Call
 from toolspace.orchestrator.pipeline import CallHandler, StageContext
-from toolspace.server.authorization import Caller, SecretKeyCaller, ToolKeyCaller
-from toolspace.server.responses import Problem
-from toolspace.spaces.call_context import GatewayCallHost
+from toolspace.server.tool_permissions import find_key_id
 from toolspace.spaces.ledger import Ledger
-from toolspace.spaces.pending_calls import PendingCalls
 from toolspace.storage.queries import keys as rows
 from toolspace.storage.queries.keys import KeyKind, KeyRecord, KeyScope, KeyUse, NewKey, Revocation
 
@@ -40,12 +33,6 @@ _ALPHABET: Final = string.ascii_letters + string.digits
 _KEY_LENGTH: Final = 40
 _JWT_SECRET: Final = "jwt_secret"
 _JWT_SECRET_LENGTH: Final = 64
-_SECRET_USER: Final = "key/"
-_TOOLS_USER: Final = "tools/"
-"""Prefixes of user ids. The user of a call in a run is its agent; ids have no slash, so no agent looks like a key."""
-_SEARCH_TOOL: Final = "agent__find_tools"
-_MAX_CACHED: Final = 10_000
-_ALLOW: Final = Allow()
 _FLUSH_SECONDS: Final = 10.0
 
 
@@ -102,8 +89,8 @@ async def create_missing_keys(ledger: Ledger, server: ServerSettings) -> Initial
         jwt_secret = secret if is_new else None
     if not created_kinds and jwt_secret is None:
         return None
-    created = {kind: keys[kind] for kind in created_kinds}
-    return InitialKeys(secret=created.get("secret"), public=created.get("public"), jwt_secret=jwt_secret)
+    new_keys = {kind: keys[kind] for kind in created_kinds}
+    return InitialKeys(secret=new_keys.get("secret"), public=new_keys.get("public"), jwt_secret=jwt_secret)
 
 
 async def load_jwt_secret(ledger: Ledger, server: ServerSettings) -> str | None:
@@ -112,100 +99,6 @@ async def load_jwt_secret(ledger: Ledger, server: ServerSettings) -> str | None:
         return server.jwt_secret
     secret, _ = await ledger.write(rows.get_or_create_secret, _JWT_SECRET, _random_text(_JWT_SECRET_LENGTH))
     return secret
-
-
-def find_key_id(user_id: str) -> str | None:
-    """Returns the id of the key whose user this is; None for other users."""
-    kind, slash, key_id = user_id.partition("/")
-    return key_id if slash and kind in ("key", "tools") else None
-
-
-class ToolKeyPolicy:
-    """The orchestrator's policy that restricts tool keys to their tools. It also creates the contexts of calls.
-
-    Each key has its own user id, so no key reads what calls of another key stored, cached or opened. The policy
-    identifies the key by the user id, and therefore also covers calls that a tool makes.
-    """
-
-    rule = "what the key allows (toolsAllowed, toolsDenied)"
-
-    def __init__(self) -> None:
-        self.pending_calls: PendingCalls | None = None
-        """Handles pending calls. Without it, tools whose result comes later fail."""
-        self._contexts: dict[Caller, ToolContext] = {}
-        self._filters: dict[str, _ToolFilter] = {}
-
-    def context_for(self, caller: Caller) -> ToolContext:
-        """Returns the context of calls that this caller makes outside a run, the same one every time."""
-        context = self._contexts.get(caller)
-        if context is None:
-            context = self._create_context(caller)
-            if len(self._contexts) < _MAX_CACHED:
-                self._contexts[caller] = context
-        return context
-
-    def may_use(self, caller: Caller, tool_name: str) -> bool:
-        """Whether the caller's key allows the tool with this full name."""
-        return not isinstance(caller, ToolKeyCaller) or self._filter(caller).find_reason(tool_name) is None
-
-    def decide(self, tool: Tool, context: ToolContext) -> Decision:
-        user = context.user_id
-        if user is None or not user.startswith(_TOOLS_USER):
-            return _ALLOW
-        tool_filter = self._filters.get(user)
-        if tool_filter is None:
-            return Deny("the key of this call is unknown")
-        return tool_filter.decide(tool.name)
-
-    def _create_context(self, caller: Caller) -> ToolContext:
-        if isinstance(caller, ToolKeyCaller):
-            self._filter(caller)
-            user, agent_id = _TOOLS_USER + caller.key_id, caller.agent_entity_id
-        elif isinstance(caller, SecretKeyCaller):
-            user, agent_id = _SECRET_USER + caller.key_id, None
-        else:
-            raise Problem(403, f"{caller.kind} credentials cannot call tools; use a secret key or a tool key")
-        host = None
-        if self.pending_calls is not None:
-            host = GatewayCallHost(self.pending_calls, agent_entity_id=agent_id, confirms_delivery=False)
-        return ToolContext(user_id=user, session_id=f"session-{caller.key_id}", agent_entity_id=agent_id, host=host)
-
-    def _filter(self, caller: ToolKeyCaller) -> _ToolFilter:
-        user = _TOOLS_USER + caller.key_id
-        tool_filter = self._filters.get(user)
-        if tool_filter is None:
-            tool_filter = self._filters[user] = _ToolFilter(caller)
-        return tool_filter
-
-
-class _ToolFilter:
-    """Matches tool names against the patterns of one key, and caches the decisions."""
-
-    def __init__(self, key: ToolKeyCaller) -> None:
-        self._allowed = None if key.tools_allowed is None else tuple(map(str.casefold, key.tools_allowed))
-        self._denied = tuple(map(str.casefold, key.tools_denied))
-        self._decisions: dict[str, Decision] = {}
-
-    def decide(self, name: str) -> Decision:
-        decision = self._decisions.get(name)
-        if decision is None:
-            reason = self.find_reason(name)
-            decision = _ALLOW if reason is None else Deny(reason)
-            if len(self._decisions) > _MAX_CACHED:
-                self._decisions.clear()
-            self._decisions[name] = decision
-        return decision
-
-    def find_reason(self, name: str) -> str | None:
-        """Returns why the key may not use a tool, or None. A denied pattern wins over an allowed one."""
-        folded = name.casefold()
-        if any(fnmatch.fnmatchcase(folded, pattern) for pattern in self._denied):
-            return f'this key may not use the tool "{name}" (toolsDenied)'
-        if self._allowed is not None and not any(fnmatch.fnmatchcase(folded, pattern) for pattern in self._allowed):
-            return f'this key may not use the tool "{name}" (toolsAllowed)'
-        if name == _SEARCH_TOOL and (self._denied or self._allowed is not None):
-            return f'this key may not use the tool "{name}": it would describe tools that the key may not use'
-        return None
 
 
 class KeyUsage:
@@ -218,16 +111,16 @@ class KeyUsage:
         self._ledger = ledger
         self._counts: dict[str, list[int]] = {}
         """Key id → calls, failed calls, and when the key was last used (Unix milliseconds)."""
-        self._flushing: asyncio.Task[None] | None = None
+        self._flush_task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._flushing = asyncio.create_task(self._flush_periodically())
+        self._flush_task = asyncio.create_task(self._flush_periodically())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._flushing is not None:
-            self._flushing.cancel()
-            await asyncio.gather(self._flushing, return_exceptions=True)
+        if self._flush_task is not None:
+            self._flush_task.cancel()
+            await asyncio.gather(self._flush_task, return_exceptions=True)
         await self.flush()
 
     def stage(self, plan: StageContext, next: CallHandler, /) -> CallHandler:
@@ -272,11 +165,11 @@ class KeyUsage:
         except StorageError as error:
             _log.warning("key usage not stored, retrying in %d s: %s", _FLUSH_SECONDS, error)
             return
-        for key_id, stored in snapshot.items():
+        for key_id, (calls, failed, at) in snapshot.items():
             counts = self._counts[key_id]
-            counts[0] -= stored[0]
-            counts[1] -= stored[1]
-            if counts[2] == stored[2]:
+            counts[0] -= calls
+            counts[1] -= failed
+            if counts[2] == at:
                 counts[2] = 0
             if not any(counts):
                 del self._counts[key_id]

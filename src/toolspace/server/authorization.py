@@ -1,8 +1,8 @@
 """Decides what a caller may do: the kinds of callers, the access level of a route, and who may see which resource.
 
-`authentication` creates the callers. A secret key sees everything. An entity sees the spaces of which it is a member,
-and through them the other members, the runs that are active there and the visible calls. A missing resource is 404, one
-that the caller may not see is 403.
+`authentication` creates the callers; `tool_permissions` says which tools they may call. A secret key sees everything.
+An entity sees the spaces of which it is a member, and through them the other members, the runs that are active there
+and the visible calls. A missing resource is 404, one that the caller may not see is 403.
 """
 
 from __future__ import annotations
@@ -54,17 +54,13 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def subject(self) -> str:
         """Identifies the caller for rate limits, idempotency keys and stored data."""
-        raise NotImplementedError
+        return self.kind
 
 
 class AnonymousCaller(Caller, frozen=True, kw_only=True):
     """A caller without credentials, on an open route."""
 
     kind = "anonymous"
-
-    @property
-    def subject(self) -> str:
-        return "anonymous"
 
 
 class SecretKeyCaller(Caller, frozen=True, kw_only=True):

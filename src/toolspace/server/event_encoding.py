@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import takewhile
 from typing import Final
 
 from toolspace.core import json_text
 from toolspace.core.records import StoredEvent
-from toolspace.server.dialects import Dialect, Payload, Translator
+from toolspace.server.dialects import NATIVE, Dialect, Payload, Translator
+from toolspace.server.dialects.ag_ui import AgUiTranslator
+from toolspace.server.dialects.ai_sdk import UiMessageStreamTranslator
 from toolspace.server.redaction import Viewer, redact_event
 from toolspace.storage.streams.hub import AllStreamsSubscription, Hub
 from toolspace.storage.streams.subscriptions import (
@@ -24,6 +26,15 @@ from toolspace.storage.streams.subscriptions import (
     encode_data,
 )
 
+UI_MESSAGE_STREAM: Final = Dialect(
+    "ui-message-stream",
+    translator=UiMessageStreamTranslator,
+    headers=((b"x-vercel-ai-ui-message-stream", b"v1"),),
+    ending=b"data: [DONE]\n\n",
+)
+AG_UI: Final = Dialect("ag-ui", translator=AgUiTranslator)
+DIALECTS: Final[Mapping[str, Dialect]] = {dialect.name: dialect for dialect in (NATIVE, UI_MESSAGE_STREAM, AG_UI)}
+"""Dialects by the value of `?format=`."""
 _CHUNK_BYTES: Final = 64 * 1024
 """About how much is written at once: as much as uvicorn buffers before a write waits for the client."""
 _MAX_CHUNKS: Final = 8

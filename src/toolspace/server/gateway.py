@@ -24,7 +24,7 @@ from toolspace.config.configuration import AgentSpec
 from toolspace.config.load import Config, load_config
 from toolspace.core.model import Embedder
 from toolspace.errors import ModelError
-from toolspace.server.api_keys import InitialKeys, KeyUsage, ToolKeyPolicy, create_missing_keys
+from toolspace.server.api_keys import InitialKeys, KeyUsage, create_missing_keys
 from toolspace.server.authentication import Authenticator
 from toolspace.server.authorization import Caller, MembershipCache
 from toolspace.server.demo import demo_agent, set_up_demo
@@ -38,6 +38,7 @@ from toolspace.server.routes.health_and_metrics import Readiness
 from toolspace.server.routes.streams import StreamSubscribers
 from toolspace.server.routing import App
 from toolspace.server.sse import StreamRegistry
+from toolspace.server.tool_permissions import ToolKeyPolicy
 from toolspace.spaces.call_context import AgentServices, Notifier
 from toolspace.spaces.call_recorder import CallRecorder
 from toolspace.spaces.document_library import DocumentLibrary

@@ -84,22 +84,37 @@ class HostCheck:
 class CorsPolicy(NamedTuple):
     """What a web page of an allowed origin may send and read."""
 
-    methods: bytes
-    request_headers: bytes
-    exposed_headers: bytes
+    preflight_headers: tuple[tuple[bytes, bytes], ...]
+    exposed_headers: tuple[bytes, bytes]
     every_options_is_preflight: bool = False
     """True for an application that does not answer OPTIONS itself."""
 
 
+_MAX_AGE: Final = (b"access-control-max-age", b"600")
+_MCP_EXPOSED_HEADERS: Final = (b"access-control-expose-headers", b"mcp-session-id")
 API_CORS: Final = CorsPolicy(
-    methods=b"GET, HEAD, POST, PUT, PATCH, DELETE",
-    request_headers=b"authorization, content-type, idempotency-key, last-event-id, x-public-key, x-secret-key",
-    exposed_headers=b"retry-after, location, idempotency-replayed, www-authenticate",
+    preflight_headers=(
+        (b"access-control-allow-methods", b"GET, HEAD, POST, PUT, PATCH, DELETE"),
+        (
+            b"access-control-allow-headers",
+            b"authorization, content-type, idempotency-key, last-event-id, x-public-key, x-secret-key",
+        ),
+        _MAX_AGE,
+        (b"content-length", b"0"),
+    ),
+    exposed_headers=(
+        b"access-control-expose-headers",
+        b"retry-after, location, idempotency-replayed, www-authenticate",
+    ),
 )
 MCP_CORS: Final = CorsPolicy(
-    methods=b"GET, POST, DELETE",
-    request_headers=b"*, authorization",
-    exposed_headers=b"mcp-session-id",
+    preflight_headers=(
+        (b"access-control-allow-methods", b"GET, POST, DELETE"),
+        (b"access-control-allow-headers", b"*, authorization"),
+        _MAX_AGE,
+        _MCP_EXPOSED_HEADERS,
+    ),
+    exposed_headers=_MCP_EXPOSED_HEADERS,
     every_options_is_preflight=True,
 )
 
@@ -149,29 +164,18 @@ class CorsMiddleware:
         elif origin is None:
             await self.app(scope, receive, send)
         elif is_preflight and scope["method"] == "OPTIONS":
-            await _send_preflight(send, origin, self._policy)
+            headers = [(b"access-control-allow-origin", origin), (b"vary", b"origin"), *self._policy.preflight_headers]
+            await send({"type": "http.response.start", "status": 204, "headers": headers})
+            await send({"type": "http.response.body", "body": b""})
         else:
             await self.app(scope, receive, _add_cors_headers(send, origin, self._policy))
-
-
-async def _send_preflight(send: Send, origin: bytes, policy: CorsPolicy) -> None:
-    headers = [
-        (b"access-control-allow-origin", origin),
-        (b"vary", b"origin"),
-        (b"access-control-allow-methods", policy.methods),
-        (b"access-control-allow-headers", policy.request_headers),
-        (b"access-control-max-age", b"600"),
-        (b"content-length", b"0"),
-    ]
-    await send({"type": "http.response.start", "status": 204, "headers": headers})
-    await send({"type": "http.response.body", "body": b""})
 
 
 def _add_cors_headers(send: Send, origin: bytes, policy: CorsPolicy) -> Send:
     """Wraps `send` so that the page may read the response."""
     cors_headers = [
         (b"access-control-allow-origin", origin),
-        (b"access-control-expose-headers", policy.exposed_headers),
+        policy.exposed_headers,
         (b"vary", b"origin"),
     ]
 

@@ -1,4 +1,7 @@
-"""One request as handlers see it: path parameters, query, headers, JSON body and caller. Knows no resources."""
+"""HTTP requests: the ASGI types, the one reader of request bodies, and `Request`, which handlers of routes get.
+
+The MCP endpoint uses the types and the reader, too. Knows no resources.
+"""
 
 from __future__ import annotations
 
@@ -15,111 +18,27 @@ from toolspace.core.names import did_you_mean
 from toolspace.server.authorization import AnonymousCaller, Caller
 from toolspace.server.responses import Problem, invalid_input
 
-# MERGED from asgi: The ASGI types, and the one reader of request bodies. The HTTP API and the MCP endpoint use it.
+if TYPE_CHECKING:
+    from toolspace.server.gateway import Gateway
+    from toolspace.server.routing import Route
+    from toolspace.spaces.ledger import Ledger
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+T = TypeVar("T")
 
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 BODY_TIMEOUT_SECONDS: Final = 30.0
 """Time for a whole body to arrive. Without it, a client that sends one byte at a time would hold its connection."""
-_CLOSE: Final = ((b"connection", b"close"),)
-"""Sent if a body was not read to its end: the rest of the body must not be parsed as the next request."""
-
-
-async def read_body(receive: Receive, content_length: bytes | None, *, limit: int) -> bytes:
-    """Returns the whole request body.
-
-    Raises `Problem`: 413 if the body is larger than `limit`, 408 if it takes too long, 400 if the connection closes
-    before the body is complete. A partial body is never returned, even if it is valid JSON.
-    """
-    if content_length is not None and content_length.isdigit() and int(content_length[:20]) > limit:
-        raise _too_large(limit)
-    message, pending = _poll(receive())
-    if message is not None and message["type"] == "http.request" and not message.get("more_body", False):
-        body: bytes = message.get("body", b"")  # Most bodies have arrived already and need no timer.
-        if len(body) > limit:
-            raise _too_large(limit)
-        return body
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
-            if message is None:
-                message = await pending
-            chunks = bytearray()
-            while message["type"] == "http.request":
-                chunks += message.get("body", b"")
-                if len(chunks) > limit:
-                    raise _too_large(limit)
-                if not message.get("more_body", False):
-                    return bytes(chunks)
-                message = await receive()
-    except TimeoutError:
-        raise Problem(
-            408, f"The request body did not arrive within {BODY_TIMEOUT_SECONDS:g} s", headers=_CLOSE
-        ) from None
-    raise Problem(400, "The connection was closed before the request body was complete", headers=_CLOSE)
-
-
-async def wait_for_disconnect(receive: Receive) -> None:
-    """Returns when the client has disconnected. The body must have been read before."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def find_transport(receive: Receive) -> asyncio.Transport | None:
-    """Returns the connection of a request, for `abort()`; None if the server is not uvicorn.
-
-    A polite close would wait for a client that does not read.
-    """
-    # uvicorn's `receive` is a method of the object that has the transport.
-    return getattr(getattr(receive, "__self__", None), "transport", None)
-
-
-def _poll(receiving: Awaitable[Message]) -> tuple[Message | None, Awaitable[Message]]:
-    """Returns the message if it is available without waiting, else None and what to await for it."""
-    if not isinstance(receiving, Coroutine):
-        return None, receiving
-    coroutine = cast("Coroutine[Any, Any, Message]", receiving)
-    try:
-        return None, _resume(coroutine, coroutine.send(None))
-    except StopIteration as stop:
-        return stop.value, coroutine
-
-
-@types.coroutine
-def _resume(coroutine: Coroutine[Any, Any, Message], waiting: Any) -> Generator[Any, Any, Message]:
-    """Continues a coroutine whose first step was made by hand and which waits for something."""
-    while True:
-        try:
-            try:
-                value = yield waiting
-            except BaseException as error:
-                waiting = coroutine.throw(error)
-            else:
-                waiting = coroutine.send(value)
-        except StopIteration as stop:
-            return stop.value
-
-
-def _too_large(limit: int) -> Problem:
-    return Problem(413, f"The request body is too large; at most {limit} bytes are accepted", headers=_CLOSE)
-
-
-if TYPE_CHECKING:
-    from toolspace.server.gateway import Gateway
-    from toolspace.server.routing import Route
-    from toolspace.spaces.ledger import Ledger
-
-T = TypeVar("T")
-
 MAX_DEPTH: Final = 100
 """Nesting levels of a body. Stored values are put into events and messages and must stay readable inside them."""
 _MAX_QUERY_PARAMETERS: Final = 50
 _MAX_QUOTED_LENGTH: Final = 200
 _ANONYMOUS: Final = AnonymousCaller()
+_CLOSE: Final = ((b"connection", b"close"),)
 
 
 class _HeaderNames(dict[str, bytes]):
@@ -218,7 +137,11 @@ class Request:
         if self._body is None:
             value = self.header("content-length")
             content_length = None if value is None else value.encode("latin-1")
-            self._body = await read_body(self.receive, content_length, limit=self._max_body)
+            try:
+                self._body = await read_body(self.receive, content_length, limit=self._max_body)
+            except Problem as problem:
+                problem.headers = _CLOSE  # The rest of the body must not be parsed as the next request.
+                raise
         return self._body
 
     async def json(self, kind: type[T]) -> T:
@@ -266,6 +189,83 @@ class Request:
         charset = parameters.partition("charset=")[2].strip(' "')
         if charset not in ("", "utf-8", "utf8"):
             raise Problem(415, f'Charset "{charset}" not supported; send UTF-8')
+
+
+async def read_body(receive: Receive, content_length: bytes | None, *, limit: int) -> bytes:
+    """Returns the whole request body.
+
+    Raises `Problem`: 413 if the body is larger than `limit`, 408 if it takes too long, 400 if the connection closes
+    before the body is complete. A partial body is never returned, even if it is valid JSON.
+    """
+    if content_length is not None and content_length.isdigit() and int(content_length[:20]) > limit:
+        raise _too_large(limit)
+    message, pending = _poll(receive())
+    if message is not None and message["type"] == "http.request" and not message.get("more_body", False):
+        body: bytes = message.get("body", b"")  # Most bodies have arrived already and need no timer.
+        if len(body) > limit:
+            raise _too_large(limit)
+        return body
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
+            if message is None:
+                message = await pending
+            chunks = bytearray()
+            while message["type"] == "http.request":
+                chunks += message.get("body", b"")
+                if len(chunks) > limit:
+                    raise _too_large(limit)
+                if not message.get("more_body", False):
+                    return bytes(chunks)
+                message = await receive()
+    except TimeoutError:
+        detail = f"The request body did not arrive within {BODY_TIMEOUT_SECONDS:g} s"
+        raise Problem(408, detail, headers=_CLOSE) from None
+    raise Problem(400, "The connection was closed before the request body was complete")
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Returns when the client has disconnected. The body must have been read before."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def find_transport(receive: Receive) -> asyncio.Transport | None:
+    """Returns the connection of a request, for `abort()`; None if the server is not uvicorn.
+
+    A polite close would wait for a client that does not read.
+    """
+    # uvicorn's `receive` is a method of the object that has the transport.
+    return getattr(getattr(receive, "__self__", None), "transport", None)
+
+
+def _poll(receive_call: Awaitable[Message]) -> tuple[Message | None, Awaitable[Message]]:
+    """Returns the message if it is available without waiting, else None and what to await for it."""
+    if not isinstance(receive_call, Coroutine):
+        return None, receive_call
+    coroutine = cast("Coroutine[Any, Any, Message]", receive_call)
+    try:
+        return None, _resume(coroutine, coroutine.send(None))
+    except StopIteration as stop:
+        return stop.value, coroutine
+
+
+@types.coroutine
+def _resume(coroutine: Coroutine[Any, Any, Message], awaited_future: Any) -> Generator[Any, Any, Message]:
+    """Continues a coroutine whose first step was made by hand and which waits for something."""
+    while True:
+        try:
+            try:
+                value = yield awaited_future
+            except BaseException as error:
+                awaited_future = coroutine.throw(error)
+            else:
+                awaited_future = coroutine.send(value)
+        except StopIteration as stop:
+            return stop.value
+
+
+def _too_large(limit: int) -> Problem:
+    return Problem(413, f"The request body is too large; at most {limit} bytes are accepted")
 
 
 def _too_deep() -> Problem:

@@ -1,4 +1,8 @@
-"""Routes, and the tree that finds a route by its path. Knows neither callers nor responses."""
+"""The HTTP API as an ASGI application: finds the route of a request, authenticates, runs the handler, responds.
+
+`toolspace.server.routes` lists the routes; the gateway authenticates and limits. docs/internals/server.md follows one
+request.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+from toolspace.core import json_text
 from toolspace.core.ids import is_id
 from toolspace.server import responses
 from toolspace.server.authorization import Access, AnonymousCaller, Caller, is_admitted
@@ -16,11 +21,18 @@ from toolspace.server.requests import MAX_BODY_BYTES, Application, Message, Rece
 from toolspace.server.responses import Problem, Response, StreamingResponse, to_problem
 
 if TYPE_CHECKING:
-    from toolspace.server.requests import Request
+    from toolspace.server.gateway import Gateway
 
-Handler = Callable[["Request"], Awaitable[Any]]
+Handler = Callable[[Request], Awaitable[Any]]
 """Returns a `Response`, a `StreamingResponse`, bytes of encoded JSON, or any other value to be encoded as JSON."""
 HandlerT = TypeVar("HandlerT", bound=Handler)
+Observer = Callable[["Route | None", int, float], None]
+"""Called after every response with the route, if one matched, the status, and the duration in seconds."""
+_REQUIRED_CREDENTIALS = {
+    Access.SECRET: "a secret key",
+    Access.MEMBER: "a secret key, or a public key with a token",
+    Access.TOOLS: "a secret key or a tool key",
+}
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,89 +106,6 @@ class RouteTable(list[Route]):
         return decorate
 
 
-class RouteMatch(msgspec.Struct, frozen=True):
-    """The routes of a path by method, and the values of its parameters in order."""
-
-    routes: Mapping[str, Route]
-    values: tuple[str, ...]
-
-
-class _Node:
-    __slots__ = ("children", "parameter", "routes")
-
-    def __init__(self) -> None:
-        self.children: dict[str, _Node] = {}
-        self.parameter: _Node | None = None
-        self.routes: dict[str, Route] = {}
-
-
-class Router:
-    """Finds routes by path: a tree with one level per path segment."""
-
-    def __init__(self, routes: Iterable[Route]) -> None:
-        self.routes = tuple(routes)
-        self._root = _Node()
-        for route in self.routes:
-            self._add(route)
-
-    def find(self, path: str, raw_path: bytes | None = None) -> RouteMatch | None:
-        """Returns the routes of a path, or None. In the raw path an encoded slash is part of a segment."""
-        if raw_path is not None and b"%" in raw_path:
-            try:
-                segments = [unquote_to_bytes(part).decode() for part in raw_path.split(b"/")[1:]]
-            except UnicodeDecodeError:
-                return None
-        else:
-            segments = path.split("/")[1:]
-        values: list[str] = []
-        node = _find_node(self._root, segments, 0, values)
-        return RouteMatch(node.routes, tuple(values)) if node is not None else None
-
-    def _add(self, route: Route) -> None:
-        node = self._root
-        for part in route.path.split("/")[1:]:
-            if part.startswith("{"):
-                if node.parameter is None:
-                    node.parameter = _Node()
-                node = node.parameter
-            else:
-                node = node.children.setdefault(part, _Node())
-        if route.method in node.routes:
-            raise ValueError(f"two routes for {route.name}; remove one")
-        node.routes[route.method] = route
-
-
-def _find_node(node: _Node, segments: Sequence[str], index: int, values: list[str]) -> _Node | None:
-    if index == len(segments):
-        return node if node.routes else None
-    segment = segments[index]
-    child = node.children.get(segment)
-    if child is not None and (match := _find_node(child, segments, index + 1, values)) is not None:
-        return match
-    # A fixed segment takes precedence over a parameter, but does not hide it: a tool may be called "stats".
-    if node.parameter is None or not segment:
-        return None
-    values.append(segment)
-    match = _find_node(node.parameter, segments, index + 1, values)
-    if match is None:
-        values.pop()
-    return match
-
-
-# MERGED from app: The ASGI application of the HTTP API: finds the route, authenticates, runs the handler, sends the re
-
-if TYPE_CHECKING:
-    from toolspace.server.gateway import Gateway
-
-Observer = Callable[[Route | None, int, float], None]
-"""Called after every response with the route, if one matched, the status, and the duration in seconds."""
-_REQUIRED_CREDENTIALS = {
-    Access.SECRET: "a secret key",
-    Access.MEMBER: "a secret key, or a public key with a token",
-    Access.TOOLS: "a secret key or a tool key",
-}
-
-
 class App:
     """Serves a table of routes. `mounts` are other ASGI applications, each at one path."""
 
@@ -187,7 +116,7 @@ class App:
         *,
         mounts: Mapping[str, Application] | None = None,
         max_body: int = MAX_BODY_BYTES,
-        observe: Observer | None = None,
+        observe: Observer = lambda *_: None,
     ) -> None:
         document_route = Route(
             method="GET",
@@ -217,14 +146,11 @@ class App:
         if mount is not None:
             await mount(scope, receive, send)
             return
+        started_at = time.perf_counter()
         match = self.router.find(scope["path"], scope.get("raw_path"))
         method: str = scope["method"]
         head_only = method == "HEAD"
         route = match.routes.get("GET" if head_only else method) if match is not None else None
-        if self._observe is None:
-            await self._respond(match, route, head_only, scope, receive, send)
-            return
-        started_at = time.perf_counter()
         status = await self._respond(match, route, head_only, scope, receive, send)
         self._observe(route, status, time.perf_counter() - started_at)
 
@@ -269,12 +195,10 @@ class App:
                 if result.on_sent is not None:
                     result.on_sent()
                 return result.status
-            if type(result) is bytes:
-                await responses.send_encoded_json(send, result, status=route.status, head_only=head_only)
-                return route.status
             if callable(result):
                 return await _stream(cast("StreamingResponse", result), scope, receive, send, head_only=head_only)
-            await responses.send_json(send, result, status=route.status, head_only=head_only)
+            body = result if type(result) is bytes else json_text.encode_bytes(result)
+            await responses.send_json(send, body, status=route.status, head_only=head_only)
             return route.status
         except Exception as error:  # Every exception of a handler becomes a response.
             problem = to_problem(error)
@@ -290,6 +214,75 @@ class App:
 
             self._openapi = encode_document(self.routes)
         return Response(self._openapi, media_type="application/json")
+
+
+class Router:
+    """Finds routes by path: a tree with one level per path segment."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self.routes = tuple(routes)
+        self._root = _Node()
+        for route in self.routes:
+            self._add(route)
+
+    def find(self, path: str, raw_path: bytes | None = None) -> RouteMatch | None:
+        """Returns the routes of a path, or None. In the raw path an encoded slash is part of a segment."""
+        if raw_path is not None and b"%" in raw_path:
+            try:
+                segments = [unquote_to_bytes(part).decode() for part in raw_path.split(b"/")[1:]]
+            except UnicodeDecodeError:
+                return None
+        else:
+            segments = path.split("/")[1:]
+        values: list[str] = []
+        node = _find_node(self._root, segments, 0, values)
+        return RouteMatch(node.routes, tuple(values)) if node is not None else None
+
+    def _add(self, route: Route) -> None:
+        node = self._root
+        for part in route.path.split("/")[1:]:
+            if part.startswith("{"):
+                if node.parameter is None:
+                    node.parameter = _Node()
+                node = node.parameter
+            else:
+                node = node.children.setdefault(part, _Node())
+        if route.method in node.routes:
+            raise ValueError(f"two routes for {route.name}; remove one")
+        node.routes[route.method] = route
+
+
+class RouteMatch(msgspec.Struct, frozen=True):
+    """The routes of a path by method, and the values of its parameters in order."""
+
+    routes: Mapping[str, Route]
+    values: tuple[str, ...]
+
+
+class _Node:
+    __slots__ = ("children", "parameter", "routes")
+
+    def __init__(self) -> None:
+        self.children: dict[str, _Node] = {}
+        self.parameter: _Node | None = None
+        self.routes: dict[str, Route] = {}
+
+
+def _find_node(node: _Node, segments: Sequence[str], index: int, values: list[str]) -> _Node | None:
+    if index == len(segments):
+        return node if node.routes else None
+    segment = segments[index]
+    child = node.children.get(segment)
+    if child is not None and (match := _find_node(child, segments, index + 1, values)) is not None:
+        return match
+    # A fixed segment takes precedence over a parameter, but does not hide it: a tool may be called "stats".
+    if node.parameter is None or not segment:
+        return None
+    values.append(segment)
+    match = _find_node(node.parameter, segments, index + 1, values)
+    if match is None:
+        values.pop()
+    return match
 
 
 async def _stream(response: StreamingResponse, scope: Scope, receive: Receive, send: Send, *, head_only: bool) -> int:

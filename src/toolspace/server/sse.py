@@ -1,8 +1,8 @@
 """Server-sent events: responses that continue until the client or the server ends them.
 
-A subscriber costs a connection and a cursor. One that does not read is disconnected. One timer for all streams sends
-heartbeats, finds stuck writes and checks permissions again. `event_encoding` encodes the events; this
-module sends bytes.
+A subscriber of a stream costs a connection and a cursor. One that does not read is disconnected. One timer for all
+streams sends heartbeats, finds stuck writes and checks permissions again. `event_encoding` encodes the events; this
+module sends bytes. `CallStream` is the stream of one tool call: progress, partial output, result.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from toolspace.core.names import did_you_mean
 from toolspace.core.records import EVENT_TYPES
 from toolspace.core.result import PENDING_CALL_KEY, ToolResult
 from toolspace.errors import StorageUnavailable
-from toolspace.server.dialects import DIALECTS, NATIVE, Dialect
-from toolspace.server.event_encoding import FirehoseEventSource, SharedFeed, StreamEventSource
+from toolspace.server.dialects import NATIVE, Dialect
+from toolspace.server.event_encoding import DIALECTS, FirehoseEventSource, SharedFeed, StreamEventSource
 from toolspace.server.redaction import Viewer
 from toolspace.server.requests import Receive, Scope, Send, find_transport, wait_for_disconnect
 from toolspace.server.responses import Problem, unavailable
@@ -38,7 +38,7 @@ _log = logging.getLogger("toolspace.server")
 
 HEARTBEAT_SECONDS: Final = 15.0
 STALL_SECONDS: Final = 20.0
-"""How long one write may take before the subscriber is disconnected."""
+"""How long one write may take before the client is disconnected."""
 RECHECK_SECONDS: Final = 2.0
 """How often the permission of a subscriber is checked."""
 PING: Final = b": ping\n\n"
@@ -48,6 +48,14 @@ _HEADERS: Final = (
     (b"x-accel-buffering", b"no"),
     (b"x-content-type-options", b"nosniff"),
 )
+_CALL_HEADERS: Final = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+)
+_MAX_UNSENT_EVENTS: Final = 1_000
+"""Further events of a call are dropped if its client is slow; the result never is."""
+_MAX_UNSENT_BYTES: Final = 1024 * 1024
 _EVENT_ID: Final = re.compile(r"(\d{1,18})(?:\.(\d{1,6}))?", re.ASCII)
 _NEVER: Final = float("-inf")
 
@@ -173,7 +181,7 @@ class StreamRegistry:
         try:
             subscription = await hub.subscribe(stream, after=options.after)
         except StreamClosed:
-            raise _stopping() from None
+            raise _refuse_while_stopping() from None
         feed = self._acquire_feed(hub, stream, options.dialect, viewer)
         if not options.is_resume:
             subscription.reset_id = None  # A client that reads from the start misses nothing.
@@ -259,7 +267,7 @@ class StreamRegistry:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise _stopping()
+            raise _refuse_while_stopping()
 
 
 class SseResponse:
@@ -312,7 +320,7 @@ class SseResponse:
             if self._is_dropped:
                 await disconnect  # The web server then knows that the connection is closed, and expects no end.
             else:
-                await self._finish()
+                await self._write(self._source.final_frame() if self._source.is_complete else b"", is_last=True)
         except asyncio.CancelledError:
             if not self._is_dropped:
                 raise
@@ -382,19 +390,12 @@ class SseResponse:
             _log.debug("%s", error)
             self.drop()
 
-    async def _write(self, data: bytes) -> None:
+    async def _write(self, data: bytes, *, is_last: bool = False) -> None:
         assert self._send is not None
         self._writing_since = time.monotonic()
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
         self._writing_since = 0.0
         self._last_write = time.monotonic()
-
-    async def _finish(self) -> None:
-        assert self._send is not None
-        self._writing_since = time.monotonic()
-        final_frame = self._source.final_frame() if self._source.is_complete else b""
-        await self._send({"type": "http.response.body", "body": final_frame, "more_body": False})
-        self._writing_since = 0.0
 
     def _needs_check(self, now: float) -> bool:
         return self._allowed is not None and now - self._last_check >= self._registry.recheck_after
@@ -415,25 +416,6 @@ class SseResponse:
         self._source.close()
 
 
-def _stopping() -> Problem:
-    return unavailable("The gateway is stopping; try again")
-
-
-# MERGED from call_stream: Streams one tool call: its progress and partial output as events, then its result. The tool
-
-_CALL_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),
-]
-_MAX_UNSENT_EVENTS = 1_000
-"""Further events of a slow client are dropped; the result never is."""
-_MAX_UNSENT_BYTES = 1024 * 1024
-_HEARTBEAT_SECONDS = 15.0
-CALL_STALL_SECONDS = 20.0
-"""How long one write may take before the client is disconnected."""
-
-
 class CallStream:
     """A streaming response that makes a call. If the client disconnects, the call is canceled."""
 
@@ -450,25 +432,25 @@ class CallStream:
         self._call_id = call_id or new_id("call")
         self._frames: list[bytes] = []
         self._unsent_bytes = 0
-        self._changed = asyncio.Event()
+        self._wake_event = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         unsubscribe = self._toolspace.bus.subscribe(
             self._on_event, EventType.TOOL_CALL_PROGRESS, EventType.TOOL_CALL_PARTIAL
         )
         call = asyncio.create_task(self._start_call(self._call_id))
-        call.add_done_callback(lambda _: self._changed.set())
+        call.add_done_callback(lambda _: self._wake_event.set())
         disconnect = asyncio.create_task(wait_for_disconnect(receive))
-        disconnect.add_done_callback(lambda _: self._changed.set())
+        disconnect.add_done_callback(lambda _: self._wake_event.set())
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": _CALL_HEADERS})
+            await send({"type": "http.response.start", "status": 200, "headers": list(_CALL_HEADERS)})
             while not call.done() and not disconnect.done():
                 try:
-                    async with asyncio.timeout(_HEARTBEAT_SECONDS):
-                        await self._changed.wait()
+                    async with asyncio.timeout(HEARTBEAT_SECONDS):
+                        await self._wake_event.wait()
                 except TimeoutError:
                     self._frames.append(b": still there\n\n")
-                self._changed.clear()
+                self._wake_event.clear()
                 await self._write(send)
             if call.done() and not disconnect.done():  # A client that disconnected does not get the result.
                 await self._send_result(call.result(), send)
@@ -496,7 +478,7 @@ class CallStream:
     async def _write(self, send: Send) -> None:
         if self._frames:
             frames, self._frames, self._unsent_bytes = self._frames, [], 0
-            async with asyncio.timeout(CALL_STALL_SECONDS):
+            async with asyncio.timeout(STALL_SECONDS):
                 await send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
 
     def _on_event(self, event: Event) -> None:
@@ -513,4 +495,8 @@ class CallStream:
         frame = encode_event(type, {"toolCallId": event.call_id, "toolName": event.tool_name, **data})
         self._frames.append(frame)
         self._unsent_bytes += len(frame)
-        self._changed.set()
+        self._wake_event.set()
+
+
+def _refuse_while_stopping() -> Problem:
+    return unavailable("The gateway is stopping; try again")

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import uvicorn
 
-from toolspace.server.mcp.json_rpc import send_error
-from toolspace.server.requests import Application, Receive, Scope, Send
+from toolspace.server.requests import Application
 
 if TYPE_CHECKING:
     from toolspace.server.gateway import Gateway
@@ -36,7 +35,6 @@ RESPONSE_SECONDS = 3.0
 """How long the last responses may take, once all running calls have ended."""
 _KEEP_ALIVE_SECONDS = 75
 """Longer than common clients keep a connection, so that the client closes it and no request is lost in a race."""
-_MCP_STOP_SECONDS = 2
 _TICK_SECONDS = 0.1
 _POLL_SECONDS = 0.005
 
@@ -89,18 +87,6 @@ async def serve_gateway(gateway: Gateway, listening: socket.socket) -> AsyncGene
             yield url
         finally:
             gateway.readiness.stopping = True
-
-
-@asynccontextmanager
-async def serve_mcp(
-    app: Application, *, host: str = "127.0.0.1", port: int = 0, path: str = "/mcp"
-) -> AsyncGenerator[str]:
-    """Serves an application at one path while the block runs; yields the URL. Port 0 is a free port.
-
-    Raises `OSError` if the address cannot be bound.
-    """
-    async with serve(_mount(path, app), bind_socket(host, port), stop_seconds=_MCP_STOP_SECONDS) as url:
-        yield url + path
 
 
 def uvicorn_config(app: Application, *, stop_seconds: float, **settings: Any) -> uvicorn.Config:
@@ -271,16 +257,3 @@ def bind_socket(host: str, port: int) -> socket.socket:
 def socket_url(listening: socket.socket) -> str:
     host, port = listening.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def _mount(path: str, app: Application) -> Application:
-    """Wraps an application that is served at one path; other paths get 404."""
-    paths = (path, path.rstrip("/") or "/", path.rstrip("/") + "/")
-
-    async def route(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] in paths:
-            await app(scope, receive, send)
-        else:
-            await send_error(send, 404, f"Not found: the MCP endpoint is at {path}")
-
-    return route

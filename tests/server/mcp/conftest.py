@@ -15,8 +15,7 @@ import pytest
 from typing_extensions import TypedDict
 
 from toolspace import Annotations, ImagePart, ResourcePart, TextPart, Tool, ToolContext, Toolspace, tool
-from toolspace.server.mcp.http_endpoint import McpEndpoint
-from toolspace.server.uvicorn_server import serve_mcp
+from toolspace.server.mcp.http_endpoint import McpEndpoint, serve_mcp
 
 VERSION = "2026-07-28"
 META = {

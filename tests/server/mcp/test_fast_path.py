@@ -203,12 +203,10 @@ async def post(endpoint: McpEndpoint, headers: list[tuple[bytes, bytes]], body: 
 
 
 def _normalize(message: Any) -> Any:
-    """Hides the random request state, and a structured content of null, which the SDK leaves out."""
+    """Hides the random request state."""
     result = message.get("result", {}) if isinstance(message, dict) else {}
     if "requestState" in result:
         result["requestState"] = "…"
-    if result.get("structuredContent", ...) is None:
-        del result["structuredContent"]
     return message
 
 
@@ -242,6 +240,16 @@ def test_session_requests_are_answered_as_by_the_sdk(tools: list[ToolPlan], requ
                 await compare(endpoint, {**headers, **types}, body)
 
     asyncio.run(run())
+
+
+async def test_null_result_of_a_tool_with_an_output_schema_is_structured_content() -> None:
+    plan = ToolPlan("nothing", "result", None, {}, True, True)
+    request = RequestPlan("tools/call", 1, 0, {}, None, META, None, {})
+    async with Toolspace([build_tool(plan)]) as ts, McpEndpoint(ts) as endpoint:
+        headers, body = build_request(request, [plan])
+        await compare(endpoint, headers, body)
+        answer, _ = await post(endpoint, list(headers.items()), body)
+    assert answer.messages[0]["result"]["structuredContent"] is None
 
 
 async def open_session(endpoint: McpEndpoint) -> dict[bytes, bytes]:

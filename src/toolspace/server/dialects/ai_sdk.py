@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from toolspace.core.records import StoredEvent
-from toolspace.server.dialects.interface import OpenParts, Payload, stream_id
+from toolspace.server.dialects import OpenParts, Payload, stream_id
 from toolspace.storage.streams.subscriptions import encode_data
 
 Data = Mapping[str, Any]

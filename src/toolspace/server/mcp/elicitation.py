@@ -1,7 +1,9 @@
-"""Asks the MCP client that made a call: elicitation, sampling, roots. How a request reaches the client differs by era.
+"""Asks the MCP client that made a call: elicitation, sampling, roots. Knows no HTTP.
 
-`McpCallerClient` is the `caller_client` in the context of a call over MCP. `sdk_server` sends its requests in the
-handshake era, `suspended_calls` in the stateless era.
+`McpCallerClient` is the `caller_client` in the context of a call over MCP. In the handshake era `SendInSession` sends
+its questions as requests of the server. The stateless era has no such requests, so `SuspendedCalls` keeps a call that
+asks running, and its request is answered with the questions and a state. The client sends the request again with the
+answers and the state, and gets what the same call returns next. No call runs twice.
 """
 
 from __future__ import annotations
@@ -32,8 +34,31 @@ ClientRequest = types.ElicitRequest | types.CreateMessageRequest | types.ListRoo
 ResultT = TypeVar("ResultT", bound=BaseModel)
 STDIO_CLIENT = "stdio"
 """Identifies the only client of a stdio server."""
+EXPIRY_SECONDS = 300.0
+"""How long a suspended call waits for its client. The tool's own time-out applies as well."""
+MAX_SUSPENDED = 1_000
+MAX_PER_CALLER = 50
+_MAX_QUESTIONS = 16
+_STATE_BYTES = 32
 _EMPTY_FORM: dict[str, Any] = {"type": "object", "properties": {}}
 """The form of a question that the user only accepts or declines."""
+_FORM = types.ClientCapabilities(elicitation=types.ElicitationCapability(form=types.FormElicitationCapability()))
+_URL = types.ClientCapabilities(elicitation=types.ElicitationCapability(url=types.UrlElicitationCapability()))
+_SAMPLING = types.ClientCapabilities(sampling=types.SamplingCapability())
+_TOOLS = types.ClientCapabilities(sampling=types.SamplingCapability(tools=types.SamplingToolsCapability()))
+_ROOTS = types.ClientCapabilities(roots=types.RootsCapability())
+
+
+class InvalidRequestState(Exception):
+    """The client sent a state that belongs to no suspended call of its own."""
+
+
+class MissingClientCapability(Exception):
+    """The call failed because its client does not support a question that it asked."""
+
+    def __init__(self, required: types.ClientCapabilities) -> None:
+        self.data: dict[str, Any] = {"requiredCapabilities": required.model_dump(by_alias=True, exclude_none=True)}
+        super().__init__("the tool asks something that the client did not declare a capability for")
 
 
 class ClientAbilities(NamedTuple):
@@ -61,11 +86,6 @@ class ClientAbilities(NamedTuple):
 
 
 NO_ABILITIES = ClientAbilities()
-_FORM = types.ClientCapabilities(elicitation=types.ElicitationCapability(form=types.FormElicitationCapability()))
-_URL = types.ClientCapabilities(elicitation=types.ElicitationCapability(url=types.UrlElicitationCapability()))
-_SAMPLING = types.ClientCapabilities(sampling=types.SamplingCapability())
-_TOOLS = types.ClientCapabilities(sampling=types.SamplingCapability(tools=types.SamplingToolsCapability()))
-_ROOTS = types.ClientCapabilities(roots=types.RootsCapability())
 
 
 class SendToClient(Protocol):
@@ -88,8 +108,8 @@ class McpCallerClient:
         self.missing_capability: types.ClientCapabilities | None = None
         """The capability that the client did not declare, but a question needed."""
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, McpCallerClient) and self._client == other._client
+    def __eq__(self, value: object) -> bool:
+        return isinstance(value, McpCallerClient) and self._client == value._client
 
     def __hash__(self) -> int:
         return hash(self._client)
@@ -122,12 +142,11 @@ class McpCallerClient:
         except ValidationError as error:
             raise ToolError(f"the sampling request is invalid: {_first_problem(error)}") from None
         self._require("sampling", self._abilities.sample, _SAMPLING)
-        request = types.CreateMessageRequest(params=sampling_params)
-        if sampling_params.tools is None and sampling_params.tool_choice is None:
-            result = await self._send(request, types.CreateMessageResult, key)
-        else:
+        result_type = types.CreateMessageResult
+        if sampling_params.tools is not None or sampling_params.tool_choice is not None:
             self._require("sampling with tools", self._abilities.sample_with_tools, _TOOLS)
-            result = await self._send(request, types.CreateMessageResultWithTools, key)
+            result_type = types.CreateMessageResultWithTools
+        result = await self._send(types.CreateMessageRequest(params=sampling_params), result_type, key)
         return result.model_dump(by_alias=True, mode="json", exclude_none=True)
 
     async def roots(self, *, key: str | None = None) -> Sequence[str]:
@@ -154,45 +173,13 @@ class SendInSession:
         except MCPError as error:
             raise ToolError(f"the MCP client did not answer {request.method}: {error.message}"[:1_000]) from None
         except ValidationError as error:
-            raise ToolError(
-                f"the MCP client's answer to {request.method} is invalid: {_first_problem(error)}"
-            ) from None
+            detail = f"the MCP client's answer to {request.method} is invalid: {_first_problem(error)}"
+            raise ToolError(detail) from None
 
 
 def create_unsupported_client(client: Hashable) -> McpCallerClient:
     """Creates the caller client for a client that supports no questions. It only explains that."""
     return McpCallerClient(NO_ABILITIES, _refuse_after_call, client=client)
-
-
-async def _refuse_after_call(request: ClientRequest, result_type: type[ResultT], key: str | None) -> ResultT:
-    raise ToolError("the call that asks is over")
-
-
-def _first_problem(error: ValidationError) -> str:
-    problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}".removeprefix(": ")
-
-
-# MERGED from suspended_calls: Calls that wait for their client's answers between two requests, as the stateless era re
-
-EXPIRY_SECONDS = 300.0
-"""How long a call waits for its client. The tool's own time-out applies as well."""
-MAX_SUSPENDED = 1_000
-MAX_PER_CALLER = 50
-_MAX_QUESTIONS = 16
-_STATE_BYTES = 32
-
-
-class InvalidRequestState(Exception):
-    """The client sent a state that belongs to no suspended call of its own."""
-
-
-class MissingClientCapability(Exception):
-    """The call failed because its client does not support a question that it asked."""
-
-    def __init__(self, required: types.ClientCapabilities) -> None:
-        self.data: dict[str, Any] = {"requiredCapabilities": required.model_dump(by_alias=True, exclude_none=True)}
-        super().__init__("the tool asks something that the client did not declare a capability for")
 
 
 class CallIdentity(NamedTuple):
@@ -222,100 +209,6 @@ class InputRequired(NamedTuple):
     wire: dict[str, Any]
 
 
-class _Question(NamedTuple):
-    request: ClientRequest
-    result_type: type[BaseModel]
-    result: asyncio.Future[Any]
-
-
-class _Call:
-    """One call and its open questions."""
-
-    def __init__(
-        self, id: str, abilities: ClientAbilities, *, client: Hashable | None, early_answers: Mapping[str, Any]
-    ) -> None:
-        self.id = id
-        self.caller: tuple[str | None, ...] = ()
-        self.digest = b""
-        """The digest of its identity. The arguments may be large and are not kept."""
-        self.caller_client = McpCallerClient(abilities, self._ask, client=client)
-        self.expiry: asyncio.TimerHandle | None = None
-        self._early_answers = dict(early_answers)
-        """Answers that came before their questions, by key."""
-        self._questions: dict[str, _Question] = {}
-        self._question_count = 0
-        self._changed: asyncio.Future[None] | None = None
-        self.task: asyncio.Task[ToolResult] | None = None
-
-    def start(self, work: Awaitable[ToolResult]) -> None:
-        self.task = asyncio.ensure_future(work)
-        self.task.add_done_callback(self._handle_end)
-
-    @property
-    def is_over(self) -> bool:
-        return self.task is not None and self.task.done()
-
-    async def wait(self) -> None:
-        """Returns when the call has ended or has open questions."""
-        while not self.is_over and not self._questions:
-            self._changed = asyncio.get_running_loop().create_future()
-            await self._changed
-
-    def encode_questions(self) -> dict[str, Any]:
-        return {
-            key: {"params": {}, **question.request.model_dump(by_alias=True, mode="json", exclude_none=True)}
-            for key, question in self._questions.items()
-        }
-
-    def answer(self, answers: Mapping[str, Any]) -> None:
-        """Resolves questions. An invalid answer leaves its question open, so that it is asked again."""
-        for key, question in list(self._questions.items()):
-            if key not in answers:
-                continue
-            try:
-                result = question.result_type.model_validate(answers[key], by_name=False)
-            except ValidationError:
-                continue
-            del self._questions[key]
-            if not question.result.done():
-                question.result.set_result(result)
-
-    def fail_questions(self, error: ToolError) -> None:
-        for question in self._questions.values():
-            if not question.result.done():
-                question.result.set_exception(error)
-        self._questions.clear()
-
-    async def _ask(self, request: ClientRequest, result_type: type[ResultT], key: str | None) -> ResultT:
-        self._question_count += 1
-        key = key if key is not None and key not in self._questions else f"question-{self._question_count}"
-        if key in self._early_answers:
-            try:
-                return result_type.model_validate(self._early_answers.pop(key), by_name=False)
-            except ValidationError:
-                pass  # The question is asked.
-        if len(self._questions) >= _MAX_QUESTIONS:
-            raise ToolError(f"a call may ask at most {_MAX_QUESTIONS} questions at once")
-        question = _Question(request, result_type, asyncio.get_running_loop().create_future())
-        self._questions[key] = question
-        self._wake()
-        try:
-            return await question.result
-        finally:
-            if self._questions.get(key) is question:
-                del self._questions[key]
-
-    def _handle_end(self, task: asyncio.Task[ToolResult]) -> None:
-        if not task.cancelled():
-            task.exception()  # Marked as retrieved: the client may never come back for it.
-        self.caller_client.close()
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
-
-
 class SuspendedCalls:
     """The suspended calls of one endpoint. Leaving its `async with` cancels them.
 
@@ -327,7 +220,7 @@ class SuspendedCalls:
         self._client = client
         self._calls: dict[str, _Call] = {}
         """Suspended calls by state."""
-        self._ending: set[asyncio.Task[ToolResult]] = set()
+        self._ending_tasks: set[asyncio.Task[ToolResult]] = set()
         self._is_open = False
 
     async def __aenter__(self) -> Self:
@@ -338,8 +231,8 @@ class SuspendedCalls:
         self._is_open = False
         for state in list(self._calls):
             self._expire(state)
-        if self._ending:
-            await asyncio.wait(self._ending)
+        if self._ending_tasks:
+            await asyncio.wait(self._ending_tasks)
 
     async def start(
         self,
@@ -383,32 +276,29 @@ class SuspendedCalls:
                 self._service.cancel(call.id)
                 await asyncio.wait((call.task,))
                 raise
-            if call.is_over:
+            if call.task.done():
                 return _check_result(call, call.task.result())
             try:
                 return self._suspend(call, identity)
             except ToolError as error:
                 call.fail_questions(error)
 
-    def _check_limits(self, identity: CallIdentity) -> None:
+    def _suspend(self, call: _Call, identity: CallIdentity) -> InputRequired:
+        """Returns the questions of a call. Raises `ToolError` if they cannot be asked."""
         if not self._is_open:
             raise ToolCanceledError("the server is stopping", executed=True)
-        caller_count = sum(call.caller == identity.caller for call in self._calls.values())
+        caller_count = sum(other_call.caller == identity.caller for other_call in self._calls.values())
         if len(self._calls) >= MAX_SUSPENDED or caller_count >= MAX_PER_CALLER:
             reason = "too many calls wait for the answers of their clients; try again later"
             raise ToolLimitError(reason, executed=True)
-
-    def _suspend(self, call: _Call, identity: CallIdentity) -> InputRequired:
-        self._check_limits(identity)
         # Random and used once: a client learns nothing else of a call, and can forge nothing.
         state = secrets.token_urlsafe(_STATE_BYTES)
         wire = {"resultType": "input_required", "inputRequests": call.encode_questions(), "requestState": state}
         try:
             outcome = InputRequired(methods.serialize_server_result("tools/call", LATEST_MODERN_VERSION, wire))
         except ValidationError:
-            raise ToolError(
-                'the question cannot be asked over MCP: its schema needs type "object" and properties'
-            ) from None
+            detail = 'the question cannot be asked over MCP: its schema needs type "object" and properties'
+            raise ToolError(detail) from None
         call.caller, call.digest = identity.caller, identity.digest
         self._calls[state] = call
         call.expiry = asyncio.get_running_loop().call_later(EXPIRY_SECONDS, self._expire, state)
@@ -429,12 +319,108 @@ class SuspendedCalls:
     def _expire(self, state: str) -> None:
         call = self._remove(state)
         if call.task is not None and not call.task.done():
-            self._ending.add(call.task)
-            call.task.add_done_callback(self._ending.discard)
+            self._ending_tasks.add(call.task)
+            call.task.add_done_callback(self._ending_tasks.discard)
             self._service.cancel(call.id)
+
+
+class _Question(NamedTuple):
+    request: ClientRequest
+    result_type: type[BaseModel]
+    result: asyncio.Future[Any]
+
+
+class _Call:
+    """One call and its open questions."""
+
+    def __init__(
+        self, id: str, abilities: ClientAbilities, *, client: Hashable | None, early_answers: Mapping[str, Any]
+    ) -> None:
+        self.id = id
+        self.caller: tuple[str | None, ...] = ()
+        self.digest = b""
+        """The digest of its identity. The arguments may be large and are not kept."""
+        self.caller_client = McpCallerClient(abilities, self._ask, client=client)
+        self.expiry: asyncio.TimerHandle | None = None
+        self.task: asyncio.Task[ToolResult] | None = None
+        self._early_answers = dict(early_answers)
+        """Answers that came before their questions, by key."""
+        self._questions: dict[str, _Question] = {}
+        self._question_count = 0
+        self._wake_event = asyncio.Event()
+        """Set when the call has ended or has asked."""
+
+    def start(self, work: Awaitable[ToolResult]) -> None:
+        self.task = asyncio.ensure_future(work)
+        self.task.add_done_callback(self._handle_end)
+
+    async def wait(self) -> None:
+        """Returns when the call has ended or has open questions."""
+        while not self._questions and self.task is not None and not self.task.done():
+            self._wake_event.clear()
+            await self._wake_event.wait()
+
+    def encode_questions(self) -> dict[str, Any]:
+        return {
+            key: {"params": {}, **question.request.model_dump(by_alias=True, mode="json", exclude_none=True)}
+            for key, question in self._questions.items()
+        }
+
+    def answer(self, answers: Mapping[str, Any]) -> None:
+        """Resolves questions. An invalid answer leaves its question open, so that it is asked again."""
+        for key, question in list(self._questions.items()):
+            if key not in answers:
+                continue
+            try:
+                result = question.result_type.model_validate(answers[key], by_name=False)
+            except ValidationError:
+                continue
+            del self._questions[key]
+            if not question.result.done():
+                question.result.set_result(result)
+
+    def fail_questions(self, error: ToolError) -> None:
+        for question in self._questions.values():
+            if not question.result.done():
+                question.result.set_exception(error)
+        self._questions.clear()
+
+    async def _ask(self, request: ClientRequest, result_type: type[ResultT], key: str | None) -> ResultT:
+        self._question_count += 1
+        key = key if key is not None and key not in self._questions else f"question-{self._question_count}"
+        if key in self._early_answers:
+            try:
+                return result_type.model_validate(self._early_answers.pop(key), by_name=False)
+            except ValidationError:
+                pass  # The question is asked.
+        if len(self._questions) >= _MAX_QUESTIONS:
+            raise ToolError(f"a call may ask at most {_MAX_QUESTIONS} questions at once")
+        question = _Question(request, result_type, asyncio.get_running_loop().create_future())
+        self._questions[key] = question
+        self._wake_event.set()
+        try:
+            return await question.result
+        finally:
+            if self._questions.get(key) is question:
+                del self._questions[key]
+
+    def _handle_end(self, task: asyncio.Task[ToolResult]) -> None:
+        if not task.cancelled():
+            task.exception()  # Marked as retrieved: the client may never come back for it.
+        self.caller_client.close()
+        self._wake_event.set()
+
+
+async def _refuse_after_call(request: ClientRequest, result_type: type[ResultT], key: str | None) -> ResultT:
+    raise ToolError("the call that asks is over")
 
 
 def _check_result(call: _Call, result: ToolResult) -> ToolResult:
     if not result.ok and call.caller_client.missing_capability is not None:
         raise MissingClientCapability(call.caller_client.missing_capability)
     return result
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}".removeprefix(": ")

@@ -1,6 +1,6 @@
-"""Answers frequent requests without the MCP SDK: one decode, one call, one encode. `endpoint` asks it first.
+"""Answers frequent requests without the MCP SDK: one decode, one call, one encode. `http_endpoint` asks it first.
 
-Benchmarks `serve` and `gateway_mcp` pay for it: their musts fail without it. It accepts a request only if it is certain
+Benchmarks `serve` and `gateway_mcp` pay for it: their musts fail without it. It answers a request only if it is certain
 to answer it as the SDK would, and leaves all others to the SDK. `tests/server/mcp/test_fast_path.py` compares the two
 paths on random requests.
 """
@@ -8,7 +8,9 @@ paths on random requests.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS, InboundLadderRejection, classify_inbound_request
@@ -22,7 +24,6 @@ from mcp_types.version import LATEST_MODERN_VERSION
 
 from toolspace.core import json_text
 from toolspace.core.context import ToolContext
-from toolspace.core.result import ToolResult
 from toolspace.server.mcp import json_rpc
 from toolspace.server.mcp.elicitation import (
     NO_ABILITIES,
@@ -33,13 +34,14 @@ from toolspace.server.mcp.elicitation import (
     SuspendedCalls,
 )
 from toolspace.server.mcp.json_rpc import INVALID_PARAMS, HttpExchange, RequestId
-from toolspace.server.mcp.progress import ProgressQueue, ProgressReport
-from toolspace.server.mcp.results_and_resources import encode_call_result
+from toolspace.server.mcp.progress import ProgressQueue
+from toolspace.server.mcp.results_and_resources import build_call_result
 from toolspace.server.mcp.sessions import HandshakeSession
-from toolspace.server.mcp.tools import InvalidCursor, McpService, UnknownToolError
+from toolspace.server.mcp.tools import InvalidCursor, McpService, OfferedTool, UnknownToolError
 from toolspace.server.requests import Receive, Send
 
 Headers = Mapping[bytes, bytes]
+T = TypeVar("T")
 _VERSION = LATEST_MODERN_VERSION.encode()
 _MISSING = msgspec.Raw(b"")
 _MAX_CACHED = 512
@@ -48,36 +50,51 @@ _CANCELLED = -32800
 """The code that the SDK uses in the handshake era; MCP defines none."""
 
 
-class _Params(msgspec.Struct, forbid_unknown_fields=True):
+class _Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str | None = None
     arguments: msgspec.Raw = _MISSING
     cursor: str | None = None
     meta: msgspec.Raw = msgspec.field(name="_meta", default=_MISSING)
 
+    @property
+    def is_list(self) -> bool:
+        return self.name is None and self.arguments is _MISSING
 
-class _Request(msgspec.Struct):
-    jsonrpc: str
+
+class _Request(msgspec.Struct, frozen=True):
+    jsonrpc: Literal["2.0"]
     method: str
     id: int | str | None = None
-    params: msgspec.Raw = _MISSING
+    params: _Params = _Params()
 
 
-class _CancelParams(msgspec.Struct, rename="camel"):
+class _CancelParams(msgspec.Struct, frozen=True, rename="camel"):
     request_id: int | str
+
+
+class _Cancellation(msgspec.Struct, frozen=True):
+    jsonrpc: Literal["2.0"]
+    method: Literal["notifications/cancelled"]
+    params: _CancelParams
+    id: None = None
+
+
+_request_decoder = msgspec.json.Decoder(_Request)
+_cancellation_decoder = msgspec.json.Decoder(_Cancellation)
 
 
 class _Envelope(NamedTuple):
     """The `_meta` of a stateless request."""
 
-    progress_token: RequestId | None
-    abilities: ClientAbilities
+    progress_token: RequestId | None = None
+    abilities: ClientAbilities = NO_ABILITIES
 
 
-class EraFormat(NamedTuple):
+class _EraFormat(NamedTuple):
     """The format of responses in one protocol era."""
 
     is_modern: bool
-    result_end: bytes
+    result_end: bytes = b"}"
     """The end of every result."""
     input_required_end: bytes = b"}"
     """The end of every result that asks for input."""
@@ -85,35 +102,20 @@ class EraFormat(NamedTuple):
     """Additional fields of every list."""
     invalid_params_status: int = 200
     missing_capability_status: int = 200
-    headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
-class FastToolCall(NamedTuple):
-    """A validated `tools/call`."""
-
-    id: RequestId
-    name: str
-    arguments: bytes | None
-    has_output_schema: bool
-    may_ask: bool
-    progress_token: RequestId | None
-    abilities: ClientAbilities
-
-
-class FastRequest(Protocol):
-    """A request that the fast path answers."""
-
-    async def run(self, receive: Receive, send: Send) -> None: ...
+_HANDSHAKE_FORMAT = _EraFormat(is_modern=False)
+_NO_ENVELOPE = _Envelope()
 
 
 class FastPath:
-    """Decides which requests to answer. `server_info` is what the SDK adds to every stateless result."""
+    """Decides which requests to answer, and answers them. `server_info` is what the SDK adds to stateless results."""
 
     def __init__(self, service: McpService, suspended_calls: SuspendedCalls, server_info: Mapping[str, Any]) -> None:
         self._service = service
         self._suspended_calls = suspended_calls
         meta = json_text.encode_bytes({"io.modelcontextprotocol/serverInfo": server_info})
-        self._stateless_format = EraFormat(
+        self._stateless_format = _EraFormat(
             is_modern=True,
             result_end=b',"resultType":"complete","_meta":%b}' % meta,
             input_required_end=b',"_meta":%b}' % meta,
@@ -124,39 +126,105 @@ class FastPath:
         self._envelopes: dict[bytes, _Envelope] = {}
         self._accepted_types: dict[tuple[bytes, bytes], bool] = {}
 
-    # The stateless era
-
-    def match_stateless(self, headers: Headers, body: bytes, context: ToolContext | None) -> FastRequest | None:
-        """Returns None if the SDK has to answer. No header may be duplicated."""
-        if headers.get(b"mcp-protocol-version") != _VERSION:
-            return None
+    async def answer_stateless(
+        self, headers: Headers, body: bytes, context: ToolContext | None, receive: Receive, send: Send
+    ) -> bool:
+        """Answers a request of the stateless era. Returns False if the SDK has to. No header may be duplicated."""
         method = headers.get(b"mcp-method")
-        if method not in (b"tools/call", b"tools/list") or not self._has_accepted_types(headers):
-            return None
-        request = _decode_request(body)
+        if headers.get(b"mcp-protocol-version") != _VERSION or method not in (b"tools/call", b"tools/list"):
+            return False
+        request = _decode(_request_decoder, body) if self._has_accepted_types(headers) else None
         if request is None or request.id is None or request.method.encode() != method:
+            return False
+        params, envelope = request.params, self._parse_envelope(request.params.meta)
+        if envelope is None:
+            return False
+        if method == b"tools/list":
+            if not params.is_list or envelope.progress_token is not None:
+                return False
+            await self._list_tools(send, self._stateless_format, request.id, params.cursor, context)
+            return True
+        tool = self._match_tool(params)
+        if tool is None or tool.has_header_arguments or headers.get(b"mcp-name") != tool.name.encode():
+            return False
+        call = _FastCall(
+            self._service,
+            self._stateless_format,
+            request.id,
+            tool,
+            bytes(params.arguments) or None,
+            context,
+            envelope=envelope,
+            suspended_calls=self._suspended_calls if tool.may_ask else None,
+        )
+        await call.run(receive, send)
+        return True
+
+    async def answer_in_session(
+        self, session: HandshakeSession, headers: Headers, body: bytes, receive: Receive, send: Send
+    ) -> bool:
+        """Answers a request of the handshake era. Returns False if the SDK has to. No header may be duplicated."""
+        if not self._has_accepted_types(headers):
+            return False
+        request = _decode(_request_decoder, body)
+        if request is None:
+            return bool(session.running_calls) and await self._cancel_call(session, body, send)
+        params = request.params
+        if request.id is None or not _is_simple_meta(bytes(params.meta)):
+            return False
+        if request.method == "tools/list" and params.is_list:
+            await self._list_tools(send, _HANDSHAKE_FORMAT, request.id, params.cursor, session.context, session.headers)
+            return True
+        tool = self._match_tool(params) if request.method == "tools/call" else None
+        if tool is None or (tool.may_ask and session.can_answer):
+            return False
+        context = session.silent_context if tool.may_ask else session.context
+        arguments = bytes(params.arguments) or None
+        call = _FastCall(self._service, _HANDSHAKE_FORMAT, request.id, tool, arguments, context, session=session)
+        await call.run(receive, send)
+        return True
+
+    async def _cancel_call(self, session: HandshakeSession, body: bytes, send: Send) -> bool:
+        """Handles a client's cancellation of a call that the fast path is running."""
+        cancellation = _decode(_cancellation_decoder, body)
+        call_id = session.running_calls.pop(str(cancellation.params.request_id), None) if cancellation else None
+        if call_id is None:
+            return False
+        self._service.cancel(call_id)
+        await json_rpc.send_json(send, 202, b"", session.headers)
+        return True
+
+    async def _list_tools(
+        self,
+        send: Send,
+        era: _EraFormat,
+        request_id: RequestId,
+        cursor: str | None,
+        context: ToolContext | None,
+        headers: json_rpc.Headers = (),
+    ) -> None:
+        try:
+            page = self._service.list_page(cursor, context, modern=era.is_modern)
+        except InvalidCursor as error:
+            body = json_rpc.encode_error(request_id, INVALID_PARAMS, str(error))
+            await json_rpc.send_json(send, era.invalid_params_status, body, headers)
+            return
+        next_cursor = b"" if page.next_cursor is None else b',"nextCursor":%b' % msgspec.json.encode(page.next_cursor)
+        result = b'{"tools":[%b]%b%b%b' % (b",".join(page.definitions), next_cursor, era.list_fields, era.result_end)
+        await json_rpc.send_json(send, 200, json_rpc.encode_result(request_id, result), headers)
+
+    def _match_tool(self, params: _Params) -> OfferedTool | None:
+        """Returns the tool with exactly the name of a call, if the arguments are an object."""
+        has_other_arguments = params.arguments is not _MISSING and not bytes(params.arguments).startswith(b"{")
+        if params.name is None or params.cursor is not None or has_other_arguments:
             return None
-        params = _decode_params(request.params)
-        if params is None or (envelope := self._parse_envelope(params.meta)) is None:
-            return None
-        if method == b"tools/call":
-            if params.name is None or headers.get(b"mcp-name") != params.name.encode():
-                return None
-            call = self._match_call(request.id, params, envelope)
-            if call is None:
-                return None
-            return FastCallTool(
-                self._service, self._stateless_format, call, context, suspended_calls=self._suspended_calls
-            )
-        if params.name is not None or params.arguments is not _MISSING or envelope.progress_token is not None:
-            return None
-        return FastListTools(self._service, self._stateless_format, request.id, params.cursor, context)
+        return self._service.find_tool(params.name)
 
     def _parse_envelope(self, meta: msgspec.Raw) -> _Envelope | None:
         """Returns None if the envelope is invalid."""
         text = bytes(meta)
-        if (cached := self._envelopes.get(text)) is not None:
-            return cached
+        if (envelope := self._envelopes.get(text)) is not None:
+            return envelope
         try:
             fields = json_text.decode(text)
             classification = classify_inbound_request({"method": "tools/call", "params": {"_meta": fields}})
@@ -172,59 +240,8 @@ class FastPath:
         envelope = _Envelope(token, ClientAbilities.from_capabilities(capabilities))
         if token is None and len(text) < _MAX_CACHED_BYTES:
             # Cached, because clients send the same envelope with every request.
-            if len(self._envelopes) >= _MAX_CACHED:
-                self._envelopes.clear()
-            self._envelopes[text] = envelope
+            _add_to_cache(self._envelopes, text, envelope)
         return envelope
-
-    # The handshake era
-
-    def match_in_session(self, session: HandshakeSession, headers: Headers, body: bytes) -> FastRequest | None:
-        """Returns None if the SDK has to answer."""
-        if not self._has_accepted_types(headers) or (request := _decode_request(body)) is None:
-            return None
-        if request.method == "notifications/cancelled" and request.id is None:
-            return self._match_cancellation(session, request)
-        if request.id is None or request.method not in ("tools/call", "tools/list"):
-            return None
-        params = _decode_params(request.params) if request.params is not _MISSING else _Params()
-        if params is None or not _is_simple_meta(params.meta):
-            return None
-        era_format = EraFormat(is_modern=False, result_end=b"}", headers=((b"mcp-session-id", session.id),))
-        if request.method == "tools/call":
-            call = self._match_call(request.id, params)
-            if call is None or (call.may_ask and session.can_answer):
-                return None
-            context = session.silent_context if call.may_ask else session.context
-            return FastCallTool(self._service, era_format, call, context, session=session)
-        if params.name is not None or params.arguments is not _MISSING:
-            return None
-        return FastListTools(self._service, era_format, request.id, params.cursor, session.context)
-
-    def _match_cancellation(self, session: HandshakeSession, request: _Request) -> FastRequest | None:
-        try:
-            request_id = str(msgspec.json.decode(request.params, type=_CancelParams).request_id)
-        except (msgspec.MsgspecError, RecursionError):
-            return None
-        return FastCancelCall(self._service, session, request_id) if request_id in session.running_calls else None
-
-    # Both eras
-
-    def _match_call(
-        self, request_id: RequestId, params: _Params, envelope: _Envelope | None = None
-    ) -> FastToolCall | None:
-        """Returns the call if a tool has exactly this name and the arguments are an object."""
-        tool = self._service.find_tool(params.name) if params.name is not None and params.cursor is None else None
-        if tool is None or (
-            envelope is not None and self._service.get_definition(tool, modern=True).has_header_arguments
-        ):
-            return None
-        arguments = bytes(params.arguments)
-        if arguments and not arguments.startswith(b"{"):
-            return None
-        has_output_schema, may_ask = tool.output_schema is not None, self._service.may_ask(tool)
-        token, abilities = envelope if envelope is not None else (None, NO_ABILITIES)
-        return FastToolCall(request_id, tool.name, arguments or None, has_output_schema, may_ask, token, abilities)
 
     def _has_accepted_types(self, headers: Headers) -> bool:
         """Whether the request is JSON and accepts both kinds of response. Cached, as clients repeat these headers."""
@@ -238,182 +255,105 @@ class FastPath:
             is_json = content_type.partition(b";")[0].strip() == b"application/json"
             is_accepted = bool(accepts_json and accepts_events) and is_json
             if len(accept) + len(content_type) < _MAX_CACHED_BYTES:
-                if len(self._accepted_types) >= _MAX_CACHED:
-                    self._accepted_types.clear()
-                self._accepted_types[key] = is_accepted
+                _add_to_cache(self._accepted_types, key, is_accepted)
         return is_accepted
 
 
-class FastListTools:
-    """Answers `tools/list`."""
+@dataclass(slots=True)
+class _FastCall:
+    """One `tools/call`."""
 
-    def __init__(
-        self,
-        service: McpService,
-        era_format: EraFormat,
-        request_id: RequestId,
-        cursor: str | None,
-        context: ToolContext | None,
-    ) -> None:
-        self._service = service
-        self._format = era_format
-        self._id = request_id
-        self._cursor = cursor
-        self._context = context
-
-    async def run(self, receive: Receive, send: Send) -> None:
-        era_format = self._format
-        try:
-            page = self._service.list_page(self._cursor, self._context, modern=era_format.is_modern)
-        except InvalidCursor as error:
-            body = json_rpc.encode_error(self._id, INVALID_PARAMS, str(error))
-            await json_rpc.send_json(send, era_format.invalid_params_status, body, era_format.headers)
-            return
-        tools = b",".join([definition.encoded for definition in page.definitions])
-        next_cursor = b"" if page.next_cursor is None else b',"nextCursor":%b' % msgspec.json.encode(page.next_cursor)
-        result = b'{"tools":[%b]%b%b%b' % (tools, next_cursor, era_format.list_fields, era_format.result_end)
-        await json_rpc.send_json(send, 200, json_rpc.encode_result(self._id, result), era_format.headers)
-
-
-class FastCallTool:
-    """Answers `tools/call`."""
-
-    def __init__(
-        self,
-        service: McpService,
-        era_format: EraFormat,
-        call: FastToolCall,
-        context: ToolContext | None,
-        *,
-        session: HandshakeSession | None = None,
-        suspended_calls: SuspendedCalls | None = None,
-    ) -> None:
-        self._service = service
-        self._format = era_format
-        self._call = call
-        self._context = context
-        self._session = session
-        self._suspended_calls = suspended_calls
-        self._call_id = service.create_call_id()
-        self._progress: ProgressQueue | None = None
+    service: McpService
+    era: _EraFormat
+    request_id: RequestId
+    tool: OfferedTool
+    arguments: bytes | None
+    context: ToolContext | None
+    envelope: _Envelope = _NO_ENVELOPE
+    session: HandshakeSession | None = None
+    suspended_calls: SuspendedCalls | None = None
+    """Runs the call if it may ask its client."""
+    call_id: str = ""
+    progress: ProgressQueue | None = None
 
     async def run(self, receive: Receive, send: Send) -> None:
+        self.call_id = self.service.create_call_id()
         exchange = HttpExchange(
             receive,
             send,
-            on_disconnect=self._cancel,
-            headers=self._format.headers,
+            on_disconnect=partial(self.service.cancel, self.call_id),
+            headers=self.session.headers if self.session is not None else (),
             drain_messages=self._drain_progress,
         )
-        exchange.start()
         try:
-            if self._call.progress_token is not None:
-                self._progress = ProgressQueue(exchange.wake)
-                with self._service.progress.follow(self._call_id, self._progress):
+            if self.envelope.progress_token is not None:
+                self.progress = ProgressQueue(exchange.wake)
+                with self.service.progress.follow(self.call_id, self.progress):
                     status, body = await self._respond()
-            elif self._session is not None:
-                status, body = await self._respond_in_session(self._session)
+            elif self.session is not None:
+                status, body = await self._respond_in_session(self.session)
             else:
                 status, body = await self._respond()
-        except BaseException:
-            await exchange.abandon()
-            raise
-        await exchange.finish(status, body)
+            await exchange.finish(status, body)
+        finally:
+            await exchange.close()
 
     async def _respond_in_session(self, session: HandshakeSession) -> tuple[int, bytes]:
         """Registers the call in the session, where another request can cancel it."""
-        key = str(self._call.id)
-        session.running_calls[key] = self._call_id
+        key = str(self.request_id)
+        session.running_calls[key] = self.call_id
         try:
             status, body = await self._respond()
             if key not in session.running_calls:
-                return 200, json_rpc.encode_error(self._call.id, _CANCELLED, "Request cancelled")
+                return 200, json_rpc.encode_error(self.request_id, _CANCELLED, "Request cancelled")
             return status, body
         finally:
-            if session.running_calls.get(key) == self._call_id:
+            if session.running_calls.get(key) == self.call_id:
                 del session.running_calls[key]
 
     async def _respond(self) -> tuple[int, bytes]:
-        call, era_format = self._call, self._format
+        era, tool, request_id = self.era, self.tool, self.request_id
         try:
-            outcome = await self._run_call()
+            if self.suspended_calls is None:
+                outcome = await self.service.call(tool.name, self.arguments, context=self.context, call_id=self.call_id)
+            else:
+                identity = CallIdentity(self.context, tool.name, self.arguments)
+                outcome = await self.suspended_calls.start(identity, self.call_id, self.envelope.abilities)
         except UnknownToolError as error:
-            return era_format.invalid_params_status, json_rpc.encode_error(call.id, INVALID_PARAMS, str(error))
+            return era.invalid_params_status, json_rpc.encode_error(request_id, INVALID_PARAMS, str(error))
         except MissingClientCapability as error:
             code = MISSING_REQUIRED_CLIENT_CAPABILITY
-            return era_format.missing_capability_status, json_rpc.encode_error(call.id, code, str(error), error.data)
+            return era.missing_capability_status, json_rpc.encode_error(request_id, code, str(error), error.data)
         if isinstance(outcome, InputRequired):
-            result = json_text.encode_bytes(outcome.wire)[:-1] + era_format.input_required_end
+            fields, end = outcome.wire, era.input_required_end
         else:
-            result = encode_call_result(outcome, modern=era_format.is_modern, has_output_schema=call.has_output_schema)
-            result += era_format.result_end
-        return 200, json_rpc.encode_result(call.id, result)
-
-    async def _run_call(self) -> ToolResult | InputRequired:
-        call = self._call
-        if self._suspended_calls is None or not call.may_ask:
-            return await self._service.call(call.name, call.arguments, context=self._context, call_id=self._call_id)
-        identity = CallIdentity(self._context, call.name, call.arguments)
-        return await self._suspended_calls.start(identity, self._call_id, call.abilities)
-
-    def _cancel(self) -> None:
-        self._service.cancel(self._call_id)
+            fields = build_call_result(outcome, modern=era.is_modern, has_output_schema=tool.has_output_schema)
+            end = era.result_end
+        return 200, json_rpc.encode_result(request_id, json_text.encode_bytes(fields)[:-1] + end)
 
     def _drain_progress(self) -> list[bytes]:
-        reports = self._progress.drain() if self._progress is not None else []
-        return [
-            json_rpc.encode_notification("notifications/progress", _progress_params(self._call.progress_token, report))
-            for report in reports
-        ]
+        """Returns the progress notifications that are waiting, as JSON."""
+        messages: list[bytes] = []
+        for report in self.progress.drain() if self.progress is not None else ():
+            fields = {name: value for name, value in report._asdict().items() if value is not None}
+            params = {"progressToken": self.envelope.progress_token, **fields}
+            messages.append(json_rpc.encode_notification("notifications/progress", params))
+        return messages
 
 
-class FastCancelCall:
-    """Handles a client's cancellation of a running call."""
-
-    def __init__(self, service: McpService, session: HandshakeSession, request_id: str) -> None:
-        self._service = service
-        self._session = session
-        self._request_id = request_id
-
-    async def run(self, receive: Receive, send: Send) -> None:
-        if (call_id := self._session.running_calls.pop(self._request_id, None)) is not None:
-            self._service.cancel(call_id)
-        headers = [(b"content-type", b"application/json"), (b"mcp-session-id", self._session.id)]
-        await send({"type": "http.response.start", "status": 202, "headers": [*headers, (b"content-length", b"0")]})
-        await send({"type": "http.response.body", "body": b""})
-
-
-_request_decoder = msgspec.json.Decoder(_Request)
-_params_decoder = msgspec.json.Decoder(_Params)
-
-
-def _decode_request(body: bytes) -> _Request | None:
+def _decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T | None:
     try:
-        request = _request_decoder.decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        return None
-    return request if request.jsonrpc == "2.0" else None
-
-
-def _decode_params(params: msgspec.Raw) -> _Params | None:
-    try:
-        return _params_decoder.decode(params)
+        return decoder.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
 
 
-def _is_simple_meta(meta: msgspec.Raw) -> bool:
+def _is_simple_meta(text: bytes) -> bool:
     """Whether the `_meta` of a handshake request asks for nothing, above all not for progress."""
-    text = bytes(meta)
-    if not text:
-        return True
-    return text.startswith(b"{") and b"progressToken" not in text and b"\\u" not in text
+    return not text or (text.startswith(b"{") and b"progressToken" not in text and b"\\u" not in text)
 
 
-def _progress_params(token: RequestId | None, report: ProgressReport) -> dict[str, Any]:
-    params: dict[str, Any] = {"progressToken": token, "progress": report.progress}
-    if report.total is not None:
-        params["total"] = report.total
-    if report.message is not None:
-        params["message"] = report.message
-    return params
+def _add_to_cache(cache: dict[Any, Any], key: object, value: object) -> None:
+    if len(cache) >= _MAX_CACHED:
+        cache.clear()
+    cache[key] = value

@@ -1,6 +1,7 @@
-"""The MCP endpoint as an ASGI application: authorizes a request, reads its body, and chooses fast path or SDK.
+"""The MCP endpoint over HTTP, as ASGI applications: `McpEndpoint` stands alone, `McpMount` is for the gateway.
 
-`toolspace mcp --http` serves it alone; `gateway_mount` serves it in the gateway.
+`McpEndpoint` authorizes a request, reads its body, and lets `fast_path` or the MCP SDK answer. `toolspace mcp --http`
+serves it with `serve_mcp`. `McpMount` adds the gateway's keys and limits: each key has its own tools and sessions.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ import asyncio
 import hashlib
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
 from typing import Any, Final, Self
 
@@ -21,28 +22,33 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from toolspace.config.server_settings import ServerSettings
 from toolspace.core import json_text
 from toolspace.core.context import ToolContext
-from toolspace.server.api_keys import ToolKeyPolicy
 from toolspace.server.authentication import Authenticator
 from toolspace.server.authorization import Caller, EntityCaller
 from toolspace.server.host_and_cors import MCP_CORS, CorsMiddleware, HostCheck, allowed_hosts
 from toolspace.server.mcp.elicitation import SuspendedCalls
-from toolspace.server.mcp.fast_path import FastPath, FastRequest
+from toolspace.server.mcp.fast_path import FastPath
 from toolspace.server.mcp.json_rpc import send_error
-from toolspace.server.mcp.sdk_server import CALLER_SCOPE_KEY, ChangeNotifier, ToolspaceMcpServer
+from toolspace.server.mcp.sdk_server import CALLER_SCOPE_KEY, ToolspaceMcpServer
 from toolspace.server.mcp.sessions import (
     MAX_SESSIONS,
     MAX_SESSIONS_PER_CALLER,
     HandshakeSessions,
-    parse_session_opening,
+    parse_initialize,
 )
 from toolspace.server.mcp.tools import McpService
 from toolspace.server.rate_limit import RequestLimiter
-from toolspace.server.requests import MAX_BODY_BYTES, Message, Receive, Scope, Send, read_body
+from toolspace.server.requests import MAX_BODY_BYTES, Application, Message, Receive, Scope, Send, read_body
 from toolspace.server.responses import Problem, to_problem
+from toolspace.server.tool_permissions import ToolKeyPolicy
+from toolspace.server.uvicorn_server import bind_socket, serve
 from toolspace.toolspace import Toolspace
 
 IDLE_SECONDS = 1800.0
 """How long a session of the handshake era is kept without a request."""
+_STOP_SECONDS: Final = 2
+_RECHECK_SECONDS: Final = 3.0
+"""How often the keys of open connections are checked again."""
+_RELEASE_SCOPE_KEY: Final = "toolspace.release"
 
 Authorize = Callable[[Scope], "ToolContext | Awaitable[ToolContext | None] | None"]
 """Authenticates a request: returns the caller's context, or None for any caller. Raises `Problem` to refuse it."""
@@ -68,9 +74,8 @@ class McpEndpoint:
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
         self._service = McpService(toolspace)
-        self._changes = ChangeNotifier()
         self._suspended_calls = SuspendedCalls(self._service)
-        self._server = ToolspaceMcpServer(self._service, self._changes, self._suspended_calls)
+        self._server = ToolspaceMcpServer(self._service, self._suspended_calls)
         host_check = HostCheck(allowed_hosts, allowed_origins)
         self._app = CorsMiddleware(self._serve, host_check, MCP_CORS, refuse=_refuse)
         self._authorize = authorize
@@ -82,11 +87,9 @@ class McpEndpoint:
         self._fast_path = FastPath(self._service, self._suspended_calls, self._server.server_info_stamp)
         self._sessions = HandshakeSessions(idle_seconds)
         self._runner: asyncio.Task[None] | None = None
-        self._stopping = asyncio.Event()
+        self._stop_event = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        self._service.on_tools_changed = self._notify_tools_changed
-        self._service.on_outputs_changed = self._changes.notify_resources_changed
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._runner = asyncio.create_task(self._run(started))
         await asyncio.wait((started, self._runner), return_when=asyncio.FIRST_COMPLETED)
@@ -96,7 +99,7 @@ class McpEndpoint:
 
     async def __aexit__(self, *_: object) -> None:
         """Ends sessions and streams. Running calls end by themselves, or the web server cancels them."""
-        self._stopping.set()
+        self._stop_event.set()
         if self._runner is not None:
             await self._runner
 
@@ -105,13 +108,13 @@ class McpEndpoint:
         # enter and leave this endpoint.
         async with self._service, self._suspended_calls, self._manager.run():
             started.set_result(None)
-            await self._stopping.wait()
-            await self._changes.aclose()
+            await self._stop_event.wait()
+            await self._server.changes.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"the MCP endpoint serves HTTP, not {scope['type']}; mount it below an application")
-        if self._runner is None or self._stopping.is_set():
+        if self._runner is None or self._stop_event.is_set():
             await send_error(send, 503, "Service Unavailable: the server is starting or stopping")
             return
         await self._app(scope, receive, send)
@@ -146,17 +149,24 @@ class McpEndpoint:
             await self._serve_by_sdk(scope, receive, send, owner)
             return
         # `headers` hides one value of a duplicated header, so the SDK handles such requests.
-        if not has_duplicates and (request := self._match_fast_path(headers, body, context, owner)) is not None:
-            await request.run(receive, send)
-            return
+        if not has_duplicates:
+            if b"mcp-session-id" not in headers:
+                is_answered = await self._fast_path.answer_stateless(headers, body, context, receive, send)
+            else:
+                session = self._sessions.find(headers, owner)
+                is_answered = session is not None and await self._fast_path.answer_in_session(
+                    session, headers, body, receive, send
+                )
+            if is_answered:
+                return
         if b"mcp-session-id" in headers:
             send = self._sessions.watch_for_loss(headers, owner, send)
-        elif (opening := parse_session_opening(body)) is not None:
+        elif (capabilities := parse_initialize(body)) is not None:
             if self._sessions.has_too_many(owner):
                 message = f"Too many sessions: {MAX_SESSIONS_PER_CALLER} are open; end one with DELETE"
                 await send_error(send, 429, message)
                 return
-            send = self._sessions.watch_opening(opening, owner, context, send)
+            send = self._sessions.watch_opening(capabilities, owner, context, send)
         # Some web servers leave white space around header values.
         trimmed_scope = {**scope, "headers": [(name, value.strip(b" \t")) for name, value in header_pairs]}
         await self._serve_by_sdk(trimmed_scope, _replay(body, receive), send, owner)
@@ -166,50 +176,6 @@ class McpEndpoint:
             # The SDK lets only the user who opened a session use it.
             scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=owner, scopes=[]))
         await self._manager.handle_request(scope, receive, send)
-
-    def _match_fast_path(
-        self, headers: Mapping[bytes, bytes], body: bytes, context: ToolContext | None, owner: str | None
-    ) -> FastRequest | None:
-        if b"mcp-session-id" not in headers:
-            return self._fast_path.match_stateless(headers, body, context)
-        session = self._sessions.find(headers, owner)
-        return self._fast_path.match_in_session(session, headers, body) if session is not None else None
-
-    def _notify_tools_changed(self) -> None:
-        self._server.refresh()
-        self._changes.notify_tools_changed()
-
-
-async def _refuse(send: Send, problem: Problem) -> None:
-    """Sends a problem as MCP clients expect it: a JSON-RPC error."""
-    await send_error(send, problem.status, problem.detail, headers=problem.headers)
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """Returns a `receive` that starts with a body that has already been read."""
-    is_replayed = False
-
-    async def replaying_receive() -> Message:
-        nonlocal is_replayed
-        if is_replayed:
-            return await receive()
-        is_replayed = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replaying_receive
-
-
-@lru_cache(maxsize=1024)
-def _hash_caller(*ids: str | None) -> str:
-    """Cached, because it is needed for every request."""
-    return hashlib.sha256(json_text.encode_bytes(list(ids))).hexdigest()
-
-
-# MERGED from gateway_mount: The MCP endpoint inside the gateway, with the gateway's keys and limits: each key has its
-
-_RELEASE_SCOPE_KEY: Final = "toolspace.release"
-_RECHECK_SECONDS: Final = 3.0
-"""How often the keys of open connections are checked again."""
 
 
 class McpMount:
@@ -240,16 +206,18 @@ class McpMount:
         self._keys_changed = asyncio.Event()
         authenticator.on_change(self._keys_changed.set)
         self._requests: dict[asyncio.Task[Any], _OpenRequest] = {}
-        self._stack = AsyncExitStack()
+        self._key_watcher: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        await self._stack.enter_async_context(self._endpoint)
-        watcher = asyncio.create_task(self._watch_keys())
-        self._stack.push_async_callback(_cancel, watcher)
+        await self._endpoint.__aenter__()
+        self._key_watcher = asyncio.create_task(self._watch_keys())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
+        if self._key_watcher is not None:
+            self._key_watcher.cancel()
+            await asyncio.gather(self._key_watcher, return_exceptions=True)
+        await self._endpoint.__aexit__()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         task = asyncio.current_task()
@@ -267,17 +235,11 @@ class McpMount:
             if (release := scope.pop(_RELEASE_SCOPE_KEY, None)) is not None:
                 release()
 
-    def _authorize(self, scope: Scope) -> ToolContext | Awaitable[ToolContext]:
+    async def _authorize(self, scope: Scope) -> ToolContext:
         client = scope.get("client")
         caller = self._authenticator.authenticate(scope["headers"], client[0] if client else "")
-        if isinstance(caller, Caller):
-            return self._admit(scope, caller)
-        return self._admit_later(scope, caller)
-
-    async def _admit_later(self, scope: Scope, caller: Awaitable[Caller]) -> ToolContext:
-        return self._admit(scope, await caller)
-
-    def _admit(self, scope: Scope, caller: Caller) -> ToolContext:
+        if not isinstance(caller, Caller):  # Not in the authenticator's cache.
+            caller = await caller
         if isinstance(caller, EntityCaller):
             raise Problem(403, "the MCP endpoint accepts secret keys and tool keys, not public keys")
         scope[_RELEASE_SCOPE_KEY] = self._limits.admit(caller, stream=scope["method"] == "GET")
@@ -332,6 +294,46 @@ class _OpenRequest:
             await self.send({"type": "http.response.body", "body": b""})
 
 
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+@asynccontextmanager
+async def serve_mcp(
+    app: Application, *, host: str = "127.0.0.1", port: int = 0, path: str = "/mcp"
+) -> AsyncGenerator[str]:
+    """Serves an endpoint at one path while the block runs; yields the URL. Port 0 is a free port.
+
+    Raises `OSError` if the address cannot be bound.
+    """
+    paths = (path, path.rstrip("/") or "/", path.rstrip("/") + "/")
+
+    async def route(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] in paths:
+            await app(scope, receive, send)
+        else:
+            await send_error(send, 404, f"Not found: the MCP endpoint is at {path}")
+
+    async with serve(route, bind_socket(host, port), stop_seconds=_STOP_SECONDS) as url:
+        yield url + path
+
+
+async def _refuse(send: Send, problem: Problem) -> None:
+    """Sends a problem as MCP clients expect it: a JSON-RPC error."""
+    await send_error(send, problem.status, problem.detail, headers=problem.headers)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Returns a `receive` that starts with a body that has already been read."""
+    is_replayed = False
+
+    async def replaying_receive() -> Message:
+        nonlocal is_replayed
+        if is_replayed:
+            return await receive()
+        is_replayed = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replaying_receive
+
+
+@lru_cache(maxsize=1024)
+def _hash_caller(*ids: str | None) -> str:
+    """Cached, because it is needed for every request."""
+    return hashlib.sha256(json_text.encode_bytes(list(ids))).hexdigest()

@@ -1,6 +1,6 @@
 """Encodes JSON-RPC messages, and sends the response of one HTTP request as JSON or as server-sent events.
 
-Used by `fast_path`, `endpoint` and `stdio`. Knows nothing of tools or sessions.
+Used by `fast_path`, `http_endpoint` and `stdio`. Knows nothing of tools or sessions.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from toolspace.server.mcp.progress import WakeSignal
-from toolspace.server.requests import Receive, Send
+from toolspace.server.requests import Receive, Send, wait_for_disconnect
 
 RequestId = int | str
 Headers = Iterable[tuple[bytes, bytes]]
@@ -71,7 +70,7 @@ async def send_error(send: Send, status: int, message: str, *, headers: Headers 
 class HttpExchange:
     """The response of one POST: JSON, or server-sent events once there is a message to send before the result.
 
-    Call `start`, then exactly one of `finish` and `abandon`.
+    Pass the result to `finish`, and call `close` in any case.
     """
 
     def __init__(
@@ -89,58 +88,45 @@ class HttpExchange:
         self._headers = headers
         self._drain_messages = drain_messages
         """Returns the messages to send before the result, as JSON."""
-        self._signal = WakeSignal()
-        self._timers: list[asyncio.TimerHandle] = []
+        self._wake_event = asyncio.Event()
+        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_SECONDS, self._start_watching)
         self._disconnect_watcher: asyncio.Task[None] | None = None
         self._event_sender: asyncio.Task[None] | None = None
-        self._is_disconnected = False
-
-    def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timers = [loop.call_later(WATCH_AFTER_SECONDS, self._start_watching)]
+        self._is_over = self._is_disconnected = False
 
     def wake(self) -> None:
         """Sends the messages that are waiting."""
         self._start_stream()
-        self._signal.wake()
+        self._wake_event.set()
 
     async def finish(self, status: int, body: bytes) -> None:
-        self._stop_timers()
-        try:
-            if self._event_sender is not None:
-                self._signal.end()
-                await self._event_sender  # Sends the earlier messages first.
-                if not self._is_disconnected:
-                    await self._send({"type": "http.response.body", "body": encode_sse_event(body), "more_body": False})
-            elif not self._is_disconnected:
-                await send_json(self._send, status, body, self._headers)
-        finally:
-            await self.abandon()
+        """Sends the result, unless the client has disconnected."""
+        self._timer.cancel()
+        if self._event_sender is not None:
+            self._is_over = True
+            self._wake_event.set()
+            await self._event_sender  # Sends the earlier messages first.
+            if not self._is_disconnected:
+                await self._send({"type": "http.response.body", "body": encode_sse_event(body), "more_body": False})
+        elif not self._is_disconnected:
+            await send_json(self._send, status, body, self._headers)
 
-    async def abandon(self) -> None:
-        self._stop_timers()
-        tasks = [
-            task for task in (self._disconnect_watcher, self._event_sender) if task is not None and not task.done()
-        ]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _stop_timers(self) -> None:
-        for timer in self._timers:
-            timer.cancel()
+    async def close(self) -> None:
+        self._timer.cancel()
+        for task in (self._disconnect_watcher, self._event_sender):
+            if task is not None and not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
 
     def _start_watching(self) -> None:
         loop = asyncio.get_running_loop()
         self._disconnect_watcher = loop.create_task(self._watch_for_disconnect())
-        self._timers.append(loop.call_later(PING_SECONDS, self._start_stream))
+        self._timer = loop.call_later(PING_SECONDS, self._start_stream)
 
     async def _watch_for_disconnect(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+        await wait_for_disconnect(self._receive)
         self._is_disconnected = True
-        self._signal.end()
+        self._wake_event.set()
         self._on_disconnect()
 
     def _start_stream(self) -> None:
@@ -150,13 +136,15 @@ class HttpExchange:
     async def _send_events(self) -> None:
         headers = [*_SSE_HEADERS, *self._headers]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        is_over = False
-        while not is_over and not self._is_disconnected:
-            is_over = self._signal.is_over  # Read first, so that messages that arrive during a send are sent, too.
+        while not self._is_disconnected:
+            is_over = self._is_over  # Read first, so that messages that arrive during a send are sent, too.
             if events := b"".join(map(encode_sse_event, self._drain_messages())):
-                await self._send_body(events)
-            if not is_over and not await self._signal.wait(PING_SECONDS):
-                await self._send_body(_PING)
-
-    async def _send_body(self, data: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+                await self._send({"type": "http.response.body", "body": events, "more_body": True})
+            if is_over:
+                return
+            try:
+                async with asyncio.timeout(PING_SECONDS):
+                    await self._wake_event.wait()
+                self._wake_event.clear()
+            except TimeoutError:
+                await self._send({"type": "http.response.body", "body": _PING, "more_body": True})

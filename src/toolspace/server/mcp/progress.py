@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Generator
@@ -90,28 +89,3 @@ class ProgressSubscriptions:
         queue = self._queues.get(event.call_id)
         if queue is not None:
             queue.add(event)
-
-
-class WakeSignal:
-    """Wakes the task that sends reports, and tells it when the call is over."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-        self.is_over = False
-
-    def wake(self) -> None:
-        self._event.set()
-
-    def end(self) -> None:
-        self.is_over = True
-        self._event.set()
-
-    async def wait(self, seconds: float | None = None) -> bool:
-        """Waits for a wake-up. Returns False if the time has passed first."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._event.wait()
-        except TimeoutError:
-            return False
-        self._event.clear()
-        return True

@@ -1,6 +1,6 @@
 """Converts call results to MCP: content for models, structured content for programs, stored outputs as resources.
 
-Used by `sdk_server`, `fast_path` and `service`. It stores no output itself.
+Used by `sdk_server`, `fast_path` and `tools`. It stores no output itself.
 """
 
 from __future__ import annotations
@@ -33,17 +33,8 @@ _MAX_READERS, _MAX_OUTPUTS_PER_READER = 1_000, 200
 _log = logging.getLogger("toolspace.mcp")
 
 
-def build_call_result(result: ToolResult, *, modern: bool, has_output_schema: bool = False) -> dict[str, Any]:
-    """Returns a result as JSON data."""
-    return json_text.to_json_data(_build_call_result(result, modern=modern, has_output_schema=has_output_schema))
-
-
-def encode_call_result(result: ToolResult, *, modern: bool, has_output_schema: bool = False) -> bytes:
-    """Returns a result as JSON without the closing brace, because the caller adds fields."""
-    return json_text.encode_bytes(_build_call_result(result, modern=modern, has_output_schema=has_output_schema))[:-1]
-
-
-def _build_call_result(result: ToolResult, *, modern: bool, has_output_schema: bool) -> dict[str, Any]:
+def build_call_result(result: ToolResult, *, modern: bool, has_output_schema: bool) -> dict[str, Any]:
+    """Returns a result in MCP's format. `json_text` encodes it; it may hold JSON that is encoded already."""
     if not result.ok:
         return {"content": [{"type": "text", "text": _get_error_text(result)}], "isError": True}
     if not result.parts and not result.extras:

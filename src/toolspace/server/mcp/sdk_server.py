@@ -1,6 +1,6 @@
 """Binds a toolspace to the MCP SDK's server, which answers everything that `fast_path` does not.
 
-`endpoint` runs it over HTTP, `stdio` over pipes. `ChangeNotifier` tells connected clients about list changes.
+`http_endpoint` runs it over HTTP, `stdio` over pipes. `ChangeNotifier` tells connected clients about list changes.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
@@ -30,6 +30,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from toolspace import __version__
+from toolspace.core import json_text
 from toolspace.core.context import ToolContext
 from toolspace.core.result import ToolResult
 from toolspace.server.mcp.elicitation import (
@@ -43,7 +44,7 @@ from toolspace.server.mcp.elicitation import (
     SendInSession,
     SuspendedCalls,
 )
-from toolspace.server.mcp.progress import ProgressQueue, WakeSignal
+from toolspace.server.mcp.progress import ProgressQueue
 from toolspace.server.mcp.results_and_resources import RESOURCE_TEMPLATE, ResourceNotFound, build_call_result
 from toolspace.server.mcp.tools import (
     InvalidCursor,
@@ -58,6 +59,8 @@ CALLER_SCOPE_KEY = "toolspace.caller"
 RESOURCE_NOT_FOUND = -32002
 """The code of the handshake era; the stateless era uses INVALID_PARAMS."""
 _NOTIFY_SECONDS = 5.0
+_NULL_CONTENT_KEY = "toolspace/null"
+"""Marks, in the `_meta` of a result, a structured content of null, which the SDK would leave out."""
 _NOTIFICATION_METHODS: dict[type[Any], str] = {
     ToolsListChanged: "notifications/tools/list_changed",
     ResourcesListChanged: "notifications/resources/list_changed",
@@ -119,26 +122,27 @@ async def _notify(session: Connection, event: ServerEvent) -> None:
 class ToolspaceMcpServer(Server[Any]):
     """The SDK's server for one toolspace and any number of connections."""
 
-    def __init__(self, service: McpService, changes: ChangeNotifier, suspended_calls: SuspendedCalls) -> None:
+    def __init__(self, service: McpService, suspended_calls: SuspendedCalls) -> None:
+        self.changes = ChangeNotifier()
         self._service = service
-        self._changes = changes
         self._suspended_calls = suspended_calls
+        service.on_tools_changed = self._notify_tools_changed
+        service.on_outputs_changed = self.changes.notify_resources_changed
         super().__init__(
             "toolspace",
             version=__version__,
             title="Toolspace",
             instructions=service.instructions(),
             get_tool_input_schema=service.find_argument_schema,
-            on_subscriptions_listen=changes.listen,
+            on_subscriptions_listen=self.changes.listen,
         )
-        self.middleware += (_hide_internal_errors, self._replace_instructions)
+        self.middleware += (_hide_internal_errors, _restore_null_content, self._replace_instructions)
         # Added here and not as arguments above: the SDK would warn about logging, which clients of the handshake era
         # still ask for, and would convert every result to its own types and back.
-        paginated = types.PaginatedRequestParams
-        self.add_request_handler("tools/list", paginated, self._list_tools)
+        self.add_request_handler("tools/list", types.PaginatedRequestParams, self._list_tools)
         self.add_request_handler("tools/call", types.CallToolRequestParams, self._call_tool)
-        self.add_request_handler("resources/list", paginated, self._list_resources)
-        self.add_request_handler("resources/templates/list", paginated, self._list_templates)
+        self.add_request_handler("resources/list", types.PaginatedRequestParams, self._list_resources)
+        self.add_request_handler("resources/templates/list", types.PaginatedRequestParams, _list_templates)
         self.add_request_handler("resources/read", types.ReadResourceRequestParams, self._read_resource)
         self.add_request_handler("logging/setLevel", types.SetLevelRequestParams, _ignore_log_level)
         self.add_notification_handler("notifications/initialized", types.NotificationParams, self._add_session)
@@ -152,9 +156,9 @@ class ToolspaceMcpServer(Server[Any]):
         options = notification_options or NotificationOptions(tools_changed=True, resources_changed=True)
         return super().create_initialization_options(options, experimental_capabilities, extensions)
 
-    def refresh(self) -> None:
-        """Updates the instructions after a change of the tools."""
+    def _notify_tools_changed(self) -> None:
         self.instructions = self._service.instructions()
+        self.changes.notify_tools_changed()
 
     async def _replace_instructions(self, ctx: _Context, call_next: CallNext) -> HandlerResult:
         """Sends each caller the instructions of the tools that it may use, and of no others."""
@@ -168,18 +172,17 @@ class ToolspaceMcpServer(Server[Any]):
         return {key: value for key, value in result.items() if key != "instructions"}
 
     async def _add_session(self, context: _Context, _: types.NotificationParams | None) -> None:
-        self._changes.add_session(context)
+        self.changes.add_session(context)
 
     async def _list_tools(self, context: _Context, params: types.PaginatedRequestParams) -> dict[str, Any]:
-        modern = context.protocol_version in MODERN_PROTOCOL_VERSIONS
         try:
-            page = self._service.list_page(params.cursor, _get_caller(context), modern=modern)
+            page = self._service.list_page(params.cursor, _get_caller(context), modern=_is_modern(context))
         except InvalidCursor as error:
             raise MCPError(types.INVALID_PARAMS, str(error)) from None
-        return _build_list("tools", [definition.wire for definition in page.definitions], page.next_cursor)
+        return _build_list("tools", [json_text.decode(text) for text in page.definitions], page.next_cursor)
 
     async def _call_tool(self, context: _Context, params: types.CallToolRequestParams) -> dict[str, Any]:
-        modern = context.protocol_version in MODERN_PROTOCOL_VERSIONS
+        modern = _is_modern(context)
         identity = CallIdentity(_get_caller(context), params.name, params.arguments)
         run = self._call_stateless if modern else self._call_in_session
         try:
@@ -191,9 +194,15 @@ class ToolspaceMcpServer(Server[Any]):
         if isinstance(outcome, InputRequired):
             return outcome.wire
         tool = self._service.find_tool(outcome.tool)
-        has_output_schema = tool is not None and tool.output_schema is not None
-        result = build_call_result(outcome, modern=modern, has_output_schema=has_output_schema)
-        return {**result, "resultType": "complete"} if modern else result
+        has_output_schema = tool is not None and tool.has_output_schema
+        result: dict[str, Any] = json_text.to_json_data(
+            build_call_result(outcome, modern=modern, has_output_schema=has_output_schema)
+        )
+        if modern:
+            result["resultType"] = "complete"
+            if result.get("structuredContent", "") is None:
+                result["_meta"] = {_NULL_CONTENT_KEY: True}
+        return result
 
     async def _call_in_session(self, context: _Context, identity: CallIdentity) -> ToolResult:
         """Runs a call of the handshake era. Its questions go to the client's session at once."""
@@ -217,58 +226,53 @@ class ToolspaceMcpServer(Server[Any]):
         abilities = ClientAbilities.from_capabilities(context.session.client_capabilities)
         return await self._run(context, call_id, self._suspended_calls.start(identity, call_id, abilities, answers))
 
-    async def _run(self, context: _Context, call_id: str, call: Awaitable[ResultT]) -> ResultT:
+    async def _run(self, context: _Context, call_id: str, call: Coroutine[Any, Any, ResultT]) -> ResultT:
         """Waits for a call, and sends its progress to a client that asks for it."""
-        service = self._service
+        cancel = partial(self._service.cancel, call_id)
         token = context.meta.get("progress_token") if context.meta is not None else None
-        signal = WakeSignal()
-        queue = ProgressQueue(signal.wake)
+        task = asyncio.create_task(call)
+        if token is None:
+            return await _wait_until_done(task, cancel)
+        wake_event = asyncio.Event()
+        queue = ProgressQueue(wake_event.set)
 
-        async def send_progress(token: str | int) -> None:
+        async def send_progress() -> None:
             is_over = False
             while not is_over:
-                is_over = signal.is_over  # Read first, so that reports that arrive during a send are sent, too.
+                is_over = task.done()  # Read first, so that reports that arrive during a send are sent, too.
                 for report in queue.drain():
                     await context.session.send_progress_notification(
                         token, *report, related_request_id=str(context.request_id)
                     )
                 if not is_over:
-                    await signal.wait()
+                    await wake_event.wait()
+                    wake_event.clear()
 
-        with ExitStack() as stack:
-            sender = None
-            if token is not None:
-                stack.enter_context(service.progress.follow(call_id, queue))
-                sender = asyncio.create_task(send_progress(token))
+        with self._service.progress.follow(call_id, queue):
+            task.add_done_callback(lambda _: wake_event.set())
+            sender = asyncio.create_task(send_progress())
             try:
-                return await _wait_until_done(call, lambda: service.cancel(call_id))
+                return await _wait_until_done(task, cancel)
             finally:
-                signal.end()
-                if sender is not None:
-                    await _wait_until_done(sender, sender.cancel)
+                await _wait_until_done(sender, sender.cancel)
 
     async def _list_resources(self, context: _Context, _: types.PaginatedRequestParams) -> dict[str, Any]:
         return _build_list("resources", await self._service.outputs.list_resources(_get_caller(context)))
 
-    async def _list_templates(self, context: _Context, _: types.PaginatedRequestParams) -> dict[str, Any]:
-        return _build_list("resourceTemplates", [RESOURCE_TEMPLATE])
-
     async def _read_resource(self, context: _Context, params: types.ReadResourceRequestParams) -> dict[str, Any]:
-        modern = context.protocol_version in MODERN_PROTOCOL_VERSIONS
         try:
             contents = await self._service.outputs.read_resource(str(params.uri), _get_caller(context))
         except ResourceNotFound as error:
-            code = types.INVALID_PARAMS if modern else RESOURCE_NOT_FOUND
+            code = types.INVALID_PARAMS if _is_modern(context) else RESOURCE_NOT_FOUND
             raise MCPError(code, str(error), {"uri": str(params.uri)[:200]}) from None
         return _build_list("contents", [contents])
 
 
-async def _wait_until_done(work: Awaitable[ResultT], stop: Callable[[], Any]) -> ResultT:
-    """Awaits work. If this task is cancelled, stops the work and still waits until it has ended.
+async def _wait_until_done(task: asyncio.Task[ResultT], stop: Callable[[], object]) -> ResultT:
+    """Awaits a task. If this one is cancelled, stops the other and still waits until it has ended.
 
     The SDK cancels repeatedly until the task has ended, which would interrupt a tool's cleanup.
     """
-    task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
@@ -292,8 +296,27 @@ async def _hide_internal_errors(ctx: _Context, call_next: CallNext) -> HandlerRe
         raise MCPError(types.INTERNAL_ERROR, "Internal server error") from None
 
 
+async def _restore_null_content(ctx: _Context, call_next: CallNext) -> HandlerResult:
+    """Adds a structured content of null again. Clients refuse a result without it if the tool has an output schema."""
+    result = await call_next(ctx)
+    if isinstance(result, dict):
+        meta: dict[str, Any] = result.get("_meta") or {}
+        if meta.pop(_NULL_CONTENT_KEY, False):
+            return {**result, "structuredContent": None}
+    return result
+
+
+async def _list_templates(_: _Context, __: types.PaginatedRequestParams) -> dict[str, Any]:
+    return _build_list("resourceTemplates", [RESOURCE_TEMPLATE])
+
+
 async def _ignore_log_level(_: _Context, __: types.SetLevelRequestParams) -> dict[str, Any]:
     return {}  # No logs are sent to clients.
+
+
+def _is_modern(context: _Context) -> bool:
+    """Whether a request belongs to the stateless era."""
+    return context.protocol_version in MODERN_PROTOCOL_VERSIONS
 
 
 def _get_caller(context: _Context) -> ToolContext | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, NamedTuple
 
 import msgspec
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
@@ -25,10 +24,21 @@ _VERSIONS = frozenset(version.encode() for version in HANDSHAKE_PROTOCOL_VERSION
 class HandshakeSession:
     """One session: who opened it, and the calls that the fast path is running in it."""
 
-    __slots__ = ("can_answer", "context", "id", "last_sdk_request_at", "owner", "running_calls", "silent_context")
+    __slots__ = (
+        "can_answer",
+        "context",
+        "headers",
+        "id",
+        "last_sdk_request_at",
+        "owner",
+        "running_calls",
+        "silent_context",
+    )
 
     def __init__(self, id: bytes, owner: str | None, context: ToolContext | None, *, can_answer: bool) -> None:
         self.id = id
+        self.headers = ((b"mcp-session-id", id),)
+        """The headers of every response."""
         self.owner = owner
         self.can_answer = can_answer
         """Whether the client answers questions during a call, which only the SDK can send."""
@@ -41,13 +51,6 @@ class HandshakeSession:
         """Call ids by request id. Request ids are compared as text: some clients cancel 1 as "1"."""
 
 
-class SessionOpening(NamedTuple):
-    """An `initialize` request."""
-
-    can_answer: bool
-    """Whether the client answers questions during a call."""
-
-
 class _InitializeParams(msgspec.Struct):
     capabilities: dict[str, msgspec.Raw] = {}
 
@@ -57,16 +60,15 @@ class _Request(msgspec.Struct):
     params: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-def parse_session_opening(body: bytes) -> SessionOpening | None:
-    """Returns None if the body is not an `initialize` request."""
+def parse_initialize(body: bytes) -> frozenset[str] | None:
+    """Returns the names of the client's capabilities; None if the body is not an `initialize` request."""
     try:
         request = msgspec.json.decode(body, type=_Request)
         if request.method != "initialize":
             return None
-        capabilities = msgspec.json.decode(request.params, type=_InitializeParams).capabilities
+        return frozenset(msgspec.json.decode(request.params, type=_InitializeParams).capabilities)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
-    return SessionOpening(can_answer=not _QUESTION_CAPABILITIES.isdisjoint(capabilities))
 
 
 class HandshakeSessions:
@@ -119,16 +121,16 @@ class HandshakeSessions:
         return watching_send
 
     def watch_opening(
-        self, opening: SessionOpening, owner: str | None, context: ToolContext | None, send: Send
+        self, capabilities: frozenset[str], owner: str | None, context: ToolContext | None, send: Send
     ) -> Send:
         """Wraps `send` to add the session that the SDK opens."""
 
         async def watching_send(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] == 200:
-                headers: Any = message.get("headers", ())
-                for name, value in headers:
+                can_answer = not _QUESTION_CAPABILITIES.isdisjoint(capabilities)
+                for name, value in message.get("headers", ()):
                     if name == b"mcp-session-id":
-                        self.add(HandshakeSession(bytes(value), owner, context, can_answer=opening.can_answer))
+                        self.add(HandshakeSession(bytes(value), owner, context, can_answer=can_answer))
             await send(message)
 
         return watching_send

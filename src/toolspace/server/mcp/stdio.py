@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, suppress
+from contextlib import aclosing, suppress
 
 import anyio
 import mcp_types as types
@@ -13,7 +13,7 @@ from mcp.shared.message import SessionMessage
 from toolspace.core import json_text
 from toolspace.server.mcp import json_rpc
 from toolspace.server.mcp.elicitation import STDIO_CLIENT, SuspendedCalls
-from toolspace.server.mcp.sdk_server import ChangeNotifier, ToolspaceMcpServer
+from toolspace.server.mcp.sdk_server import ToolspaceMcpServer
 from toolspace.server.mcp.stdio_pipes import ClaimedPipes, PipeWriter, read_lines
 from toolspace.server.mcp.tools import McpService
 from toolspace.toolspace import Toolspace
@@ -27,29 +27,22 @@ _Outgoing = MemoryObjectReceiveStream[SessionMessage]
 async def serve_stdio(toolspace: Toolspace, pipes: ClaimedPipes) -> None:
     """Serves until the client closes its end. Cancelling it cancels the running calls."""
     service = McpService(toolspace)
-    changes = ChangeNotifier()
     suspended_calls = SuspendedCalls(service, client=STDIO_CLIENT)
-    server = ToolspaceMcpServer(service, changes, suspended_calls)
-
-    def notify_tools_changed() -> None:
-        server.refresh()
-        changes.notify_tools_changed()
-
-    service.on_tools_changed = notify_tools_changed
-    service.on_outputs_changed = changes.notify_resources_changed
-    incoming, server_reader = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    server_writer, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(service)
-        await stack.enter_async_context(suspended_calls)
-        stack.push_async_callback(changes.aclose)
-        writer = await stack.enter_async_context(PipeWriter(pipes.output))
+    server = ToolspaceMcpServer(service, suspended_calls)
+    requests, server_reader = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    server_writer, responses = anyio.create_memory_object_stream[SessionMessage](0)
+    async with (
+        service,
+        suspended_calls,
+        aclosing(server.changes),
+        PipeWriter(pipes.output) as writer,
+        anyio.create_task_group() as tasks,
+    ):
         bridge = _PipeBridge(writer)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(bridge.read, pipes.input, incoming)
-            tasks.start_soon(bridge.write, outgoing)
-            await server.run(server_reader, server_writer, server.create_initialization_options())
-            tasks.cancel_scope.cancel()
+        tasks.start_soon(bridge.read, pipes.input, requests)
+        tasks.start_soon(bridge.write, responses)
+        await server.run(server_reader, server_writer, server.create_initialization_options())
+        tasks.cancel_scope.cancel()
 
 
 class _PipeBridge:

@@ -49,6 +49,8 @@ async def test_local_origin_is_allowed_and_gets_cors_headers(served: Served) -> 
     assert answer.headers["access-control-allow-origin"] == "http://localhost:6274"
     async with served.http.options(served.url, headers={"origin": "http://localhost:6274"}) as preflight:
         assert preflight.status == 204
+        assert preflight.headers["access-control-expose-headers"] == "mcp-session-id"
+        assert "content-length" not in preflight.headers
 
 
 async def test_configured_hosts_and_origins_are_allowed(serve: Serve) -> None:
@@ -72,6 +74,7 @@ def test_only_loopback_hosts_are_allowed(host: bytes, origin: bytes) -> None:
 async def test_too_large_body_is_refused(served: Served) -> None:
     answer = await served.request("tools/call", {"name": "echo", "arguments": {"data": "x" * (4 * 1024 * 1024)}})
     assert answer.status == 413
+    assert "connection" not in answer.headers  # The client can send the rest of the body and read the answer.
 
     async def chunks() -> Any:
         for _ in range(5):

@@ -1,0 +1,116 @@
+"""Which tools an API key may call: the policy that restricts tool keys, and the context of the calls of each key.
+
+The tool routes and the MCP endpoint take the context of a call from here; the orchestrator asks the policy.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import Final
+
+from toolspace.core.context import ToolContext
+from toolspace.core.interfaces import Allow, Decision, Deny
+from toolspace.core.tool import Tool
+from toolspace.server.authorization import Caller, SecretKeyCaller, ToolKeyCaller
+from toolspace.server.responses import Problem
+from toolspace.spaces.call_context import GatewayCallHost
+from toolspace.spaces.pending_calls import PendingCalls
+
+_SECRET_USER: Final = "key/"
+_TOOLS_USER: Final = "tools/"
+"""Prefixes of user ids. The user of a call in a run is its agent; ids have no slash, so no agent looks like a key."""
+_SEARCH_TOOL: Final = "agent__find_tools"
+_MAX_CACHED: Final = 10_000
+_ALLOW: Final = Allow()
+
+
+def find_key_id(user_id: str) -> str | None:
+    """Returns the id of the key whose user this is; None for other users."""
+    kind, slash, key_id = user_id.partition("/")
+    return key_id if slash and kind in ("key", "tools") else None
+
+
+class ToolKeyPolicy:
+    """The orchestrator's policy that restricts tool keys to their tools. It also creates the contexts of calls.
+
+    Each key has its own user id, so no key reads what calls of another key stored, cached or opened. The policy
+    identifies the key by the user id, and therefore also covers calls that a tool makes.
+    """
+
+    rule = "what the key allows (toolsAllowed, toolsDenied)"
+
+    def __init__(self) -> None:
+        self.pending_calls: PendingCalls | None = None
+        """Handles pending calls. Without it, tools whose result comes later fail."""
+        self._contexts: dict[Caller, ToolContext] = {}
+        self._filters: dict[str, _ToolFilter] = {}
+
+    def context_for(self, caller: Caller) -> ToolContext:
+        """Returns the context of calls that this caller makes outside a run, the same one every time."""
+        context = self._contexts.get(caller)
+        if context is None:
+            context = self._create_context(caller)
+            if len(self._contexts) < _MAX_CACHED:
+                self._contexts[caller] = context
+        return context
+
+    def may_use(self, caller: Caller, tool_name: str) -> bool:
+        """Whether the caller's key allows the tool with this full name."""
+        return not isinstance(caller, ToolKeyCaller) or self._filter(caller).decide(tool_name) is _ALLOW
+
+    def decide(self, tool: Tool, context: ToolContext) -> Decision:
+        user = context.user_id
+        if user is None or not user.startswith(_TOOLS_USER):
+            return _ALLOW
+        tool_filter = self._filters.get(user)
+        return Deny("the key of this call is unknown") if tool_filter is None else tool_filter.decide(tool.name)
+
+    def _create_context(self, caller: Caller) -> ToolContext:
+        if isinstance(caller, ToolKeyCaller):
+            self._filter(caller)
+            user, agent_id = _TOOLS_USER + caller.key_id, caller.agent_entity_id
+        elif isinstance(caller, SecretKeyCaller):
+            user, agent_id = _SECRET_USER + caller.key_id, None
+        else:
+            raise Problem(403, f"{caller.kind} credentials cannot call tools; use a secret key or a tool key")
+        host = None
+        if self.pending_calls is not None:
+            host = GatewayCallHost(self.pending_calls, agent_entity_id=agent_id, confirms_delivery=False)
+        return ToolContext(user_id=user, session_id=f"session-{caller.key_id}", agent_entity_id=agent_id, host=host)
+
+    def _filter(self, caller: ToolKeyCaller) -> _ToolFilter:
+        user = _TOOLS_USER + caller.key_id
+        tool_filter = self._filters.get(user)
+        if tool_filter is None:
+            tool_filter = self._filters[user] = _ToolFilter(caller)
+        return tool_filter
+
+
+class _ToolFilter:
+    """Matches tool names against the patterns of one key, and caches the decisions."""
+
+    def __init__(self, key: ToolKeyCaller) -> None:
+        self._allowed = None if key.tools_allowed is None else tuple(map(str.casefold, key.tools_allowed))
+        self._denied = tuple(map(str.casefold, key.tools_denied))
+        self._decisions: dict[str, Decision] = {}
+
+    def decide(self, name: str) -> Decision:
+        decision = self._decisions.get(name)
+        if decision is None:
+            reason = self._find_reason(name)
+            decision = _ALLOW if reason is None else Deny(f'this key may not use the tool "{name}"{reason}')
+            if len(self._decisions) > _MAX_CACHED:
+                self._decisions.clear()
+            self._decisions[name] = decision
+        return decision
+
+    def _find_reason(self, name: str) -> str | None:
+        """Returns why the key may not use a tool, or None. A denied pattern wins over an allowed one."""
+        lower_name = name.casefold()
+        if any(fnmatch.fnmatchcase(lower_name, pattern) for pattern in self._denied):
+            return " (toolsDenied)"
+        if self._allowed is not None and not any(fnmatch.fnmatchcase(lower_name, pattern) for pattern in self._allowed):
+            return " (toolsAllowed)"
+        if name == _SEARCH_TOOL and (self._denied or self._allowed is not None):
+            return ": it would describe tools that the key may not use"
+        return None
