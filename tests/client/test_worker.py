@@ -17,9 +17,8 @@ import pytest
 
 from tests.client.unreliable_proxy import open_unreliable_proxy
 from tests.server.gateway_api import SECRET
-from toolspace.client.client import ToolspaceClient
+from toolspace.client.client import CallResult, ToolspaceClient
 from toolspace.client.errors import BadRequest, Unauthorized
-from toolspace.client.resources import CallResult
 from toolspace.client.worker import OfferedCall, ToolWorker
 from toolspace.core.records import CallRecord
 from toolspace.errors import ToolspaceError

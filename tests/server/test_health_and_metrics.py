@@ -26,7 +26,7 @@ async def test_health_and_ready_need_no_credentials(api: ApiClient) -> None:
 
 
 async def test_it_is_not_ready_while_it_stops(gateway: Gateway, api: ApiClient) -> None:
-    gateway.readiness.stopping = True
+    gateway.readiness.is_stopping = True
 
     reply = await api.with_headers().get("/ready")
 

@@ -129,7 +129,7 @@ async def test_waiting_requests_end_when_the_gateway_stops(tmp_path: Path) -> No
         await agent(api)
         claiming = asyncio.create_task(api.create(f"{PATH}/claim", wait=60))
         await _until(lambda: gateway.ledger.waiters.is_waited_for("inbox:bot"))
-        gateway.readiness.stopping = True
+        gateway.readiness.is_stopping = True
         await asyncio.wait_for(gateway.drain(5), 30)
         assert (await asyncio.wait_for(claiming, 30))["items"] == []
 

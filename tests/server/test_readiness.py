@@ -26,9 +26,9 @@ async def test_it_is_ready_from_start_to_stop(tmp_path: Path) -> None:
     readiness = Readiness(lambda: database.read(runs.count_open_work), lambda: database.run(_succeed))
 
     assert await readiness.list_reasons() == [STARTING]
-    readiness.started = True
+    readiness.is_started = True
     assert await readiness.list_reasons() == []
-    readiness.stopping = True
+    readiness.is_stopping = True
     assert await readiness.list_reasons() == [STOPPING]
 
     await readiness.aclose()
@@ -39,7 +39,7 @@ async def test_it_is_ready_from_start_to_stop(tmp_path: Path) -> None:
 async def test_it_is_not_ready_without_the_database(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
     readiness = Readiness(lambda: database.read(runs.count_open_work), lambda: database.run(_succeed))
-    readiness.started = True
+    readiness.is_started = True
     await database.aclose()
 
     assert await readiness.list_reasons() == [DATABASE_DOWN]
@@ -49,7 +49,7 @@ async def test_it_is_not_ready_without_the_database(tmp_path: Path) -> None:
 async def test_it_is_not_ready_if_the_database_cannot_be_written(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
     readiness = Readiness(lambda: database.read(runs.count_open_work), lambda: database.run(_succeed), timeout=0.2)
-    readiness.started = True
+    readiness.is_started = True
     with closing(sqlite3.connect(tmp_path / "toolspace.db")) as other:
         other.execute("BEGIN IMMEDIATE")
         assert await readiness.list_reasons() == [DATABASE_READ_ONLY]
@@ -70,7 +70,7 @@ async def test_a_hanging_database_is_checked_once_for_many_requests_with_a_timeo
         await asyncio.Event().wait()
 
     readiness = Readiness(hang, hang, timeout=0.05)
-    readiness.started = True
+    readiness.is_started = True
     first = asyncio.create_task(readiness.list_reasons())
     tasks = [asyncio.create_task(readiness.list_reasons()) for _ in range(50)]
     await asyncio.sleep(0)

@@ -57,7 +57,7 @@ async def matching_titles(library: DocumentLibrary, harness: ServiceHarness, que
 
 async def test_a_folder_becomes_documents(harness: ServiceHarness, library: DocumentLibrary, folder: Path) -> None:
     synced = await library.sync_folders(harness.agent, [folder])
-    assert (synced.written, synced.unchanged, synced.removed, synced.skipped) == (3, 0, 0, [])
+    assert (synced.written_count, synced.unchanged_count, synced.removed_count, synced.skipped_files) == (3, 0, 0, [])
     titles = {source: document.title for source, document in (await list_sources(harness)).items()}
     assert titles == {
         "handbook/people/leave.md": "Parental leave",
@@ -82,14 +82,14 @@ async def test_only_changed_files_are_read_again_and_missing_ones_removed(
     (folder / "faq.html").unlink()
     (folder / "new.txt").write_text("A narwhal.")
     synced = await library.sync_folders(harness.agent, [folder])
-    assert (synced.written, synced.unchanged, synced.removed) == (2, 1, 1)
+    assert (synced.written_count, synced.unchanged_count, synced.removed_count) == (2, 1, 1)
     after = await list_sources(harness)
     assert after["handbook/people/leave.md"].updated_at == before["handbook/people/leave.md"].updated_at
     assert after["handbook/prices.json"].id == before["handbook/prices.json"].id
     assert await matching_titles(library, harness, "espresso printer") == []
     assert await matching_titles(library, harness, "narwhal") == ["handbook/new.txt"]
     synced = await library.sync_folders(harness.agent, [])
-    assert synced.removed == 3
+    assert synced.removed_count == 3
     assert list(await list_sources(harness)) == [None]  # Documents of other origin stay.
     assert await matching_titles(library, harness, "walrus") == [None]
 
@@ -123,7 +123,7 @@ async def test_files_that_are_not_text_are_skipped_with_the_reason(
     (folder / os.fsdecode(b"na\xefve.txt")).write_text("Odd name: quokka.")
     missing = folder / "missing"
     synced = await library.sync_folders(harness.agent, [folder, missing])
-    assert sorted(synced.skipped) == [
+    assert sorted(synced.skipped_files) == [
         "handbook/huge.txt: its text has 1,000,005 bytes; a document has at most 1,000,000",
         "handbook/image.txt: it is binary",
         "missing: No such file or directory",
@@ -141,7 +141,7 @@ async def test_explicitly_configured_file_is_read_whatever_its_suffix(
     link = tmp_path / "link"
     link.symlink_to(file)
     synced = await library.sync_folders(harness.agent, [link, file])  # A configured path may be a link.
-    assert synced.written == 1
+    assert synced.written_count == 1
     assert await matching_titles(library, harness, "okapi") == ["NOTES"]
 
 

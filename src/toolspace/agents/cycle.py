@@ -254,7 +254,7 @@ class Cycle(LoopHooks):
             if plan.tool is None:
                 continue
             arguments = plan.call.arguments or "{}"
-            call = build_new_call(plan.tool, arguments, plan.call_id, self._call_host, self._ledger.node_id)
+            call = build_new_call(plan.tool, arguments, plan.call_id, self._call_host)
             if call is not None:
                 new_calls.append(call)
             if changes_space(plan.tool):

@@ -1,242 +1,34 @@
-"""`ToolspaceClient`: the HTTP API of a gateway as methods."""
+"""`ToolspaceClient`: the HTTP API of a gateway as methods. The routes for tools, calls and runs stand here.
+
+`resources` has the other routes. Used by programs of users and by the command line.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from toolspace.client.events import EventSubscription
 from toolspace.client.resources import (
     AgentsApi,
     ApiResource,
-    CallResult,
     EntitiesApi,
     KeysApi,
     Page,
-    RunCall,
     ServersApi,
     SpacesApi,
     StreamFormat,
-    ToolInfo,
     decode_response,
     iterate_pages,
-    stream_query,
     without_none,
 )
-from toolspace.client.transport import GatewayCredentials, Token, Transport, quote_segment
+from toolspace.client.transport import GatewayCredentials, Token, Transport, api_path
 from toolspace.core.ids import new_id
-from toolspace.core.records import CallRecord, CallStatus, ResultSource, RunRecord, RunStatus
-
-# MERGED from call_resources: The routes for tools, calls and runs as methods: calling tools, and submitting results of
+from toolspace.core.records import CallRecord, CallStatus, ExecutionTarget, Record, ResultSource, RunRecord, RunStatus
+from toolspace.errors import ERROR_CLASSES, ErrorKind, ToolExecutionError
 
 Arguments = Mapping[str, Any] | str | None
 """A mapping, or the JSON text that a model sent."""
-
-
-class ToolsApi(ApiResource):
-    """Tools, and the results of pending calls."""
-
-    async def list(
-        self,
-        *,
-        category: str | None = None,
-        search: str | None = None,
-        limit: int | None = None,
-        cursor: str | None = None,
-    ) -> Page[ToolInfo]:
-        """Returns the tools that the key may use, by name; with `search` the best matches first."""
-        query = {"category": category, "search": search, "limit": limit, "cursor": cursor}
-        return await self._get(Page[ToolInfo], "/api/tools", **query)
-
-    def all(self) -> AsyncIterator[ToolInfo]:
-        return iterate_pages(lambda cursor: self.list(cursor=cursor))
-
-    async def get(self, name: str) -> ToolInfo:
-        return await self._get(ToolInfo, f"/api/tools/{quote_segment(name)}")
-
-    async def get_statistics(self) -> Any:
-        return await self._get(dict[str, Any], "/api/tools/stats")
-
-    async def call(
-        self, name: str, args: Arguments = None, *, call_id: str | None = None, timeout: float | None = None
-    ) -> CallResult:
-        """Calls a tool outside a run. A failed call is a result too; `is_pending` is true if the result comes later.
-
-        The call is not retried after a lost connection, because its effect may have happened.
-        """
-        path = f"/api/tools/{quote_segment(name)}/call"
-        body = without_none(args=args, callId=call_id)
-        return await self._send(CallResult, "POST", path, body, timeout=timeout, no_timeout=True)
-
-    async def submit_result(
-        self,
-        space_id: str,
-        run_id: str,
-        tool_call_id: str,
-        result: Any,
-        *,
-        is_error: bool = False,
-        source: ResultSource = "client",
-        idempotency_key: str | None = None,
-    ) -> CallRecord:
-        """Submits the result of a pending call that a space shows. A repeated submission has no effect.
-
-        `idempotency_key`: for a program that repeats the submission by itself.
-        """
-        body = {"runId": run_id, "toolCallId": tool_call_id, "result": result, "isError": is_error, "source": source}
-        return await self._submit(f"/api/spaces/{quote_segment(space_id)}/tool-results", body, idempotency_key)
-
-    async def submit_run_result(
-        self,
-        run_id: str,
-        call_id: str,
-        result: Any,
-        *,
-        is_error: bool = False,
-        source: ResultSource = "client",
-        idempotency_key: str | None = None,
-    ) -> CallRecord:
-        """Submits the result of a pending call of a run. A repeated submission has no effect."""
-        body = {"callId": call_id, "result": result, "isError": is_error, "source": source}
-        return await self._submit(f"/api/runs/{quote_segment(run_id)}/tool-results", body, idempotency_key)
-
-    async def submit_call_result(
-        self,
-        call_id: str,
-        result: Any,
-        *,
-        is_error: bool = False,
-        source: ResultSource = "client",
-        idempotency_key: str | None = None,
-    ) -> CallRecord:
-        """Submits the result of a pending call by its id, also of a call outside a run."""
-        body = {"result": result, "isError": is_error, "source": source}
-        return await self._submit(f"/api/calls/{quote_segment(call_id)}/result", body, idempotency_key)
-
-    async def _submit(self, path: str, body: Mapping[str, Any], key: str | None) -> CallRecord:
-        # The same key for all attempts: a repetition after a lost response is recognized, and not refused.
-        return await self._send(CallRecord, "POST", path, body, idempotency_key=key or new_id("idk"))
-
-
-class CallsApi(ApiResource):
-    """Stored calls: pending and completed ones."""
-
-    async def list(
-        self,
-        *,
-        status: CallStatus | Sequence[CallStatus] | None = None,
-        run_id: str | None = None,
-        agent_entity_id: str | None = None,
-        space_id: str | None = None,
-        tool_name: str | None = None,
-        limit: int | None = None,
-        cursor: str | None = None,
-    ) -> Page[CallRecord]:
-        """Returns calls, newest first."""
-        return await self._get(
-            Page[CallRecord],
-            "/api/calls",
-            status=[status] if isinstance(status, str) else status,
-            runId=run_id,
-            agentEntityId=agent_entity_id,
-            spaceId=space_id,
-            toolName=tool_name,
-            limit=limit,
-            cursor=cursor,
-        )
-
-    async def get(self, call_id: str) -> CallRecord:
-        return await self._get(CallRecord, f"/api/calls/{quote_segment(call_id)}")
-
-    async def cancel(self, call_id: str) -> None:
-        await self._transport.request("POST", f"/api/calls/{quote_segment(call_id)}/cancel", is_repeatable=True)
-
-
-class RunsApi(ApiResource):
-    """Runs of programs that have a model loop of their own."""
-
-    async def open(
-        self, agent_entity_id: str, *, space_id: str | None = None, trigger: Any = None, id: str | None = None
-    ) -> RunRecord:
-        body = without_none(agentEntityId=agent_entity_id, spaceId=space_id, trigger=trigger, id=id)
-        return await self._create(RunRecord, "/api/runs", body)
-
-    async def list(
-        self,
-        *,
-        agent_entity_id: str | None = None,
-        space_id: str | None = None,
-        status: RunStatus | None = None,
-        limit: int | None = None,
-        cursor: str | None = None,
-    ) -> Page[RunRecord]:
-        return await self._get(
-            Page[RunRecord],
-            "/api/runs",
-            agentEntityId=agent_entity_id,
-            spaceId=space_id,
-            status=status,
-            limit=limit,
-            cursor=cursor,
-        )
-
-    async def get(self, run_id: str) -> RunRecord:
-        """Returns a run. With a token its trigger, usage and error are not visible."""
-        run = await self._get(dict[str, Any], _run(run_id))
-        return decode_response(RunRecord, {"trigger": None, "usage": {}, "error": None, **run})
-
-    async def call(
-        self,
-        run_id: str,
-        name: str,
-        args: Arguments = None,
-        *,
-        call_id: str | None = None,
-        turn: int | None = None,
-        timeout: float | None = None,
-    ) -> CallResult:
-        """Calls a tool in the run. It is retried after a lost connection: a call with the same id is executed once."""
-        body = without_none(name=name, args=args, callId=call_id or new_id("call"), turn=turn)
-        path = f"{_run(run_id)}/calls"
-        return await self._send(CallResult, "POST", path, body, is_repeatable=True, timeout=timeout, no_timeout=True)
-
-    async def list_calls(self, run_id: str) -> Sequence[RunCall]:
-        """Returns all calls of the run, in their order."""
-        return [call async for call in iterate_pages(lambda cursor: self._calls(run_id, cursor))]
-
-    async def close(
-        self,
-        run_id: str,
-        status: Literal["completed", "failed"] = "completed",
-        *,
-        error: str | None = None,
-        usage: Mapping[str, Any] | None = None,
-    ) -> RunRecord:
-        body = without_none(status=status, error=error, usage=usage)
-        return await self._post(RunRecord, f"{_run(run_id)}/close", body)
-
-    async def cancel(self, run_id: str) -> RunRecord:
-        return await self._post(RunRecord, f"{_run(run_id)}/cancel")
-
-    def subscribe(
-        self,
-        run_id: str,
-        *,
-        last_event_id: str | int | None = None,
-        format: StreamFormat = "native",
-        from_start: bool = False,
-    ) -> EventSubscription:
-        """Iterates over the events of a run."""
-        query = stream_query(format, from_start)
-        return EventSubscription(self._transport, f"{_run(run_id)}/events", query=query, last_event_id=last_event_id)
-
-    async def _calls(self, run_id: str, cursor: str | None) -> Page[RunCall]:
-        return await self._get(Page[RunCall], f"{_run(run_id)}/calls", cursor=cursor)
-
-
-def _run(run_id: str) -> str:
-    return f"/api/runs/{quote_segment(run_id)}"
 
 
 class ToolspaceClient:
@@ -315,10 +107,249 @@ class ToolspaceClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
         await self._transport.aclose()
+
+
+class ToolInfo(Record, frozen=True):
+    """A tool as the gateway lists it."""
+
+    name: str
+    description: str = ""
+    input_schema: Mapping[str, Any] = {}
+    output_schema: Mapping[str, Any] | None = None
+    category: str = "custom"
+    execution_type: str | None = None
+    visible: bool = False
+    is_async: bool = False
+
+
+class CallResult(Record, frozen=True):
+    """The result of a call. If it is pending, the result comes later to the agent's inbox and to `calls.get`."""
+
+    ok: bool
+    result: Any = None
+    error: str | None = None
+    error_kind: ErrorKind | None = None
+    executed: bool = False
+    tool: str | None = None
+    call_id: str | None = None
+    duration_ms: float = 0.0
+    content: Any = None
+    extras: Mapping[str, Any] = {}
+    status: Literal["pending"] | None = None
+    pending_tool_call_id: str | None = None
+
+    @property
+    def is_pending(self) -> bool:
+        return self.pending_tool_call_id is not None
+
+    def unwrap(self) -> Any:
+        """Returns the result of a successful call. Raises the `ToolError` of a failed one."""
+        if self.ok:
+            return self.result
+        raise ERROR_CLASSES.get(self.error_kind or "execution_error", ToolExecutionError)(
+            self.error or "the tool failed", tool=self.tool, executed=self.executed
+        )
+
+
+class ToolsApi(ApiResource):
+    """Tools, and the results of pending calls."""
+
+    async def list(
+        self,
+        *,
+        category: str | None = None,
+        search: str | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> Page[ToolInfo]:
+        """Returns the tools that the key may use, by name; with `search` the best matches first."""
+        query = {"category": category, "search": search, "limit": limit, "cursor": cursor}
+        return await self._get(Page[ToolInfo], "/api/tools", **query)
+
+    def all(self) -> AsyncIterator[ToolInfo]:
+        return iterate_pages(lambda cursor: self.list(cursor=cursor))
+
+    async def get(self, name: str) -> ToolInfo:
+        return await self._get(ToolInfo, api_path("tools", name))
+
+    async def get_statistics(self) -> Any:
+        return await self._get(dict[str, Any], "/api/tools/stats")
+
+    async def call(
+        self, name: str, args: Arguments = None, *, call_id: str | None = None, timeout: float | None = None
+    ) -> CallResult:
+        """Calls a tool outside a run. A failed call is a result too; `is_pending` is true if the result comes later.
+
+        The call is not retried after a lost connection, because its effect may have happened.
+        """
+        path, body = api_path("tools", name, "call"), without_none(args=args, callId=call_id)
+        return await self._send(CallResult, "POST", path, body, timeout=timeout, no_timeout=True)
+
+    async def submit_result(
+        self,
+        space_id: str,
+        run_id: str,
+        tool_call_id: str,
+        result: Any,
+        *,
+        is_error: bool = False,
+        source: ResultSource = "client",
+        idempotency_key: str | None = None,
+    ) -> CallRecord:
+        """Submits the result of a pending call that a space shows. A repeated submission has no effect.
+
+        `idempotency_key`: for a program that repeats the submission by itself.
+        """
+        body = {"runId": run_id, "toolCallId": tool_call_id, "result": result, "isError": is_error, "source": source}
+        return await self._submit(api_path("spaces", space_id, "tool-results"), body, idempotency_key)
+
+    async def submit_run_result(
+        self,
+        run_id: str,
+        call_id: str,
+        result: Any,
+        *,
+        is_error: bool = False,
+        source: ResultSource = "client",
+        idempotency_key: str | None = None,
+    ) -> CallRecord:
+        """Submits the result of a pending call of a run. A repeated submission has no effect."""
+        body = {"callId": call_id, "result": result, "isError": is_error, "source": source}
+        return await self._submit(api_path("runs", run_id, "tool-results"), body, idempotency_key)
+
+    async def submit_call_result(
+        self,
+        call_id: str,
+        result: Any,
+        *,
+        is_error: bool = False,
+        source: ResultSource = "client",
+        idempotency_key: str | None = None,
+    ) -> CallRecord:
+        """Submits the result of a pending call by its id, also of a call outside a run."""
+        body = {"result": result, "isError": is_error, "source": source}
+        return await self._submit(api_path("calls", call_id, "result"), body, idempotency_key)
+
+    async def _submit(self, path: str, body: Mapping[str, Any], key: str | None) -> CallRecord:
+        # All attempts have the same key, so the gateway accepts a repetition after a lost response.
+        return await self._send(CallRecord, "POST", path, body, idempotency_key=key or new_id("idk"))
+
+
+class CallsApi(ApiResource):
+    """Stored calls: pending and completed ones."""
+
+    async def list(
+        self,
+        *,
+        status: CallStatus | Sequence[CallStatus] | None = None,
+        run_id: str | None = None,
+        agent_entity_id: str | None = None,
+        space_id: str | None = None,
+        tool_name: str | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> Page[CallRecord]:
+        """Returns calls, newest first."""
+        filters = {"runId": run_id, "agentEntityId": agent_entity_id, "spaceId": space_id, "toolName": tool_name}
+        statuses = [status] if isinstance(status, str) else status
+        return await self._get(Page[CallRecord], "/api/calls", status=statuses, limit=limit, cursor=cursor, **filters)
+
+    async def get(self, call_id: str) -> CallRecord:
+        return await self._get(CallRecord, api_path("calls", call_id))
+
+    async def cancel(self, call_id: str) -> None:
+        await self._transport.request("POST", api_path("calls", call_id, "cancel"), is_repeatable=True)
+
+
+class RunCall(Record, frozen=True):
+    """A call of a run. Of calls to the agent's own tools, members of the space see only the tool."""
+
+    tool_call_id: str
+    tool_name: str
+    seq: int | None = None
+    args: Any = None
+    execution_type: str | None = None
+    execution_target: ExecutionTarget | None = None
+    status: CallStatus | None = None
+    result: Any = None
+    is_error: bool = False
+    source: ResultSource | None = None
+    started_at: int | None = None
+    completed_at: int | None = None
+
+
+class RunsApi(ApiResource):
+    """Runs of programs that have a model loop of their own."""
+
+    async def open(
+        self, agent_entity_id: str, *, space_id: str | None = None, trigger: Any = None, id: str | None = None
+    ) -> RunRecord:
+        body = without_none(agentEntityId=agent_entity_id, spaceId=space_id, trigger=trigger, id=id)
+        return await self._create(RunRecord, "/api/runs", body)
+
+    async def list(
+        self,
+        *,
+        agent_entity_id: str | None = None,
+        space_id: str | None = None,
+        status: RunStatus | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> Page[RunRecord]:
+        filters = {"agentEntityId": agent_entity_id, "spaceId": space_id, "status": status}
+        return await self._get(Page[RunRecord], "/api/runs", limit=limit, cursor=cursor, **filters)
+
+    async def get(self, run_id: str) -> RunRecord:
+        """Returns a run. With a token its trigger, usage and error are not visible."""
+        run = await self._get(dict[str, Any], api_path("runs", run_id))
+        return decode_response(RunRecord, {"trigger": None, "usage": {}, "error": None, **run})
+
+    async def call(
+        self,
+        run_id: str,
+        name: str,
+        args: Arguments = None,
+        *,
+        call_id: str | None = None,
+        turn: int | None = None,
+        timeout: float | None = None,
+    ) -> CallResult:
+        """Calls a tool in the run. It is retried after a lost connection: a call with the same id is executed once."""
+        body = without_none(name=name, args=args, callId=call_id or new_id("call"), turn=turn)
+        path = api_path("runs", run_id, "calls")
+        return await self._send(CallResult, "POST", path, body, is_repeatable=True, timeout=timeout, no_timeout=True)
+
+    async def list_calls(self, run_id: str) -> Sequence[RunCall]:
+        """Returns all calls of the run, in their order."""
+        path = api_path("runs", run_id, "calls")
+        return [call async for call in iterate_pages(lambda cursor: self._get(Page[RunCall], path, cursor=cursor))]
+
+    async def close(
+        self,
+        run_id: str,
+        status: Literal["completed", "failed"] = "completed",
+        *,
+        error: str | None = None,
+        usage: Mapping[str, Any] | None = None,
+    ) -> RunRecord:
+        body = without_none(status=status, error=error, usage=usage)
+        return await self._post(RunRecord, api_path("runs", run_id, "close"), body)
+
+    async def cancel(self, run_id: str) -> RunRecord:
+        return await self._post(RunRecord, api_path("runs", run_id, "cancel"))
+
+    def subscribe(
+        self,
+        run_id: str,
+        *,
+        last_event_id: str | int | None = None,
+        format: StreamFormat = "native",
+        from_start: bool = False,
+    ) -> EventSubscription:
+        """Iterates over the events of a run."""
+        return self._subscribe(api_path("runs", run_id, "events"), last_event_id, format, from_start)

@@ -1,4 +1,4 @@
-"""The errors of the client: one exception for each kind of refusal, with the whole problem document."""
+"""The exceptions of the client: one for each kind of refusal, with the problem document of the gateway."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Forbidden(ApiError):
 
 
 class NotFound(ApiError):
-    """There is nothing with that id."""
+    """The resource does not exist."""
 
 
 class Conflict(ApiError):
-    """It exists already, or its state does not allow the change: a submitted result stays as it is."""
+    """The resource exists already, or its state does not allow the change, such as a second result of a call."""
 
 
 class TooLarge(ApiError):
@@ -63,7 +63,7 @@ class TooManyRequests(ApiError):
 
 
 class ServerError(ApiError):
-    """The gateway has failed."""
+    """The gateway failed."""
 
 
 class Unavailable(ServerError):
@@ -80,7 +80,7 @@ class GatewayUnreachable(ToolspaceError):
 
 
 class UnexpectedResponse(ToolspaceError):
-    """The response is not one that this version of the client knows."""
+    """The client cannot decode the response; the gateway may have another version."""
 
 
 ERRORS_BY_STATUS: dict[int, type[ApiError]] = {

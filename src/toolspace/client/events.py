@@ -6,7 +6,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Final, Self
 
 import aiohttp
@@ -27,9 +26,9 @@ from toolspace.core.sse import SseDecoder, SseEvent, SseSizeError
 _log = logging.getLogger("toolspace.client")
 
 RESET: Final = "stream.reset"
-"""The type of the event that says: the requested position is gone, and the stream starts at its oldest event."""
+"""The type of the event of a stream that starts at its oldest event, because the requested one is deleted."""
 _POSITION: Final = ""
-"""The type of an event without data, which only moves the position past events that this subscriber may not see."""
+"""The type of an event without data. It moves the position past events that this subscriber may not see."""
 _MAX_EVENT_BYTES: Final = 64 * 1024 * 1024
 _FIRST_DELAY: Final = 0.1
 _MAX_DELAY: Final = 5.0
@@ -58,9 +57,9 @@ def read_event(event: SseEvent) -> StreamEvent:
 class EventSubscription:
     """An async iterator over the events of a stream. It reconnects by itself; no event is missed or repeated.
 
-    It ends when it is closed. It raises `ApiError` for refusals that a retry cannot fix (401, 403, 404). Nothing is
-    read ahead: the gateway disconnects a subscriber that does not iterate for long, and the iteration continues where
-    it was.
+    It ends when it is closed. It raises `ApiError` for refusals that a retry cannot fix (401, 403, 404). It does not
+    read ahead: the gateway disconnects a subscriber that does not iterate for long, and the next iteration reconnects
+    after the last event.
     """
 
     def __init__(
@@ -111,13 +110,11 @@ class EventSubscription:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
-        # The loop was left early: the connection must not stay open as long as the client.
+        # The iteration was not finished: its connection must not stay open until the client is closed.
         if self._response is not None:
             self._response.close()
 

@@ -1,6 +1,7 @@
-"""The routes for entities, spaces, agents, servers and keys as methods. Each method sends one request.
+"""The routes for entities, spaces, agents, servers and keys as methods, and the base of all such classes.
 
-`call_resources` has the routes for tools, calls and runs.
+Each method sends one request. `client` has the routes for tools, calls and runs. Records such as `Entity` and `Message`
+are in `toolspace.core.records`; the types of other responses stand here.
 """
 
 from __future__ import annotations
@@ -12,35 +13,29 @@ import msgspec
 
 from toolspace.client.errors import UnexpectedResponse
 from toolspace.client.events import EventSubscription
-from toolspace.client.transport import Transport, quote_segment
+from toolspace.client.transport import Transport, api_path
 from toolspace.core.ids import new_id
 from toolspace.core.records import (
     AgentHistory,
-    CallStatus,
     Document,
     DocumentWithText,
     Entity,
     EntityType,
-    ExecutionTarget,
     InboxEvent,
     InboxStatus,
     InboxType,
     Member,
     Message,
     Record,
-    ResultSource,
     RunRecord,
     Space,
     TaskRecord,
     TaskStatus,
     TaskWithMessages,
 )
-from toolspace.errors import ERROR_CLASSES, ErrorKind, ToolExecutionError
-
-# MERGED from responses: The types of responses that are not stored records: pages, results of calls, claims, tools and
-
 
 T = TypeVar("T")
+StreamFormat = Literal["native", "ui-message-stream", "ag-ui"]
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
@@ -50,71 +45,12 @@ class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     next: str | None = None
 
 
-class CallResult(Record, frozen=True):
-    """The result of a call. If it is pending, the result comes later to the agent's inbox and to `calls.get`."""
-
-    ok: bool
-    result: Any = None
-    error: str | None = None
-    error_kind: ErrorKind | None = None
-    executed: bool = False
-    tool: str | None = None
-    call_id: str | None = None
-    duration_ms: float = 0.0
-    content: Any = None
-    extras: Mapping[str, Any] = {}
-    status: Literal["pending"] | None = None
-    pending_tool_call_id: str | None = None
-
-    @property
-    def is_pending(self) -> bool:
-        return self.pending_tool_call_id is not None
-
-    def unwrap(self) -> Any:
-        """Returns the result of a successful call. Raises the `ToolError` of a failed one."""
-        if self.ok:
-            return self.result
-        raise ERROR_CLASSES.get(self.error_kind or "execution_error", ToolExecutionError)(
-            self.error or "the tool failed", tool=self.tool, executed=self.executed
-        )
-
-
-class RunCall(Record, frozen=True):
-    """A call of a run. Of calls to the agent's own tools, members of the space see only the tool."""
-
-    tool_call_id: str
-    tool_name: str
-    seq: int | None = None
-    args: Any = None
-    execution_type: str | None = None
-    execution_target: ExecutionTarget | None = None
-    status: CallStatus | None = None
-    result: Any = None
-    is_error: bool = False
-    source: ResultSource | None = None
-    started_at: int | None = None
-    completed_at: int | None = None
-
-
 class InboxClaim(Record, frozen=True):
     """Claimed inbox events. Each must be acknowledged or released with this claim before the lease expires."""
 
     claim: str
     lease_until: int
     items: list[InboxEvent]
-
-
-class ToolInfo(Record, frozen=True):
-    """A tool as the gateway lists it."""
-
-    name: str
-    description: str = ""
-    input_schema: Mapping[str, Any] = {}
-    output_schema: Mapping[str, Any] | None = None
-    category: str = "custom"
-    execution_type: str | None = None
-    visible: bool = False
-    is_async: bool = False
 
 
 class ApiKey(Record, frozen=True):
@@ -148,7 +84,21 @@ def decode_response(kind: type[T], data: Any) -> T:
         ) from None
 
 
-StreamFormat = Literal["native", "ui-message-stream", "ag-ui"]
+def without_none(**members: Any) -> dict[str, Any]:
+    """Returns a body with the members that are not None."""
+    return {name: value for name, value in members.items() if value is not None}
+
+
+async def iterate_pages(list_page: Callable[[str | None], Coroutine[Any, Any, Page[T]]]) -> AsyncIterator[T]:
+    """Yields every item of a list, page after page."""
+    cursor: str | None = None
+    while True:
+        page = await list_page(cursor)
+        for item in page.items:
+            yield item
+        if page.next is None:
+            return
+        cursor = page.next
 
 
 class ApiResource:
@@ -175,22 +125,11 @@ class ApiResource:
     async def _delete(self, path: str) -> None:
         await self._transport.request("DELETE", path)
 
-
-def without_none(**members: Any) -> dict[str, Any]:
-    """Returns a body with the members that are not None."""
-    return {name: value for name, value in members.items() if value is not None}
-
-
-async def iterate_pages(list_page: Callable[[str | None], Coroutine[Any, Any, Page[T]]]) -> AsyncIterator[T]:
-    """Yields every item of a list, page after page."""
-    cursor: str | None = None
-    while True:
-        page = await list_page(cursor)
-        for item in page.items:
-            yield item
-        if page.next is None:
-            return
-        cursor = page.next
+    def _subscribe(
+        self, path: str, last_event_id: str | int | None, format: StreamFormat, from_start: bool
+    ) -> EventSubscription:
+        query = {"format": None if format == "native" else format, "from": "start" if from_start else None}
+        return EventSubscription(self._transport, path, query=query, last_event_id=last_event_id)
 
 
 class EntitiesApi(ApiResource):
@@ -210,21 +149,21 @@ class EntitiesApi(ApiResource):
         return iterate_pages(lambda cursor: self.list(type=type, cursor=cursor))
 
     async def get(self, entity_id: str) -> Entity:
-        return await self._get(Entity, f"/api/entities/{quote_segment(entity_id)}")
+        return await self._get(Entity, api_path("entities", entity_id))
 
     async def update(
         self, entity_id: str, *, name: str | None = None, metadata: Mapping[str, Any] | None = None
     ) -> Entity:
-        path = f"/api/entities/{quote_segment(entity_id)}"
-        return await self._send(Entity, "PATCH", path, without_none(name=name, metadata=metadata))
+        body = without_none(name=name, metadata=metadata)
+        return await self._send(Entity, "PATCH", api_path("entities", entity_id), body)
 
     async def delete(self, entity_id: str) -> None:
-        await self._delete(f"/api/entities/{quote_segment(entity_id)}")
+        await self._delete(api_path("entities", entity_id))
 
     async def create_token(self, entity_id: str, *, expires_in: int | None = None) -> str:
-        """Returns a token for the entity, which it uses with the public key. `expires_in`: seconds."""
-        path = f"/api/entities/{quote_segment(entity_id)}/token"
-        return (await self._post(dict[str, Any], path, without_none(expiresIn=expires_in)))["token"]
+        """Returns a token for the entity, which it sends together with the public key. `expires_in`: seconds."""
+        path, body = api_path("entities", entity_id, "token"), without_none(expiresIn=expires_in)
+        return (await self._post(dict[str, Any], path, body))["token"]
 
 
 class SpacesApi(ApiResource):
@@ -248,25 +187,25 @@ class SpacesApi(ApiResource):
         return iterate_pages(lambda cursor: self.list(cursor=cursor))
 
     async def get(self, space_id: str) -> Space:
-        return await self._get(Space, _space(space_id))
+        return await self._get(Space, api_path("spaces", space_id))
 
     async def update(
         self, space_id: str, *, name: str | None = None, metadata: Mapping[str, Any] | None = None
     ) -> Space:
-        return await self._send(Space, "PATCH", _space(space_id), without_none(name=name, metadata=metadata))
+        body = without_none(name=name, metadata=metadata)
+        return await self._send(Space, "PATCH", api_path("spaces", space_id), body)
 
     async def delete(self, space_id: str) -> None:
-        await self._delete(_space(space_id))
+        await self._delete(api_path("spaces", space_id))
 
     async def list_members(self, space_id: str) -> Sequence[Member]:
-        return (await self._get(Page[Member], f"{_space(space_id)}/members")).items
+        return (await self._get(Page[Member], api_path("spaces", space_id, "members"))).items
 
     async def add_member(self, space_id: str, entity_id: str) -> Member:
-        path = f"{_space(space_id)}/members/{quote_segment(entity_id)}"
-        return await self._send(Member, "PUT", path)
+        return await self._send(Member, "PUT", api_path("spaces", space_id, "members", entity_id))
 
     async def remove_member(self, space_id: str, entity_id: str) -> None:
-        await self._delete(f"{_space(space_id)}/members/{quote_segment(entity_id)}")
+        await self._delete(api_path("spaces", space_id, "members", entity_id))
 
     async def list_messages(
         self,
@@ -278,11 +217,11 @@ class SpacesApi(ApiResource):
         cursor: str | None = None,
     ) -> Page[Message]:
         """Returns messages, oldest first: the newest ones, or those `after` or `before` a `seq`."""
-        path = f"{_space(space_id)}/messages"
+        path = api_path("spaces", space_id, "messages")
         return await self._get(Page[Message], path, after=after, before=before, limit=limit, cursor=cursor)
 
     async def get_message(self, space_id: str, message_id: str) -> Message:
-        return await self._get(Message, f"{_space(space_id)}/messages/{quote_segment(message_id)}")
+        return await self._get(Message, api_path("spaces", space_id, "messages", message_id))
 
     async def send_message(
         self,
@@ -296,7 +235,7 @@ class SpacesApi(ApiResource):
     ) -> Message:
         """Sends a message: with a secret key as `entity_id`, with a token as its entity."""
         body = without_none(content=content, entityId=entity_id, metadata=metadata, replyTo=reply_to, id=id)
-        return await self._create(Message, f"{_space(space_id)}/messages", body)
+        return await self._create(Message, api_path("spaces", space_id, "messages"), body)
 
     def subscribe(
         self,
@@ -311,10 +250,7 @@ class SpacesApi(ApiResource):
         async for event in client.spaces.subscribe(space_id):
             ...
         """
-        query = stream_query(format, from_start)
-        return EventSubscription(
-            self._transport, f"{_space(space_id)}/stream", query=query, last_event_id=last_event_id
-        )
+        return self._subscribe(api_path("spaces", space_id, "stream"), last_event_id, format, from_start)
 
 
 class AgentsApi(ApiResource):
@@ -327,7 +263,7 @@ class AgentsApi(ApiResource):
         return iterate_pages(lambda cursor: self.list(cursor=cursor))
 
     async def get(self, agent_id: str) -> Entity:
-        return await self._get(Entity, _agent(agent_id))
+        return await self._get(Entity, api_path("agents", agent_id))
 
     async def list_inbox(
         self,
@@ -339,14 +275,13 @@ class AgentsApi(ApiResource):
     ) -> Sequence[InboxEvent]:
         """Returns the events of the inbox. `wait`: how many seconds to wait for an event if there is none."""
         query = {"status": status, "limit": limit, "wait": wait}
-        path = f"{_agent(agent_id)}/inbox"
-        page = await self._send(Page[InboxEvent], "GET", path, query=query, no_timeout=wait is not None)
-        return page.items
+        path, no_timeout = api_path("agents", agent_id, "inbox"), wait is not None
+        return (await self._send(Page[InboxEvent], "GET", path, query=query, no_timeout=no_timeout)).items
 
     async def push_event(self, agent_id: str, data: Any, *, event_id: str | None = None) -> bool:
-        """Adds a service event to the inbox. Returns False if the inbox has had this `event_id` before."""
+        """Adds a service event to the inbox. Returns False if the inbox already has an event with this id."""
         body = without_none(eventId=event_id, data=data)
-        return bool((await self._create(dict[str, Any], f"{_agent(agent_id)}/inbox", body))["fresh"])
+        return bool((await self._create(dict[str, Any], api_path("agents", agent_id, "inbox"), body))["fresh"])
 
     async def claim(
         self,
@@ -359,27 +294,28 @@ class AgentsApi(ApiResource):
     ) -> InboxClaim:
         """Claims events. Those that are not acknowledged or released before the lease expires become pending again."""
         body = without_none(count=count, leaseSeconds=lease_seconds, types=types, wait=wait)
-        return await self._send(InboxClaim, "POST", f"{_agent(agent_id)}/inbox/claim", body, no_timeout=True)
+        return await self._send(
+            InboxClaim, "POST", api_path("agents", agent_id, "inbox", "claim"), body, no_timeout=True
+        )
 
     async def acknowledge(self, agent_id: str, event_ids: Sequence[str], *, claim: str | None = None) -> Sequence[str]:
-        """Acknowledges handled events. Returns the ids that the claim still had; the others have expired."""
+        """Acknowledges handled events. Returns the ids that the claim still had; for the others the lease expired."""
         body = without_none(eventIds=list(event_ids), claim=claim)
-        return (await self._post(dict[str, Any], f"{_agent(agent_id)}/inbox/done", body))["done"]
+        return (await self._post(dict[str, Any], api_path("agents", agent_id, "inbox", "done"), body))["done"]
 
     async def release(
         self, agent_id: str, event_ids: Sequence[str], *, claim: str | None = None, error: str | None = None
     ) -> Sequence[InboxEvent]:
-        """Releases events that could not be handled. They are retried with growing delays, and fail in the end."""
+        """Releases events that were not handled. They are retried with growing delays, and fail after the last try."""
         body = without_none(eventIds=list(event_ids), claim=claim, error=error)
-        return (await self._post(Page[InboxEvent], f"{_agent(agent_id)}/inbox/return", body)).items
+        return (await self._post(Page[InboxEvent], api_path("agents", agent_id, "inbox", "return"), body)).items
 
     async def retry_event(self, agent_id: str, event_id: str) -> InboxEvent:
-        """Makes an event that has failed pending again."""
-        path = f"{_agent(agent_id)}/inbox/{quote_segment(event_id)}/retry"
-        return await self._send(InboxEvent, "POST", path)
+        """Makes a failed event pending again."""
+        return await self._send(InboxEvent, "POST", api_path("agents", agent_id, "inbox", event_id, "retry"))
 
     async def list_runs(self, agent_id: str, *, limit: int | None = None, cursor: str | None = None) -> Page[RunRecord]:
-        return await self._get(Page[RunRecord], f"{_agent(agent_id)}/runs", limit=limit, cursor=cursor)
+        return await self._get(Page[RunRecord], api_path("agents", agent_id, "runs"), limit=limit, cursor=cursor)
 
     async def list_tasks(
         self,
@@ -391,28 +327,28 @@ class AgentsApi(ApiResource):
         cursor: str | None = None,
     ) -> Page[TaskRecord]:
         """Returns background tasks, newest first. `date`: only those started on that day, as YYYY-MM-DD."""
-        path = f"{_agent(agent_id)}/tasks"
+        path = api_path("agents", agent_id, "tasks")
         return await self._get(Page[TaskRecord], path, date=date, status=status, limit=limit, cursor=cursor)
 
     async def get_task(self, agent_id: str, task_id: str) -> TaskWithMessages:
         """Returns one background task with its conversation."""
-        return await self._get(TaskWithMessages, f"{_agent(agent_id)}/tasks/{quote_segment(task_id)}")
+        return await self._get(TaskWithMessages, api_path("agents", agent_id, "tasks", task_id))
 
     async def cancel_task(self, agent_id: str, task_id: str) -> TaskRecord:
-        return await self._post(TaskRecord, f"{_agent(agent_id)}/tasks/{quote_segment(task_id)}/cancel")
+        return await self._post(TaskRecord, api_path("agents", agent_id, "tasks", task_id, "cancel"))
 
     async def get_history(self, agent_id: str, *, limit: int | None = None, cursor: str | None = None) -> AgentHistory:
-        """Returns the summaries of earlier cycles and the latest turns; `next` is the cursor of older turns."""
-        return await self._get(AgentHistory, f"{_agent(agent_id)}/history", limit=limit, cursor=cursor)
+        """Returns the summary of earlier cycles and the latest turns; `next` is the cursor of older turns."""
+        return await self._get(AgentHistory, api_path("agents", agent_id, "history"), limit=limit, cursor=cursor)
 
     async def list_documents(
         self, agent_id: str, *, limit: int | None = None, cursor: str | None = None
     ) -> Page[Document]:
         """Returns the documents of the agent, without their texts."""
-        return await self._get(Page[Document], f"{_agent(agent_id)}/documents", limit=limit, cursor=cursor)
+        return await self._get(Page[Document], api_path("agents", agent_id, "documents"), limit=limit, cursor=cursor)
 
     async def get_document(self, agent_id: str, document_id: str) -> DocumentWithText:
-        return await self._get(DocumentWithText, f"{_agent(agent_id)}/documents/{quote_segment(document_id)}")
+        return await self._get(DocumentWithText, api_path("agents", agent_id, "documents", document_id))
 
     async def add_document(
         self,
@@ -426,7 +362,7 @@ class AgentsApi(ApiResource):
     ) -> Document:
         """Adds a document that the agent can search."""
         body = without_none(id=id, title=title, text=text, source=source, metadata=metadata)
-        return await self._create(Document, f"{_agent(agent_id)}/documents", body)
+        return await self._create(Document, api_path("agents", agent_id, "documents"), body)
 
     async def put_document(
         self,
@@ -440,11 +376,10 @@ class AgentsApi(ApiResource):
     ) -> Document:
         """Adds a document with an id, or replaces the one with that id."""
         body = without_none(title=title, text=text, source=source, metadata=metadata)
-        path = f"{_agent(agent_id)}/documents/{quote_segment(document_id)}"
-        return await self._send(Document, "PUT", path, body)
+        return await self._send(Document, "PUT", api_path("agents", agent_id, "documents", document_id), body)
 
     async def delete_document(self, agent_id: str, document_id: str) -> None:
-        await self._delete(f"{_agent(agent_id)}/documents/{quote_segment(document_id)}")
+        await self._delete(api_path("agents", agent_id, "documents", document_id))
 
 
 class ServersApi(ApiResource):
@@ -454,11 +389,10 @@ class ServersApi(ApiResource):
         return (await self._get(Page[dict[str, Any]], "/api/servers")).items
 
     async def get(self, name: str) -> dict[str, Any]:
-        return await self._get(dict[str, Any], f"/api/servers/{quote_segment(name)}")
+        return await self._get(dict[str, Any], api_path("servers", name))
 
     async def restart(self, name: str) -> dict[str, Any]:
-        path = f"/api/servers/{quote_segment(name)}/restart"
-        return await self._send(dict[str, Any], "POST", path, no_timeout=True)
+        return await self._send(dict[str, Any], "POST", api_path("servers", name, "restart"), no_timeout=True)
 
 
 class KeysApi(ApiResource):
@@ -480,30 +414,9 @@ class KeysApi(ApiResource):
         agent_entity_id: str | None = None,
     ) -> ApiKey:
         """Creates a key. `key` of the response is its secret text, which is never shown again."""
-        body = without_none(
-            kind=kind,
-            name=name,
-            toolsAllowed=tools_allowed,
-            toolsDenied=tools_denied,
-            agentEntityId=agent_entity_id,
-        )
+        scope = {"toolsAllowed": tools_allowed, "toolsDenied": tools_denied, "agentEntityId": agent_entity_id}
         # Without an idempotency key: to repeat the response the gateway would have to store the secret text.
-        return await self._send(ApiKey, "POST", "/api/keys", body)
+        return await self._send(ApiKey, "POST", "/api/keys", without_none(kind=kind, name=name, **scope))
 
     async def revoke(self, key_id: str) -> None:
-        await self._delete(f"/api/keys/{quote_segment(key_id)}")
-
-
-def stream_query(format: StreamFormat, from_start: bool) -> dict[str, Any]:
-    return {
-        "format": None if format == "native" else format,
-        "from": "start" if from_start else None,
-    }
-
-
-def _space(space_id: str) -> str:
-    return f"/api/spaces/{quote_segment(space_id)}"
-
-
-def _agent(agent_id: str) -> str:
-    return f"/api/agents/{quote_segment(agent_id)}"
+        await self._delete(api_path("keys", key_id))

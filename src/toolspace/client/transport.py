@@ -44,7 +44,7 @@ class GatewayCredentials:
         if secret_key is not None and (public_key is not None or token is not None):
             raise ValueError("give either secret_key, or public_key with token; not both")
         if (public_key is None) != (token is None):
-            raise ValueError("public_key and token go together: the token names the entity that asks")
+            raise ValueError("public_key and token go together: the token names the entity that sends the requests")
         self._key_headers: dict[str, str] = {}
         if secret_key is not None:
             self._key_headers["x-secret-key"] = secret_key
@@ -190,8 +190,8 @@ class Transport:
         timeouts: aiohttp.ClientTimeout,
     ) -> tuple[int, bytes]:
         try:
-            # No redirects: they would send the key elsewhere. A large body is sent after the gateway has accepted the
-            # headers, and in pieces, so that other requests get their turn.
+            # No redirects: they would send the key to another server. A large body is sent in pieces, so that it does
+            # not block the event loop, and only after the gateway has accepted the headers.
             is_large = data is not None and len(data) > _LARGE_BODY
             async with self._open().request(
                 method,
@@ -220,12 +220,17 @@ class Transport:
     def _target(self, path: str, query: Mapping[str, Any] | None) -> yarl.URL:
         pairs = {name: _format_query(value) for name, value in (query or {}).items() if value is not None}
         text = f"{self.url}{path}?{urlencode(pairs)}" if pairs else f"{self.url}{path}"
-        return yarl.URL(text, encoded=True)  # Not normalized: an id that is a dot must stay one.
+        return yarl.URL(text, encoded=True)  # Not normalized, so that an id such as "." stays a segment of the path.
 
 
 def quote_segment(text: str) -> str:
     """Returns any text as one segment of a path."""
     return quote(text, safe="").replace(".", "%2E") if text.strip(".") == "" else quote(text, safe="")
+
+
+def api_path(*segments: str) -> str:
+    """Returns the path of a resource: `/api/spaces/spc_1`."""
+    return f"/api/{'/'.join(map(quote_segment, segments))}"
 
 
 def retry_delays(*, first: float, longest: float) -> Iterator[float]:
@@ -259,7 +264,7 @@ def _decode(status: int, content: bytes) -> Any:
 def _api_error(response: aiohttp.ClientResponse, body: bytes) -> ApiError:
     problem: dict[str, Any] = {}
     if response.content_type.endswith("json"):
-        with suppress(ValueError):  # Without a valid document the status must suffice.
+        with suppress(ValueError):  # Without a valid document, only the status is known.
             problem = json_text.parse_arguments(body)
     title = str(problem.get("title") or response.reason or "error")
     detail = str(problem.get("detail") or "")

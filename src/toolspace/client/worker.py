@@ -12,13 +12,12 @@ import signal
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-from typing import Any, Final, Self, TypeVar, cast, overload
+from typing import Any, Final, NamedTuple, Self, TypeVar, cast, overload
 
 from toolspace.client.errors import ApiError, BadRequest, Conflict, GatewayUnreachable, TooLarge, Unprocessable
 from toolspace.client.events import EventSubscription, StreamEvent
 from toolspace.client.resources import decode_response
-from toolspace.client.transport import GatewayCredentials, Transport, quote_segment, retry_delay, retry_delays
+from toolspace.client.transport import GatewayCredentials, Transport, api_path, retry_delay, retry_delays
 from toolspace.core.ids import new_id
 from toolspace.core.records import Record
 from toolspace.errors import ToolspaceError
@@ -74,8 +73,8 @@ class ToolWorker:
         self._handlers: dict[str, _Handler] = {}
         self._jobs: dict[str, _Job] = {}
         self._ended_calls: OrderedDict[str, None] = OrderedDict()
-        self._stopping = asyncio.Event()
-        self._running: asyncio.Task[None] | None = None
+        self._stop_event = asyncio.Event()
+        self._run_task: asyncio.Task[None] | None = None
 
     @overload
     def tool(self, name: F) -> F: ...
@@ -96,23 +95,23 @@ class ToolWorker:
         return add
 
     def run_forever(self) -> None:
-        """Runs until Ctrl-C or SIGTERM, then finishes the calls that are running. A second Ctrl-C ends it at once."""
+        """Runs until Ctrl-C or SIGTERM, then finishes the running calls. A second Ctrl-C ends it at once."""
 
         async def serve() -> None:
             loop = asyncio.get_running_loop()
-            running = asyncio.ensure_future(self.run())
+            task = asyncio.ensure_future(self.run())
 
             def stop() -> None:
-                if self._stopping.is_set():
-                    running.cancel()
-                self._stopping.set()
+                if self._stop_event.is_set():
+                    task.cancel()
+                self._stop_event.set()
 
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, stop)
             try:
-                await running
+                await task
             except asyncio.CancelledError:
-                if not self._stopping.is_set():
+                if not self._stop_event.is_set():
                     raise
 
         asyncio.run(serve())
@@ -126,17 +125,17 @@ class ToolWorker:
         query = {"tools": sorted(self._handlers), "workerId": self.id, "concurrency": self.concurrency}
         offers = EventSubscription(transport, "/api/tools/stream", query=query, max_delay=_MAX_RECONNECT_DELAY)
         context = _JobContext(transport, threads)
-        listening = asyncio.ensure_future(self._listen(offers, context))
-        stopping = asyncio.ensure_future(self._stopping.wait())
+        listen_task = asyncio.ensure_future(self._listen(offers, context))
+        stop_task = asyncio.ensure_future(self._stop_event.wait())
         try:
-            await asyncio.wait((listening, stopping), return_when=asyncio.FIRST_COMPLETED)
-            if listening.done():
-                await listening  # It only ends with an error.
+            await asyncio.wait((listen_task, stop_task), return_when=asyncio.FIRST_COMPLETED)
+            if listen_task.done():
+                await listen_task  # It only ends with an error.
             await self._leave(transport, list(self._jobs))
             while self._jobs:
                 await asyncio.wait([job.task for job in self._jobs.values()], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            tasks: list[asyncio.Future[Any]] = [listening, stopping, *(job.task for job in self._jobs.values())]
+            tasks: list[asyncio.Future[Any]] = [listen_task, stop_task, *(job.task for job in self._jobs.values())]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -146,36 +145,34 @@ class ToolWorker:
             self.ready.clear()
 
     async def stop(self) -> None:
-        """Accepts no more calls, and returns when the results of the running ones are submitted."""
-        self._stopping.set()
-        if self._running is not None:
-            await asyncio.wait((self._running,))
+        """Accepts no more calls. Returns when the results of the running calls are submitted."""
+        self._stop_event.set()
+        if self._run_task is not None:
+            await asyncio.wait((self._run_task,))
 
     async def __aenter__(self) -> Self:
         """Runs the worker while the block runs."""
-        self._running = asyncio.ensure_future(self.run())
+        self._run_task = asyncio.ensure_future(self.run())
         ready = asyncio.ensure_future(self.ready.wait())
         try:
-            await asyncio.wait((self._running, ready), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((self._run_task, ready), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            self._running.cancel()
+            self._run_task.cancel()
             raise
         finally:
             ready.cancel()
-        if self._running.done():
-            await self._running
+        if self._run_task.done():
+            await self._run_task
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        running = self._running
-        assert running is not None
-        self._stopping.set()
+    async def __aexit__(self, *_: object) -> None:
+        task = self._run_task
+        assert task is not None
+        self._stop_event.set()
         try:
-            await running
+            await task
         finally:
-            self._running = None
+            self._run_task = None
 
     async def _listen(self, offers: EventSubscription, context: _JobContext) -> None:
         async for event in offers:
@@ -197,8 +194,8 @@ class ToolWorker:
                 job.task.cancel()
 
     def _start_job(self, call: OfferedCall, context: _JobContext) -> None:
-        # After a reconnect the gateway offers calls again that are running here, or whose results it has just got.
-        if call.call_id in self._jobs or call.call_id in self._ended_calls or self._stopping.is_set():
+        # After a reconnect the gateway offers again the calls that run here, or whose results it has just received.
+        if call.call_id in self._jobs or call.call_id in self._ended_calls or self._stop_event.is_set():
             return
         handler = self._handlers.get(call.tool_name)
         if handler is None:
@@ -215,26 +212,21 @@ class ToolWorker:
         if len(self._ended_calls) > _MAX_ENDED_CALLS:
             self._ended_calls.popitem(last=False)
 
-    async def _leave(self, transport: Transport, finishing: list[str]) -> None:
-        """Announces the end of this worker, so that the gateway offers its other calls elsewhere at once."""
+    async def _leave(self, transport: Transport, call_ids: list[str]) -> None:
+        """Announces the end of this worker, so that the gateway offers its other calls to other workers at once."""
         try:
             async with asyncio.timeout(_LEAVE_SECONDS):
-                await transport.request(
-                    "POST",
-                    f"/api/workers/{quote_segment(self.id)}/leave",
-                    body={"finishing": finishing},
-                    is_repeatable=True,
-                )
+                path = api_path("workers", self.id, "leave")
+                await transport.request("POST", path, body={"finishing": call_ids}, is_repeatable=True)
         except (ApiError, GatewayUnreachable, TimeoutError) as error:
-            _log.debug("the end of this worker cannot be announced: %s", error)
+            _log.debug("the gateway did not get the end of this worker: %s", error)
 
 
-class _JobContext:
+class _JobContext(NamedTuple):
     """What all jobs share."""
 
-    def __init__(self, transport: Transport, threads: ThreadPoolExecutor) -> None:
-        self.transport = transport
-        self.threads = threads
+    transport: Transport
+    threads: ThreadPoolExecutor
 
 
 class _Handler:
@@ -292,13 +284,13 @@ class _Job:
 
     async def _send(self, result: Any, is_error: bool) -> None:
         call = self._call
-        key = new_id("idk")  # The same for all attempts, so that a repetition is recognized.
+        key = new_id("idk")  # All attempts have the same key, so the gateway accepts a repetition.
         delays = retry_delays(first=0.1, longest=5.0)
         while True:
             try:
                 await self._context.transport.request(
                     "POST",
-                    f"/api/calls/{quote_segment(call.call_id)}/result",
+                    api_path("calls", call.call_id, "result"),
                     body={"result": result, "isError": is_error},
                     idempotency_key=key,
                 )

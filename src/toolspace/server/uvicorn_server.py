@@ -82,11 +82,11 @@ async def serve_gateway(gateway: Gateway, listening: socket.socket) -> AsyncGene
         # X-Forwarded-For is trusted only behind a proxy.
         proxy_headers=settings.public_url is not None,
     ) as url:
-        gateway.readiness.started = True
+        gateway.readiness.is_started = True
         try:
             yield url
         finally:
-            gateway.readiness.stopping = True
+            gateway.readiness.is_stopping = True
 
 
 def uvicorn_config(app: Application, *, stop_seconds: float, **settings: Any) -> uvicorn.Config:

@@ -1,4 +1,8 @@
-"""The `CallHost` of the gateway: which run a call belongs to, where it is shown, and who resolves it."""
+"""What the calls of a gateway get through `ToolContext.host`: their run and space, whoever resolves them, and services.
+
+`server/` and `agents/` make a `GatewayCallHost` for each request or run. Tools of agents reach the ledger, the document
+library and the notifiers through it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from toolspace.core.context import ToolContext
+from toolspace.core.records import CallStatus, ExecutionTarget, Visibility
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool
 from toolspace.errors import (
@@ -21,63 +26,13 @@ from toolspace.errors import (
 from toolspace.spaces.call_transactions import StartedCall
 from toolspace.spaces.document_library import DocumentLibrary
 from toolspace.spaces.ledger import Ledger
+from toolspace.storage.queries.calls import NewCall
 
 if TYPE_CHECKING:
     from toolspace.spaces.pending_calls import PendingCalls
 
-# MERGED from agent_services: What the tools of agents use besides the database: the document library, and notification
-
-
-class Notification(msgspec.Struct, frozen=True, kw_only=True):
-    """A notification of an agent to a person, outside of any space."""
-
-    title: str
-    body: str
-    to: str | None = None
-    """A mail address; None: the configured recipients."""
-    agent_id: str
-    agent_name: str
-    id: str
-    """Identifies the notification if it is sent twice."""
-
-
-class NotificationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Which channels sent a notification."""
-
-    channels: Sequence[str]
-    """The channels that accepted it: `webhook`, `email`."""
-    recipients: Sequence[str]
-    """The mail addresses that it was sent to."""
-    failed: Mapping[str, str]
-    """The channels that failed, and why."""
-
-
-class Notifier(Protocol):
-    """Sends notifications to people."""
-
-    async def send(self, notification: Notification) -> NotificationResult:
-        """Raises a `ToolError` if every channel failed."""
-        ...
-
-
-class AgentServices:
-    """The services of all agents of a process."""
-
-    def __init__(
-        self,
-        library: DocumentLibrary | None = None,
-        *,
-        notifier: Notifier | None = None,
-        notifiers: Mapping[str, Notifier] | None = None,
-    ) -> None:
-        self.library = library
-        """None: documents are searched by words alone, without embeddings."""
-        self.notifier = notifier
-        self.notifiers = dict(notifiers or {})
-        """Notifiers of single agents, by the id of their entity."""
-
-    def find_notifier(self, agent_id: str) -> Notifier | None:
-        return self.notifiers.get(agent_id, self.notifier)
+_EXECUTION_TARGETS: Mapping[str, ExecutionTarget] = {"external": "external", "space": "client"}
+"""Who executes a tool of an execution type; the gateway executes all others."""
 
 
 class GatewayCallHost:
@@ -152,6 +107,33 @@ class GatewayCallHost:
         else:
             self.pending_calls.mark_delivered((call_id,))
 
+    def new_call(
+        self,
+        tool: Tool,
+        call_id: str,
+        args: Any,
+        *,
+        visibility: Visibility,
+        status: CallStatus = "running",
+        **fields: Any,
+    ) -> NewCall:
+        """A call of a tool in this run and space, to be stored. `fields`: more fields of `NewCall`."""
+        values: dict[str, Any] = {"tool_name": tool.name, "visible": visibility == "full", **fields}
+        return NewCall(
+            call_id=call_id,
+            run_id=self.run_id,
+            agent_entity_id=self.agent_entity_id,
+            space_id=self.space_id,
+            args=args,
+            execution_type=tool.execution_type,
+            execution_target=_EXECUTION_TARGETS.get(tool.execution_type, "server"),
+            is_async=tool.is_async,
+            visibility=visibility,
+            status=status,
+            node_id=self.pending_calls.ledger.node_id,
+            **values,
+        )
+
     async def wait_for_result(self, tool: Tool, parameters: Mapping[str, Any], context: ToolContext) -> ToolResult:
         if tool.execution_type == "space" and self.space_id is None:
             reason = not_in_a_space if self.run_id is not None else _not_in_a_run
@@ -186,3 +168,55 @@ def as_tool_error(error: RefusedError | StorageError) -> ToolError:
     if isinstance(error, StorageUnavailable):  # Not every caller may know the address of the database.
         return ToolExecutionError("the database does not answer now; try again", executed=False)
     return ToolExecutionError(str(error), executed=False)
+
+
+class AgentServices:
+    """What the tools of agents use besides the database: the document library, and notifications to people."""
+
+    def __init__(
+        self,
+        library: DocumentLibrary | None = None,
+        *,
+        notifier: Notifier | None = None,
+        notifiers: Mapping[str, Notifier] | None = None,
+    ) -> None:
+        self.library = library
+        """None: documents are searched by words alone, without embeddings."""
+        self.notifier = notifier
+        self.notifiers = dict(notifiers or {})
+        """Notifiers of single agents, by the id of their entity."""
+
+    def find_notifier(self, agent_id: str) -> Notifier | None:
+        return self.notifiers.get(agent_id, self.notifier)
+
+
+class Notification(msgspec.Struct, frozen=True, kw_only=True):
+    """A notification of an agent to a person, outside of any space."""
+
+    title: str
+    body: str
+    to: str | None = None
+    """A mail address; None: the configured recipients."""
+    agent_id: str
+    agent_name: str
+    id: str
+    """Identifies the notification if it is sent twice."""
+
+
+class NotificationResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Which channels sent a notification."""
+
+    channels: Sequence[str]
+    """The channels that accepted it: `webhook`, `email`."""
+    recipients: Sequence[str]
+    """The mail addresses that it was sent to."""
+    failed: Mapping[str, str]
+    """The channels that failed, and why."""
+
+
+class Notifier(Protocol):
+    """Sends notifications to people."""
+
+    async def send(self, notification: Notification) -> NotificationResult:
+        """Raises a `ToolError` if every channel failed."""
+        ...

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from toolspace.core import json_text
 from toolspace.core.events import CallPartial, CallProgress, EventType
-from toolspace.core.records import CallRecord, CallStatus, NewEvent, Visibility
+from toolspace.core.records import CallRecord, NewEvent, Visibility
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import PENDING_EXECUTION_TYPES, Tool
 from toolspace.errors import RefusedError, StorageError, StorageUnavailable
@@ -25,7 +25,6 @@ from toolspace.spaces import call_transactions
 from toolspace.spaces.call_context import GatewayCallHost, as_tool_error, not_in_a_space
 from toolspace.spaces.call_transactions import StartedCall
 from toolspace.spaces.ledger import Effects, Ledger
-from toolspace.spaces.pending_calls import EXECUTION_TARGETS
 from toolspace.storage.database import Program
 from toolspace.storage.queries.calls import NewCall
 
@@ -41,9 +40,9 @@ class CallRecorder:
 
     def __init__(self, ledger: Ledger, bus: EventBus) -> None:
         self._ledger = ledger
-        self._running: dict[str, _RunningCall] = {}
+        self._running_calls: dict[str, _RunningCall] = {}
         self._background: set[asyncio.Task[Any]] = set()
-        self._closing = False
+        self._is_closing = False
         self._unsubscribe = bus.subscribe(self._on_event, EventType.TOOL_CALL_PROGRESS, EventType.TOOL_CALL_PARTIAL)
 
     def stage(self, stage_context: StageContext, next: CallHandler, /) -> CallHandler:
@@ -83,38 +82,37 @@ class CallRecorder:
             started = await self._start(call, host, visibility)
             if isinstance(started, ToolResult):
                 return started
-        running = self._running[call.id] = _RunningCall(started.call, visibility)
+        running_call = self._running_calls[call.id] = _RunningCall(started.call, visibility)
         try:
             result = await next(call)
         except BaseException:
             # The caller is gone; the end of the call is stored nevertheless.
             if host.run_moves_on and not call.cancel_requested:
-                del self._running[call.id]  # The process that continues the run handles it.
+                del self._running_calls[call.id]  # The process that continues the run handles it.
             else:
                 outcome = call.outcome or call.fail("canceled", "the caller was canceled")
-                self._run_in_background(self._finish(running, outcome))
+                self._run_in_background(self._finish(running_call, outcome))
             raise
-        await asyncio.shield(self._run_in_background(self._finish(running, result)))
+        await asyncio.shield(self._run_in_background(self._finish(running_call, result)))
         return result
 
     async def _start(self, call: Call, host: GatewayCallHost, visibility: Visibility) -> StartedCall | ToolResult:
         """Stores a call before it runs. Returns its result if it must not run."""
-        starting = self._run_in_background(
-            self._ledger.commit(call_transactions.start, self._new_call(call, host, visibility))
-        )
+        new = _build_new_call(call, host, visibility)
+        start_task = self._run_in_background(self._ledger.commit(call_transactions.start, new))
         try:
-            started = await asyncio.shield(starting)
+            started = await asyncio.shield(start_task)
         except RefusedError as error:
             return call.fail("execution_error", str(error), executed=False)
         except StorageError as error:
             if isinstance(error, StorageUnavailable):
                 host.storage_errors[call.id] = error
             result = call.fail("execution_error", str(as_tool_error(error)), executed=False)
-            self._run_in_background(self._abandon(call.id, starting, result))
+            self._run_in_background(self._abandon(call.id, start_task, result))
             return result
         except BaseException:
             result = call.fail("canceled", "the caller was canceled")
-            self._run_in_background(self._abandon(call.id, starting, result))
+            self._run_in_background(self._abandon(call.id, start_task, result))
             raise
         if not started.is_new:
             host.duplicate_call_id = call.id
@@ -122,23 +120,23 @@ class CallRecorder:
             return call.fail("limit_exceeded", message, executed=False)
         return started
 
-    async def _abandon(self, call_id: str, starting: asyncio.Task[StartedCall], result: ToolResult) -> None:
+    async def _abandon(self, call_id: str, start_task: asyncio.Task[StartedCall], result: ToolResult) -> None:
         """Ends a call that may have been stored, but did not run."""
         try:
-            if not (await starting).is_new:
+            if not (await start_task).is_new:
                 return
         except RefusedError:
             return
         except StorageError:
-            if call_id in self._running:
+            if call_id in self._running_calls:
                 return  # Another call has this id.
         await self._end(call_id, result, ())
 
-    async def _finish(self, running: _RunningCall, result: ToolResult) -> None:
-        del self._running[running.call.call_id]
-        async with running.lock:  # Waits for a flush: its events come first.
-            events, running.events = running.events, []
-        await self._end(running.call.call_id, result, events)
+    async def _finish(self, running_call: _RunningCall, result: ToolResult) -> None:
+        del self._running_calls[running_call.call.call_id]
+        async with running_call.lock:  # Waits for a flush: its events come first.
+            events, running_call.events = running_call.events, []
+        await self._end(running_call.call.call_id, result, events)
 
     async def _end(self, call_id: str, result: ToolResult, events: Sequence[NewEvent]) -> None:
         try:
@@ -150,7 +148,7 @@ class CallRecorder:
 
     async def _retry_end(self, call_id: str, result: ToolResult, events: Sequence[NewEvent]) -> None:
         delay = 0.2
-        while not self._closing:
+        while not self._is_closing:
             await asyncio.sleep(delay)
             delay = min(delay * 2, 5.0)
             with suppress(StorageError):
@@ -158,81 +156,57 @@ class CallRecorder:
                 break
 
     async def _store_end(self, call_id: str, result: ToolResult, events: Sequence[NewEvent]) -> None:
-        await self._ledger.commit(
-            call_transactions.finish,
-            call_id,
-            status=_status_of(result),
-            result=_result_data(result),
-            is_error=not result.ok,
-            error_kind=result.error_kind,
-            before=events,
-            node_id=self._ledger.node_id,
-        )
+        node_id = self._ledger.node_id
+        await self._ledger.commit(call_transactions.finish, call_id, result, before=events, node_id=node_id)
 
     async def _store_ended_call(
         self, call: Call, host: GatewayCallHost, visibility: Visibility, result: ToolResult
     ) -> None:
         """Stores a call that nobody had to resolve: it failed before that, or its result was cached."""
-        new = self._new_call(call, host, visibility, is_shown=False)
+        new = _build_new_call(call, host, visibility, visible=False)
         try:
             await self._ledger.commit(_start_and_finish, new, result)
         except (RefusedError, StorageError) as error:
             _log.warning("Call %s: not stored: %s", call.id, error)
 
-    def _new_call(self, call: Call, host: GatewayCallHost, visibility: Visibility, *, is_shown: bool = True) -> NewCall:
-        tool: Tool = call.entry.tool
-        return NewCall(
-            call_id=call.id,
-            run_id=host.run_id,
-            agent_entity_id=host.agent_entity_id,
-            space_id=host.space_id,
-            tool_name=tool.name if call.entry.is_registered else call.requested_name,
-            args=storable_arguments(call.arguments),
-            execution_type=tool.execution_type,
-            execution_target=EXECUTION_TARGETS.get(tool.execution_type, "server"),
-            visible=is_shown and visibility == "full",
-            is_async=tool.is_async,
-            visibility=visibility,
-            status="running",
-            node_id=self._ledger.node_id,
-        )
-
     # Progress and partial results
 
     def _on_event(self, event: Any) -> None:
-        running = self._running.get(event.call_id)
-        if running is None:
+        running_call = self._running_calls.get(event.call_id)
+        if running_call is None:
             return
         ids = {"toolCallId": event.call_id, "toolName": event.tool_name}
         if isinstance(event, CallProgress):
             data = {**ids, "progress": event.progress, "total": event.total, "message": event.message}
-            if running.events and running.events[-1].type == "tool.progress":
-                running.events.pop()  # Only the latest progress matters.
-            running.events.append(NewEvent("tool.progress", data))
+            if running_call.events and running_call.events[-1].type == "tool.progress":
+                running_call.events.pop()  # Only the latest progress matters.
+            running_call.events.append(NewEvent("tool.progress", data))
         elif isinstance(event, CallPartial):
             value = json_text.to_json_data(event.value)
-            running.partial_bytes += len(json_text.encode_bytes(value))
-            if running.partial_bytes > _MAX_PARTIAL_BYTES:
+            running_call.partial_bytes += len(json_text.encode_bytes(value))
+            if running_call.partial_bytes > _MAX_PARTIAL_BYTES:
                 return
-            running.events.append(NewEvent("tool.streaming", {**ids, "output": value, "preliminary": True}))
-        if running.events and not running.is_flushing:
-            running.is_flushing = True
-            self._run_in_background(self._flush(running))
+            running_call.events.append(NewEvent("tool.streaming", {**ids, "output": value, "preliminary": True}))
+        if running_call.events and not running_call.is_flushing:
+            running_call.is_flushing = True
+            self._run_in_background(self._flush(running_call))
 
-    async def _flush(self, running: _RunningCall) -> None:
+    async def _flush(self, running_call: _RunningCall) -> None:
         await asyncio.sleep(_FLUSH_SECONDS)
-        async with running.lock:
-            running.is_flushing = False
-            events, running.events = running.events, []
+        async with running_call.lock:
+            running_call.is_flushing = False
+            events, running_call.events = running_call.events, []
             if not events:
                 return  # They were stored with the end of the call.
             try:
-                await self._ledger.commit(call_transactions.stream_events, running.call, running.visibility, events)
+                await self._ledger.commit(
+                    call_transactions.stream_events, running_call.call, running_call.visibility, events
+                )
             except StorageError as error:
-                _log.warning("Call %s: %d events are lost: %s", running.call.call_id, len(events), error)
+                _log.warning("Call %s: %d events are lost: %s", running_call.call.call_id, len(events), error)
 
     async def aclose(self) -> None:
-        self._closing = True
+        self._is_closing = True
         self._unsubscribe()
         while self._background:
             await asyncio.gather(*self._background, return_exceptions=True)
@@ -262,22 +236,7 @@ class _RunningCall:
 def _start_and_finish(effects: Effects, new: NewCall, result: ToolResult) -> Program[None]:
     started = yield from call_transactions.start(effects, new)
     if started.is_new:
-        yield from call_transactions.finish(
-            effects,
-            new.call_id,
-            status=_status_of(result),
-            result=_result_data(result),
-            is_error=not result.ok,
-            error_kind=result.error_kind,
-        )
-
-
-def _status_of(result: ToolResult) -> CallStatus:
-    return "completed" if result.ok else "canceled" if result.error_kind == "canceled" else "failed"
-
-
-def _result_data(result: ToolResult) -> Any:
-    return json_text.to_json_data(result.result if result.ok else result.error)
+        yield from call_transactions.finish(effects, new.call_id, result)
 
 
 def visibility_of(tool: Tool) -> Visibility:
@@ -287,7 +246,7 @@ def visibility_of(tool: Tool) -> Visibility:
     return "full" if tool.visible else "none"
 
 
-def build_new_call(tool: Tool, arguments: Any, call_id: str, host: GatewayCallHost, node_id: str) -> NewCall | None:
+def build_new_call(tool: Tool, arguments: Any, call_id: str, host: GatewayCallHost) -> NewCall | None:
     """A call that can be stored before it is made, together with others.
 
     None if it has to be stored when it is made: it is a pending call, or it is visible and there is no space.
@@ -295,21 +254,14 @@ def build_new_call(tool: Tool, arguments: Any, call_id: str, host: GatewayCallHo
     visibility = visibility_of(tool)
     if tool.execution_type in PENDING_EXECUTION_TYPES or (visibility == "full" and host.space_id is None):
         return None
-    return NewCall(
-        call_id=call_id,
-        run_id=host.run_id,
-        agent_entity_id=host.agent_entity_id,
-        space_id=host.space_id,
-        tool_name=tool.name,
-        args=storable_arguments(arguments),
-        execution_type=tool.execution_type,
-        execution_target=EXECUTION_TARGETS.get(tool.execution_type, "server"),
-        visible=visibility == "full",
-        is_async=tool.is_async,
-        visibility=visibility,
-        status="running",
-        node_id=node_id,
-    )
+    return host.new_call(tool, call_id, storable_arguments(arguments), visibility=visibility)
+
+
+def _build_new_call(call: Call, host: GatewayCallHost, visibility: Visibility, **fields: Any) -> NewCall:
+    if not call.entry.is_registered:
+        fields["tool_name"] = call.requested_name
+    arguments = storable_arguments(call.arguments)
+    return host.new_call(call.entry.tool, call.id, arguments, visibility=visibility, **fields)
 
 
 def storable_arguments(arguments: Any) -> Any:

@@ -24,6 +24,7 @@ from toolspace.core.records import (
     run_stream,
     space_stream,
 )
+from toolspace.core.result import ToolResult
 from toolspace.errors import RefusedError
 from toolspace.spaces import messaging
 from toolspace.spaces.ledger import Effects
@@ -89,10 +90,10 @@ def start(effects: Effects, new: NewCall, *, needs_worker: bool = False) -> Prog
     """
     seq = 0
     if new.run_id is not None:
-        allocated = yield from calls.allocate_sequence_number(new.run_id)
-        if allocated is None:
+        allocation = yield from calls.allocate_sequence_number(new.run_id)
+        if allocation is None:
             raise RefusedError("not_found", f'there is no run "{new.run_id}"')
-        seq, run_status, _ = allocated
+        seq, run_status, _ = allocation
         if run_status in ENDED_RUN:
             raise RefusedError(
                 "conflict", f'the run "{new.run_id}" has ended: it is {run_status}', runStatus=run_status
@@ -149,11 +150,8 @@ def start(effects: Effects, new: NewCall, *, needs_worker: bool = False) -> Prog
 def finish(
     effects: Effects,
     call_id: str,
+    result: ToolResult,
     *,
-    status: CallStatus,
-    result: Any,
-    is_error: bool,
-    error_kind: str | None,
     before: Sequence[NewEvent] = (),
     node_id: str | None = None,
 ) -> Program[CallRecord | None]:
@@ -162,7 +160,12 @@ def finish(
     `before` are events to emit in front of the end. None if the call has ended already.
     """
     transition = yield from calls.finish(
-        call_id, status=status, result=result, is_error=is_error, error_kind=error_kind, node_id=node_id
+        call_id,
+        status="completed" if result.ok else "canceled" if result.error_kind == "canceled" else "failed",
+        result=json_text.to_json_data(result.result if result.ok else result.error),
+        is_error=not result.ok,
+        error_kind=result.error_kind,
+        node_id=node_id,
     )
     if transition is None:
         return None
@@ -170,7 +173,7 @@ def finish(
     for event in before:
         _emit(effects, transition.call, transition.visibility, event.type, event.data)
     yield from _show_end(effects, transition)
-    if is_error and transition.call.execution_type == "prebuilt":
+    if not result.ok and transition.call.execution_type == "prebuilt":
         # Subscribers may have seen the beginning of a message of this call.
         yield from messaging.abandon_message(effects, messaging.message_id_for_call(call_id), "it could not be sent")
     return transition.call
@@ -191,10 +194,10 @@ def submit(effects: Effects, submission: Submission) -> Program[CallRecord]:
         if transition is not None:
             yield from _settle(effects, transition)
             return transition.call
-    stored = yield from calls.find_with_submission(submission.call_id)
-    if stored is None:
+    row = yield from calls.find_with_submission(submission.call_id)
+    if row is None:
         raise RefusedError("not_found", f'there is no call "{submission.call_id}"')
-    call, key, submitter, pauses_run = stored
+    call, key, submitter, pauses_run = row
     yield from _check_submission(submission, call)
     transition = None
     if call.status in OPEN_CALL:
@@ -209,9 +212,9 @@ def submit(effects: Effects, submission: Submission) -> Program[CallRecord]:
             submitted_by=submission.entity_id,
         )
         if transition is None:  # Another submission was faster.
-            stored = yield from calls.find_with_submission(submission.call_id)
-            if stored is not None:
-                call, key, submitter, _ = stored
+            row = yield from calls.find_with_submission(submission.call_id)
+            if row is not None:
+                call, key, submitter, _ = row
     if transition is None:
         if submission.key is not None and submission.key == key and submission.entity_id == submitter:
             return call  # The same submission again.
@@ -227,23 +230,23 @@ def submit(effects: Effects, submission: Submission) -> Program[CallRecord]:
     return transition.call
 
 
-def resolve_from_memory(remembered: CallTransition, submission: Submission) -> tuple[Effects, CallRecord] | None:
+def resolve_from_memory(open_call: CallTransition, submission: Submission) -> tuple[Effects, CallRecord] | None:
     """Twin path of `submit`, for an open call that this process remembers: reads nothing and runs no program.
 
     `benchmarks/gateway_results.py` (results per second) pays for it; `tests/spaces/test_submit_paths.py` compares it
     with `submit`. None if the call has to be read, or is not in the run or space that the submitter named.
     """
-    call = remembered.call
+    call = open_call.call
     if (
         submission.entity_id is not None
-        or remembered.pauses_run
+        or open_call.pauses_run
         or call.execution_target == "server"
         or submission.run_id not in (None, call.run_id)
         or submission.space_id not in (None, call.space_id)
     ):
         return None
     transition, resolution = calls.build_resolution(
-        remembered,
+        open_call,
         result=submission.result,
         is_error=submission.is_error,
         source=submission.source,
@@ -326,16 +329,8 @@ def redirect_to_inbox(effects: Effects, call_id: str) -> Program[CallRecord | No
 
 def interrupt(effects: Effects, call_id: str) -> Program[CallRecord | None]:
     """Fails a running call of a dead process: nobody knows whether it had an effect."""
-    return (
-        yield from finish(
-            effects,
-            call_id,
-            status="failed",
-            result="interrupted: the process that ran the call ended before it did",
-            is_error=True,
-            error_kind="internal_error",
-        )
-    )
+    reason = "interrupted: the process that ran the call ended before it did"
+    return (yield from finish(effects, call_id, ToolResult(False, error=reason, error_kind="internal_error")))
 
 
 def stream_events(

@@ -45,10 +45,10 @@ _MEANING_SHARE: Final = 0.6
 class SyncSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What `sync_folders` did."""
 
-    unchanged: int
-    written: int
-    removed: int
-    skipped: Sequence[str]
+    unchanged_count: int
+    written_count: int
+    removed_count: int
+    skipped_files: Sequence[str]
     """Files that are not documents, and why."""
 
 
@@ -72,7 +72,7 @@ class DocumentLibrary:
         metadata: Mapping[str, Any] | None = None,
     ) -> Document:
         """Adds or replaces a document. Raises `RefusedError` if it is too large, or the agent has too many."""
-        prepared = await asyncio.to_thread(
+        document = await asyncio.to_thread(
             documents.prepare,
             document_id or new_id("doc"),
             title=title,
@@ -80,7 +80,7 @@ class DocumentLibrary:
             source=source,
             metadata=metadata,
         )
-        return await self._ledger.write(documents.save, entity_id, prepared)
+        return await self._ledger.write(documents.save, entity_id, document)
 
     async def search(self, entity_id: str, query: str, *, limit: int = 5) -> SearchMatches:
         """The passages of an agent's documents that match a query best."""
@@ -101,31 +101,36 @@ class DocumentLibrary:
         """
         stamps = await self._ledger.read(documents.list_file_stamps, entity_id)
         if not paths and not stamps:
-            return SyncSummary(unchanged=0, written=0, removed=0, skipped=[])
+            return SyncSummary(unchanged_count=0, written_count=0, removed_count=0, skipped_files=[])
         files = list_text_files(paths, stamps)
         document_ids: set[str] = set()
-        skipped: list[str] = []
-        written = 0
+        skipped_files: list[str] = []
+        written_count = 0
         while (file := await asyncio.to_thread(_next_file, files)) is not None:
             if file.problem is not None:
-                skipped.append(f"{file.source}: {file.problem}")
+                skipped_files.append(f"{file.source}: {file.problem}")
                 continue
             if len(document_ids) >= documents.MAX_DOCUMENTS:
-                skipped.append(f"{file.source}: there are more than {documents.MAX_DOCUMENTS:,} files")
+                skipped_files.append(f"{file.source}: there are more than {documents.MAX_DOCUMENTS:,} files")
                 break
             document_ids.add(file.id)
             if file.text is None:
                 continue
             try:
                 await self._ledger.write(documents.save, entity_id, await asyncio.to_thread(_prepare, file))
-                written += 1
+                written_count += 1
             except RefusedError as error:
-                skipped.append(f"{file.source}: {error}")
+                skipped_files.append(f"{file.source}: {error}")
                 document_ids.discard(file.id)
-        removed = await self._ledger.write(documents.delete, entity_id, sorted(stamps.keys() - document_ids))
-        for reason in skipped:
+        removed_count = await self._ledger.write(documents.delete, entity_id, sorted(stamps.keys() - document_ids))
+        for reason in skipped_files:
             _log.warning("File skipped: %s", reason)
-        return SyncSummary(unchanged=len(document_ids) - written, written=written, removed=removed, skipped=skipped)
+        return SyncSummary(
+            unchanged_count=len(document_ids) - written_count,
+            written_count=written_count,
+            removed_count=removed_count,
+            skipped_files=skipped_files,
+        )
 
     async def _rank_by_meaning(
         self, embedder: Embedder, query: str, matches: Sequence[SearchMatch]
@@ -137,17 +142,17 @@ class DocumentLibrary:
         query_embedding, *embeddings = await embedder.embed([query, *missing.values()])
         self._vectors |= {key: _unit_vector(embedding) for key, embedding in zip(missing, embeddings, strict=True)}
         query_vector, best_score = _unit_vector(query_embedding), max(match.score for match in matches)
-        ranked: list[SearchMatch] = []
+        rescored_matches: list[SearchMatch] = []
         for key, match in zip(keys, matches, strict=True):
             vector = self._vectors[key]
             self._vectors.move_to_end(key)
             similarity = sum(map(mul, vector, query_vector)) if len(vector) == len(query_vector) else 0.0
             score = _MEANING_SHARE * similarity + (1 - _MEANING_SHARE) * match.score / best_score
-            ranked.append(msgspec.structs.replace(match, score=round(score, 4)))
+            rescored_matches.append(msgspec.structs.replace(match, score=round(score, 4)))
         while len(self._vectors) > _MAX_VECTORS:
             self._vectors.popitem(last=False)
-        ranked.sort(key=lambda match: -match.score)
-        return ranked
+        rescored_matches.sort(key=lambda match: -match.score)
+        return rescored_matches
 
 
 def _unit_vector(vector: Sequence[float]) -> array[float]:
@@ -196,7 +201,7 @@ class _FileLocation(NamedTuple):
 
 def list_text_files(paths: Sequence[Path], stamps: Mapping[str, str | None]) -> Iterator[TextFile]:
     """The text files at and below these paths. `stamps`: of the documents that were read before, by id."""
-    visited: set[str] = set()
+    visited_paths: set[str] = set()
     for path in paths:
         real_path = path.resolve()  # A configured path may be a link.
         if real_path.is_dir():
@@ -204,8 +209,8 @@ def list_text_files(paths: Sequence[Path], stamps: Mapping[str, str | None]) -> 
         else:
             locations = iter([_FileLocation(None, real_path.name, real_path.name, str(real_path))])
         for location in locations:
-            if location.path not in visited:
-                visited.add(location.path)
+            if location.path not in visited_paths:
+                visited_paths.add(location.path)
                 yield _read_file(location, stamps)
 
 

@@ -48,14 +48,14 @@ def send_message(
         metadata = {**(metadata or {}), "replyTo": reply_to}
         yield from _check_reply(space_id, reply_to)
     if message_id is not None:
-        started = yield from _find_started(message_id, sender_id, run_id)
-        if started is not None and started.space_id == space_id:
+        started_message = yield from _find_started(message_id, sender_id, run_id)
+        if started_message is not None and started_message.space_id == space_id:
             message = yield from messages.complete(message_id, content, metadata)
             if message is not None:
                 yield from _deliver(effects, message, sender)
                 _emit_done(effects, message)
                 return message
-        elif started is not None:  # The run has entered another space since.
+        elif started_message is not None:  # The run has entered another space since.
             yield from abandon_message(effects, message_id, "it is sent in another space")
             message_id = derived_id("msg", message_id, space_id)
     message = yield from messages.create(
@@ -77,15 +77,15 @@ def start_message(
     A message of this id that was started or abandoned starts anew; what was streamed of it is void.
     """
     yield from _get_sender(space_id, sender_id)
-    started = yield from _find_started(message_id, sender_id, run_id)
-    if started is not None and started.space_id == space_id:
-        if started.status == "running":
-            _emit_delta(effects, started, "", restart=True)
-            return started
-        restarted = yield from messages.restart(message_id)
-        if restarted is not None:
-            _emit_started(effects, restarted)
-            return restarted
+    earlier_message = yield from _find_started(message_id, sender_id, run_id)
+    if earlier_message is not None and earlier_message.space_id == space_id:
+        if earlier_message.status == "running":
+            _emit_delta(effects, earlier_message, "", restart=True)
+            return earlier_message
+        restarted_message = yield from messages.restart(message_id)
+        if restarted_message is not None:
+            _emit_started(effects, restarted_message)
+            return restarted_message
     message = yield from messages.create(message_id, space_id, sender_id, "", status="running", run_id=run_id)
     if message is None:
         raise RefusedError("not_found", f'there is no space "{space_id}"')

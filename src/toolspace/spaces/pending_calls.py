@@ -15,7 +15,7 @@ from toolspace.core import json_text
 from toolspace.core.context import ToolContext
 from toolspace.core.defaults import TOOL_TIMEOUT_SECONDS
 from toolspace.core.ids import new_id, now_ms
-from toolspace.core.records import OPEN_CALL, CallRecord, ExecutionTarget
+from toolspace.core.records import OPEN_CALL, CallRecord
 from toolspace.core.result import PENDING_CALL_KEY, ToolResult
 from toolspace.core.times import format_milliseconds, parse_duration
 from toolspace.core.tool import Tool
@@ -39,8 +39,6 @@ from toolspace.storage.streams.waiters import DeadlineTimer
 
 _log = logging.getLogger("toolspace.calls")
 
-EXECUTION_TARGETS: Mapping[str, ExecutionTarget] = {"external": "external", "space": "client"}
-"""Who executes a tool of an execution type; the gateway executes all others."""
 DEFAULT_TTL_SECONDS: Final = 7 * 24 * 3600.0
 _TIMED_OUT, _STOPPING, _MADE_PENDING = object(), object(), object()
 """Why a caller stopped waiting without a result."""
@@ -60,7 +58,7 @@ class PendingCalls:
         self.services = AgentServices()
         self.on_timer_started: Callable[[], None] = _ignore
         """Called when a call of a `wait` tool was opened."""
-        self._waiting: dict[str, _Waiter] = {}
+        self._waiters: dict[str, _Waiter] = {}
         self._deadlines = DeadlineTimer()
         self._other_waiters: set[_Waiter] = set()
         """Those of `wait_for_result`."""
@@ -68,13 +66,13 @@ class PendingCalls:
         """Set while nobody waits, once it is stopping."""
         self._background: set[asyncio.Task[Any]] = set()
         self._unconfirmed_ids: list[str] = []
-        self._confirming: asyncio.Task[Any] | None = None
-        self._stopping = False
+        self._confirmation_task: asyncio.Task[Any] | None = None
+        self._is_stopping = False
 
     @property
     def waiting_count(self) -> int:
         """How many callers wait in this process."""
-        return len(self._waiting)
+        return len(self._waiters)
 
     def execute(
         self, host: GatewayCallHost, tool: Tool, parameters: Mapping[str, Any], context: ToolContext
@@ -85,23 +83,15 @@ class PendingCalls:
                 f"the arguments have more than {json_text.MAX_STORED_DEPTH} levels; leave some out"
             )
         seconds = context.handle.allowed_seconds if context.handle is not None else TOOL_TIMEOUT_SECONDS
-        is_pending = tool.is_async or tool.pauses_run or self._stopping
+        is_pending = tool.is_async or tool.pauses_run or self._is_stopping
         now = now_ms()
         ttl = tool.expires_after if tool.expires_after is not None else self.ttl
-        new = NewCall(
-            call_id=context.call_id or new_id("call"),
-            run_id=host.run_id,
-            agent_entity_id=host.agent_entity_id,
-            space_id=host.space_id,
-            tool_name=tool.name,
-            args=parameters,
-            execution_type=tool.execution_type,
-            execution_target=EXECUTION_TARGETS.get(tool.execution_type, "server"),
-            visible=tool.visible,
-            is_async=tool.is_async,
+        new = host.new_call(
+            tool,
+            context.call_id or new_id("call"),
+            parameters,
             visibility="full" if tool.visible else "none",
             status="pending" if is_pending else "waiting",
-            node_id=self.ledger.node_id,
             created_at=now,
             expires_at=now + round(ttl * 1000),
             wait_until=None if is_pending else now + round(seconds * 1000),
@@ -149,8 +139,8 @@ class PendingCalls:
         del new  # Thousands may wait: what is in the row need not be in memory, too.
         if waiter is None:
             return _pending_result(call_id)
-        self._waiting[call_id] = waiter
-        if self._stopping:
+        self._waiters[call_id] = waiter
+        if self._is_stopping:
             waiter.stop(_STOPPING)
         if seconds < _NO_TIMEOUT_SECONDS:
             self._deadlines.add(waiter, seconds)
@@ -160,7 +150,7 @@ class PendingCalls:
             self._give_up_later(caller, call_id)
             raise
         finally:
-            self._waiting.pop(call_id, None)
+            self._waiters.pop(call_id, None)
             waiter.close()
             self._deadlines.note_closed()
             self._check_idle()
@@ -180,15 +170,17 @@ class PendingCalls:
     async def _open(self, caller: _Caller, new: NewCall, *, needs_worker: bool) -> _Waiter | None:
         """Stores a call. Returns the waiter for its result; None if the call is pending."""
         waiter = _Waiter(self.ledger, new.call_id) if new.status == "waiting" else None
-        starting = self._run_in_background(self.ledger.commit(call_transactions.start, new, needs_worker=needs_worker))
-        starting.add_done_callback(_retrieve_error)
+        start_task = self._run_in_background(
+            self.ledger.commit(call_transactions.start, new, needs_worker=needs_worker)
+        )
+        start_task.add_done_callback(_retrieve_error)
         try:
-            started = await asyncio.shield(starting)
+            started = await asyncio.shield(start_task)
         except BaseException as error:
             if waiter is not None:
                 waiter.close()
                 if not isinstance(error, RefusedError):
-                    self._give_up_later(caller, new.call_id, starting)
+                    self._give_up_later(caller, new.call_id, start_task)
             raise
         caller.host.note_opened(new.call_id)
         if not started.is_new:
@@ -240,7 +232,7 @@ class PendingCalls:
         self._other_waiters.add(waiter)
         try:
             waiter.read_row()
-            if self._stopping:
+            if self._is_stopping:
                 waiter.stop(_STOPPING)
             await waiter.wait()
         finally:
@@ -258,12 +250,12 @@ class PendingCalls:
 
     async def submit(self, submission: Submission) -> CallRecord:
         """Resolves a call with a submitted result, once."""
-        remembered = self.ledger.open_calls.get(submission.call_id)
-        if remembered is not None:
-            resolved = call_transactions.resolve_from_memory(remembered, submission)
-            if resolved is not None:
+        open_call = self.ledger.open_calls.get(submission.call_id)
+        if open_call is not None:
+            resolution = call_transactions.resolve_from_memory(open_call, submission)
+            if resolution is not None:
                 del self.ledger.open_calls[submission.call_id]  # The next submission reads the row.
-                effects, call = resolved
+                effects, call = resolution
                 if await self.ledger.commit_deferred(effects):
                     return call
         return await self.ledger.commit(call_transactions.submit, submission)
@@ -274,8 +266,8 @@ class PendingCalls:
         """The callers have the results. Stored soon; nobody waits for it."""
         if call_ids:
             self._unconfirmed_ids += call_ids
-            if self._confirming is None:
-                self._confirming = self._run_in_background(self._confirm_deliveries())
+            if self._confirmation_task is None:
+                self._confirmation_task = self._run_in_background(self._confirm_deliveries())
 
     def mark_undelivered(self, call_ids: Sequence[str]) -> None:
         """The callers were gone before they got the results: those go to the inbox."""
@@ -290,41 +282,43 @@ class PendingCalls:
                     await self.ledger.write(calls.mark_delivered, call_ids)
                 except StorageError as error:
                     _log.warning("Delivery of %d results could not be stored: %s", len(call_ids), error)
-                    if self._stopping:
+                    if self._is_stopping:
                         return
                     # Otherwise these results would also go to the inbox, if this process were killed later.
                     self._unconfirmed_ids += call_ids
                     await asyncio.sleep(_RETRY_SECONDS)
         finally:
-            self._confirming = None
+            self._confirmation_task = None
 
     # Stopping
 
     async def drain(self) -> None:
         """Makes the waiting calls pending, and tells their callers so. New calls are pending from the start."""
-        self._stopping = True
-        for waiter in (*self._waiting.values(), *self._other_waiters):
+        self._is_stopping = True
+        for waiter in (*self._waiters.values(), *self._other_waiters):
             waiter.stop(_STOPPING)
         self._check_idle()
         await self._idle.wait()
 
     def _check_idle(self) -> None:
-        if self._stopping and not self._waiting:
+        if self._is_stopping and not self._waiters:
             self._idle.set()
 
     async def aclose(self) -> None:
         """Waits for writes in progress. Results may still be submitted after that."""
-        self._stopping = True
+        self._is_stopping = True
         while self._background:
             await asyncio.gather(*self._background, return_exceptions=True)
 
     # Callers that stop waiting
 
-    def _give_up_later(self, caller: _Caller, call_id: str, starting: asyncio.Task[StartedCall] | None = None) -> None:
+    def _give_up_later(
+        self, caller: _Caller, call_id: str, start_task: asyncio.Task[StartedCall] | None = None
+    ) -> None:
         """`starting`: the caller was gone before it was known whether the call is stored."""
         is_canceled, accepts_late_result = caller.is_canceled(), caller.accepts_late_result
         work = self._give_up(
-            call_id, is_canceled=is_canceled, accepts_late_result=accepts_late_result, starting=starting
+            call_id, is_canceled=is_canceled, accepts_late_result=accepts_late_result, start_task=start_task
         )
         self._run_in_background(work)
 
@@ -334,12 +328,12 @@ class PendingCalls:
         *,
         is_canceled: bool,
         accepts_late_result: bool,
-        starting: asyncio.Task[StartedCall] | None = None,
+        start_task: asyncio.Task[StartedCall] | None = None,
     ) -> None:
         """Nobody waits for a call any more. Its result goes to the inbox, unless the call itself was canceled."""
-        if starting is not None:
+        if start_task is not None:
             try:
-                if not (await starting).is_new:
+                if not (await start_task).is_new:
                     return
             except RefusedError:
                 return
@@ -367,7 +361,7 @@ class PendingCalls:
             except RefusedError:
                 return
             except StorageError as error:
-                if self._stopping:
+                if self._is_stopping:
                     _log.warning("Stopping with a call that is not up to date; the next start corrects it: %s", error)
                     return
                 await asyncio.sleep(delay)
@@ -375,9 +369,9 @@ class PendingCalls:
 
     async def _finish(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Runs a write to its end, even if the caller is canceled."""
-        writing = self._run_in_background(work)
-        writing.add_done_callback(_retrieve_error)
-        return await asyncio.shield(writing)
+        task = self._run_in_background(work)
+        task.add_done_callback(_retrieve_error)
+        return await asyncio.shield(task)
 
     def _run_in_background(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)
@@ -439,14 +433,14 @@ class _Waiter:
             self._ledger.waiters.unregister(self._key, self.future)
             self.future = self._ledger.waiters.register(self._key)
             try:
-                stored = await self._ledger.read(calls.find_for_caller, self.call_id)
+                row = await self._ledger.read(calls.find_for_caller, self.call_id)
             except StorageError as error:
                 _log.warning("Call %s: reading it failed, retrying in %s s: %s", self.call_id, _RETRY_SECONDS, error)
                 asyncio.get_running_loop().call_later(_RETRY_SECONDS, self.read_row)
             else:
-                if stored is None:
+                if row is None:
                     return _TIMED_OUT
-                call, goes_to_inbox = stored
+                call, goes_to_inbox = row
                 if goes_to_inbox:
                     return _MADE_PENDING
                 if call.status not in ("waiting", "running"):

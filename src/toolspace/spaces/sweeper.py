@@ -1,7 +1,7 @@
-"""The sweeper: does what is due and nobody else does: timers, expiries, plans, ended leases, leftovers of dead
-processes.
+"""The sweeper: ends timers, expired calls and expired leases, fires plans, cleans up after dead processes, and deletes
+old records.
 
-Also deletes old records. Every process runs one; several at once do no harm.
+Every process runs one; several at once do no harm.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from toolspace.core.ids import now_ms
 from toolspace.errors import RefusedError, StorageError, StorageUnavailable
 from toolspace.spaces import call_transactions, plans, runs
 from toolspace.spaces.ledger import Effects, Ledger
+from toolspace.spaces.workers import release_departed
 from toolspace.storage.database import Program
 from toolspace.storage.queries import calls, events, idempotency, inbox, tasks, workers_and_presence
 from toolspace.storage.queries import plans as plan_queries
@@ -62,7 +63,7 @@ class Sweeper:
         self._heartbeats: dict[str, tuple[int, float]] = {}
         """The last heartbeat of each other process, and when this process first saw it, by its own clock."""
         self._task: asyncio.Task[None] | None = None
-        self._sending: set[asyncio.Task[None]] = set()
+        self._heartbeat_tasks: set[asyncio.Task[None]] = set()
         self._awake = asyncio.Event()
         self._has_failed = False
         """Whether something of the last round failed, and is still due."""
@@ -86,7 +87,7 @@ class Sweeper:
             self._stop_listening()
             self._task.cancel()
             # Also waits for a heartbeat in progress: it must not come after the deletion of this process.
-            await asyncio.gather(self._task, *self._sending, return_exceptions=True)
+            await asyncio.gather(self._task, *self._heartbeat_tasks, return_exceptions=True)
         try:
             # Calls whose end could not be stored while the database was away: nobody else looks for this process.
             await self._clean_up_after(self._ledger.node_id)
@@ -135,16 +136,15 @@ class Sweeper:
             await self._try(self._ledger.commit(call_transactions.end_call, call_id, "expired", reason))
         for call_id in await self._ledger.read(calls.list_overdue, before=now_ms() - _OVERDUE_MS, limit=_BATCH):
             await self._try(self._ledger.commit(call_transactions.make_pending, call_id))
-        left_before = now_ms() - round(self._worker_grace * 1000)
-        await self._ledger.commit(_release_departed, left_before)
+        await self._ledger.commit(release_departed, grace=self._worker_grace)
         await self._ledger.commit(_release_expired_events)
 
     async def send_heartbeat(self) -> None:
         """Stores that this process is alive. Runs to its end even if the caller is canceled."""
-        sending = asyncio.create_task(self._send_heartbeat())
-        self._sending.add(sending)
-        sending.add_done_callback(self._sending.discard)
-        await asyncio.shield(sending)
+        task = asyncio.create_task(self._send_heartbeat())
+        self._heartbeat_tasks.add(task)
+        task.add_done_callback(self._heartbeat_tasks.discard)
+        await asyncio.shield(task)
 
     async def _send_heartbeat(self) -> None:
         if await self._ledger.write(
@@ -183,12 +183,12 @@ class Sweeper:
 
     async def _clean_up_after(self, node_id: str) -> None:
         before: list[tuple[str, str]] = []
-        while orphaned := await self._ledger.read(calls.list_orphaned, [node_id], limit=_BATCH):
-            if orphaned == before:
+        while calls_of_node := await self._ledger.read(calls.list_orphaned, [node_id], limit=_BATCH):
+            if calls_of_node == before:
                 return  # They failed, and were logged. The next check tries again.
-            for call_id, status in orphaned:
+            for call_id, status in calls_of_node:
                 await self._try(self._ledger.commit(_take_over, call_id, status))
-            before = orphaned
+            before = calls_of_node
         await self._ledger.commit(_delete_node, node_id)
 
     async def delete_old_records(self) -> None:
@@ -246,10 +246,6 @@ def _delete_node(effects: Effects, node_id: str) -> Program[None]:
     yield from workers_and_presence.disconnect_workers_of_node(node_id)
     for holder in (yield from workers_and_presence.delete_node(node_id)):
         effects.notify_workers(*(yield from calls.release_claims(holder)))
-
-
-def _release_departed(effects: Effects, before: int) -> Program[None]:
-    effects.notify_workers(*(yield from workers_and_presence.release_departed(before=before)))
 
 
 def _release_expired_events(effects: Effects) -> Program[None]:

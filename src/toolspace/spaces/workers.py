@@ -85,25 +85,25 @@ class _Worker:
         self.concurrency = 0
         self.connection: WorkerConnection | None = None
         self.is_registered = False
-        """Whether the database has it as connected here."""
-        self.claimed: dict[str, Callable[[], None]] = {}
+        """Whether the database has it as connected to this process."""
+        self.claimed_calls: dict[str, Callable[[], None]] = {}
         """The calls that it has claimed, each with the function that stops listening for its end."""
         self.stop_listening: list[Callable[[], None]] = []
         """The functions that stop listening for calls of its tools."""
         self.last_turn = 0
         """When it got a call last."""
-        self.registering = asyncio.Lock()
+        self.lock = asyncio.Lock()
 
     @property
     def free_slots(self) -> int:
         is_ready = self.connection is not None and self.is_registered
-        return self.concurrency - len(self.claimed) if is_ready else 0
+        return self.concurrency - len(self.claimed_calls) if is_ready else 0
 
     def close(self) -> None:
-        for stop in (*self.stop_listening, *self.claimed.values()):
+        for stop in (*self.stop_listening, *self.claimed_calls.values()):
             stop()
         self.stop_listening.clear()
-        self.claimed.clear()
+        self.claimed_calls.clear()
 
 
 class Workers:
@@ -116,7 +116,7 @@ class Workers:
         self._grace = grace
         self._compare_seconds = compare_seconds
         self._workers: dict[str, _Worker] = {}
-        self._disconnected: list[str] = []
+        self._disconnected_ids: list[str] = []
         """Workers whose connection ended, which is not stored yet."""
         self._changed_calls: dict[str, str | None] = {}
         """Claimed calls that may have ended, with their status if it is known."""
@@ -126,7 +126,7 @@ class Workers:
         self._grace_ends: list[float] = []
         """When the grace of disconnected workers ends."""
         self._awake = asyncio.Event()
-        self._assigning: asyncio.Task[None] | None = None
+        self._assignment_task: asyncio.Task[None] | None = None
         self._is_stopping = False
 
     def __len__(self) -> int:
@@ -155,9 +155,9 @@ class Workers:
 
     async def aclose(self) -> None:
         self.disconnect_all()
-        if self._assigning is not None:
-            self._assigning.cancel()
-            await asyncio.gather(self._assigning, return_exceptions=True)
+        if self._assignment_task is not None:
+            self._assignment_task.cancel()
+            await asyncio.gather(self._assignment_task, return_exceptions=True)
         for worker in self._workers.values():
             worker.close()
         worker_ids, self._workers = list(self._workers), {}
@@ -173,8 +173,8 @@ class Workers:
         """
         if self._is_stopping:
             raise RefusedError("unavailable", "the gateway stops; come back in a moment")
-        if self._assigning is None:
-            self._assigning = asyncio.create_task(self._assign_forever(), name="workers")
+        if self._assignment_task is None:
+            self._assignment_task = asyncio.create_task(self._assign_forever(), name="workers")
         tools = tuple(dict.fromkeys(tools))
         worker = self._workers.setdefault(worker_id, _Worker(worker_id))
         connection = WorkerConnection(worker_id)
@@ -182,28 +182,28 @@ class Workers:
             worker.connection.disconnect("replaced")
         worker.connection, worker.is_registered = connection, False
         try:
-            async with worker.registering:
-                claimed = await self._ledger.write(
+            async with worker.lock:
+                calls = await self._ledger.write(
                     workers_and_presence.register_worker, worker_id, tools, node_id=self._ledger.node_id
                 )
                 if worker.connection is connection:
                     worker.tools, worker.concurrency, worker.is_registered = tools, concurrency, True
                     self._listen_for_calls(worker)
-                    self._add_claimed(worker, claimed)
+                    self._add_claimed(worker, calls)
             self._wake_for_calls()
             yield connection
         finally:
             if worker.connection is connection:
                 worker.connection, worker.is_registered = None, False
-                self._disconnected.append(worker_id)
+                self._disconnected_ids.append(worker_id)
                 self._awake.set()
 
-    async def retire(self, worker_id: str, finishing: Sequence[str]) -> bool:
+    async def retire(self, worker_id: str, call_ids: Sequence[str]) -> bool:
         """A worker of any process takes no more calls, and finishes the named ones; others get the rest.
 
         False if there is no such worker.
         """
-        return await self._ledger.commit(_retire, worker_id, finishing)
+        return await self._ledger.commit(_retire, worker_id, call_ids)
 
     # What wakes the assignment task
 
@@ -240,22 +240,21 @@ class Workers:
                     next_comparison = loop.time() + self._compare_seconds
                     await self._compare_with_database()
                 await self._assign()
-            except StorageError as error:
-                _log.warning("Assigning calls to workers failed, retrying in %s s: %s", _RETRY_SECONDS, error)
-                await asyncio.sleep(_RETRY_SECONDS)
-                self._wake_for_calls()
-            except Exception:
-                _log.exception("Assigning calls to workers failed, retrying in %s s", _RETRY_SECONDS)
+            except Exception as error:
+                if isinstance(error, StorageError):
+                    _log.warning("Assigning calls to workers failed, retrying in %s s: %s", _RETRY_SECONDS, error)
+                else:
+                    _log.exception("Assigning calls to workers failed, retrying in %s s", _RETRY_SECONDS)
                 await asyncio.sleep(_RETRY_SECONDS)
                 self._wake_for_calls()
 
     async def _store_disconnections(self) -> None:
         now = asyncio.get_running_loop().time()
-        while self._disconnected:
-            worker_id = self._disconnected[-1]
+        while self._disconnected_ids:
+            worker_id = self._disconnected_ids[-1]
             worker = self._workers.get(worker_id)
             if worker is not None:
-                async with worker.registering:
+                async with worker.lock:
                     if worker.connection is None:
                         await self._ledger.write(
                             workers_and_presence.mark_left, worker_id, node_id=self._ledger.node_id
@@ -265,16 +264,16 @@ class Workers:
                     if worker.connection is None:  # Read again: it may be connecting, and wait for the lock.
                         worker.close()
                         del self._workers[worker_id]
-            self._disconnected.remove(worker_id)
+            self._disconnected_ids.remove(worker_id)
         if any(at <= now for at in self._grace_ends):
-            await self._ledger.commit(_release_departed, before=now_ms() - round(self._grace * 1000))
+            await self._ledger.commit(release_departed, grace=self._grace)
             self._grace_ends = [at for at in self._grace_ends if at > now]
 
     async def _withdraw_ended_calls(self) -> None:
         """Tells workers which of their calls have ended, or were released."""
         while self._changed_calls:
-            changed, self._changed_calls = self._changed_calls, {}
-            unknown_ids = [call_id for call_id, status in changed.items() if status is None]
+            statuses, self._changed_calls = self._changed_calls, {}
+            unknown_ids = [call_id for call_id, status in statuses.items() if status is None]
             states: dict[str, workers_and_presence.ClaimedCallState] = {}
             try:
                 for start in range(0, len(unknown_ids), _STATES_AT_ONCE):
@@ -282,19 +281,19 @@ class Workers:
                     rows = await self._ledger.read(workers_and_presence.list_call_states, chunk)
                     states |= {state.call_id: state for state in rows}
             except BaseException:
-                self._changed_calls = changed | self._changed_calls
+                self._changed_calls = statuses | self._changed_calls
                 raise
             for worker in self._workers.values():
-                for call_id in worker.claimed.keys() & changed:
+                for call_id in worker.claimed_calls.keys() & statuses:
                     state = states.get(call_id)
-                    status = changed[call_id] or (state.status if state is not None else None)
+                    status = statuses[call_id] or (state.status if state is not None else None)
                     if status not in OPEN_CALL or (state is not None and state.worker_id != worker.id):
                         self._withdraw(worker, call_id, "answered" if status == "resolved" else "canceled")
 
     async def _compare_with_database(self) -> None:
         """Corrects what this process missed."""
         self._may_have_calls = True
-        await self._ledger.commit(_release_departed, before=now_ms() - round(self._grace * 1000))
+        await self._ledger.commit(release_departed, grace=self._grace)
         stored_ids = await self._ledger.read(workers_and_presence.list_connected, node_id=self._ledger.node_id)
         # Workers whose connection was lost while it was being stored.
         if lost_ids := [worker_id for worker_id in stored_ids if worker_id not in self._workers]:
@@ -303,16 +302,16 @@ class Workers:
             connection = worker.connection
             if connection is None or not worker.is_registered:
                 continue
-            claimed = await self._ledger.read(
+            calls = await self._ledger.read(
                 workers_and_presence.find_claimed_calls, worker.id, node_id=self._ledger.node_id
             )
             if worker.connection is not connection:
                 continue
-            if claimed is None:
+            if calls is None:
                 await self._disconnect(connection)
                 continue
-            self._changed_calls |= dict.fromkeys(worker.claimed.keys() - {call.call_id for call in claimed})
-            self._add_claimed(worker, claimed)
+            self._changed_calls |= dict.fromkeys(worker.claimed_calls.keys() - {call.call_id for call in calls})
+            self._add_claimed(worker, calls)
         await self._withdraw_ended_calls()
 
     async def _assign(self) -> None:
@@ -320,7 +319,7 @@ class Workers:
             self._may_have_calls = False
             ready = sorted(
                 (worker for worker in self._workers.values() if worker.free_slots > 0),
-                key=lambda worker: (len(worker.claimed) / worker.concurrency, worker.last_turn),
+                key=lambda worker: (len(worker.claimed_calls) / worker.concurrency, worker.last_turn),
             )
             if not ready:
                 return
@@ -340,10 +339,10 @@ class Workers:
                 is_disconnected = worker.id in assignments.disconnected_workers
                 if is_disconnected and connection is not None and connection is connections[worker.id]:
                     await self._disconnect(connection)
-                if assigned := assignments.calls_by_worker.get(worker.id):
+                if new_calls := assignments.calls_by_worker.get(worker.id):
                     self._turns += 1
                     worker.last_turn = self._turns
-                    self._add_claimed(worker, assigned)
+                    self._add_claimed(worker, new_calls)
             self._may_have_calls = self._may_have_calls or assignments.has_more
 
     async def _disconnect(self, connection: WorkerConnection) -> None:
@@ -356,8 +355,8 @@ class Workers:
     def _add_claimed(self, worker: _Worker, calls: Iterable[CallRecord]) -> None:
         """The worker has claimed these calls: offers those that its connection did not offer yet."""
         for call in calls:
-            if call.call_id not in worker.claimed:
-                worker.claimed[call.call_id] = self._ledger.waiters.listen(
+            if call.call_id not in worker.claimed_calls:
+                worker.claimed_calls[call.call_id] = self._ledger.waiters.listen(
                     f"call:{call.call_id}", lambda changed, call_id=call.call_id: self._note_change(call_id, changed)
                 )
                 self._note_change(call.call_id, None)  # It may have changed between the claim and the listening.
@@ -365,7 +364,7 @@ class Workers:
                 worker.connection.offer(call)
 
     def _withdraw(self, worker: _Worker, call_id: str, reason: WithdrawalReason) -> None:
-        stop_listening = worker.claimed.pop(call_id)
+        stop_listening = worker.claimed_calls.pop(call_id)
         stop_listening()
         if worker.connection is not None:
             worker.connection.withdraw(call_id, reason)
@@ -377,11 +376,13 @@ def _mark_left(worker_ids: Sequence[str], *, node_id: str) -> Program[None]:
         yield from workers_and_presence.mark_left(worker_id, node_id=node_id)
 
 
-def _release_departed(effects: Effects, *, before: int) -> Program[None]:
+def release_departed(effects: Effects, *, grace: float) -> Program[None]:
+    """Lets others claim the calls of workers that left longer ago than the grace period."""
+    before = now_ms() - round(grace * 1000)
     effects.notify_workers(*(yield from workers_and_presence.release_departed(before=before)))
 
 
-def _retire(effects: Effects, worker_id: str, finishing: Sequence[str]) -> Program[bool]:
-    tools: Any = yield from workers_and_presence.retire(worker_id, finishing)
+def _retire(effects: Effects, worker_id: str, call_ids: Sequence[str]) -> Program[bool]:
+    tools: Any = yield from workers_and_presence.retire(worker_id, call_ids)
     effects.notify_workers(*(tools or ()))
     return tools is not None

@@ -315,9 +315,9 @@ def delete_space_transaction(effects: Effects, space_id: str) -> Program[bool]:
 @long_running
 def remove_member_transaction(effects: Effects, space_id: str, entity_id: str) -> Program[bool]:
     """Removes a member from a space; the runs of an agent leave it, too."""
-    removed = yield from entities_and_spaces.remove_member(space_id, entity_id)
+    was_member = yield from entities_and_spaces.remove_member(space_id, entity_id)
     yield from run_queries.clear_space(space_id, agent_entity_id=entity_id)
-    return removed
+    return was_member
 
 
 @long_running

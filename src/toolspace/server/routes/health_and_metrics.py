@@ -47,33 +47,33 @@ class Readiness:
         *,
         timeout: float = _CHECK_SECONDS,
     ) -> None:
-        self.started = False
-        self.stopping = False
+        self.is_started = False
+        self.is_stopping = False
         self._checks = ((read, DATABASE_DOWN), (write, DATABASE_READ_ONLY))
         self._timeout = timeout
-        self._checking: asyncio.Task[str | None] | None = None
+        self._check_task: asyncio.Task[str | None] | None = None
         self._checked_at = -1e9
 
     async def list_reasons(self) -> list[str]:
         """Returns why the process is not ready; nothing if it is ready."""
-        reasons = [STOPPING] if self.stopping else [] if self.started else [STARTING]
-        if not self.stopping and (reason := await self._check_database()) is not None:
+        reasons = [STOPPING] if self.is_stopping else [] if self.is_started else [STARTING]
+        if not self.is_stopping and (reason := await self._check_database()) is not None:
             reasons.append(reason)
         return reasons
 
     async def aclose(self) -> None:
-        if self._checking is not None:
-            self._checking.cancel()
-            await asyncio.gather(self._checking, return_exceptions=True)
+        if self._check_task is not None:
+            self._check_task.cancel()
+            await asyncio.gather(self._check_task, return_exceptions=True)
 
     async def _check_database(self) -> str | None:
         now = time.monotonic()
-        checking = self._checking
-        if checking is None or (checking.done() and now - self._checked_at > _CACHE_SECONDS):
+        task = self._check_task
+        if task is None or (task.done() and now - self._checked_at > _CACHE_SECONDS):
             self._checked_at = now
-            checking = self._checking = asyncio.create_task(self._run_checks())
+            task = self._check_task = asyncio.create_task(self._run_checks())
         # Shielded: several requests share the check, and one that is canceled must not cancel it for the others.
-        return await asyncio.shield(checking)
+        return await asyncio.shield(task)
 
     async def _run_checks(self) -> str | None:
         for check, reason in self._checks:

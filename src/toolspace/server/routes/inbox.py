@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
+import msgspec
 from msgspec import Meta
 
 from toolspace.core.ids import new_id, now_ms
@@ -114,7 +115,7 @@ class ReleaseBody(AcknowledgeBody, frozen=True, kw_only=True):
 class AcknowledgeResponse(ResponseBody, frozen=True, kw_only=True):
     """The result of an acknowledgement."""
 
-    done: Sequence[str]
+    acknowledged_ids: Sequence[str] = msgspec.field(name="done")
     """The events that are acknowledged."""
     not_held: Sequence[str]
     """Events that the claim does not hold, for example because its lease ended. They are unchanged."""
@@ -197,8 +198,8 @@ async def claim_events(request: Request) -> ClaimResponse:
 async def acknowledge_events(request: Request) -> AcknowledgeResponse:
     body = await request.json(AcknowledgeBody)
     agent_id = await get_agent_id(request)
-    acknowledged = await request.ledger.write(inbox.acknowledge, agent_id, body.claim, body.event_ids)
-    return AcknowledgeResponse(done=acknowledged, not_held=_remaining(body.event_ids, acknowledged))
+    acknowledged_ids = await request.ledger.write(inbox.acknowledge, agent_id, body.claim, body.event_ids)
+    return AcknowledgeResponse(acknowledged_ids=acknowledged_ids, not_held=_remaining(body.event_ids, acknowledged_ids))
 
 
 @routes.add(
@@ -243,7 +244,7 @@ async def _poll(request: Request, agent_id: str, seconds: float, read: Callable[
                 if next_at is not None:
                     remaining = min(remaining, max((next_at - now_ms()) / 1000, 0.0))
                 await asyncio.wait((wake_up, disconnect), timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
-                if disconnect.done() or request.gateway.readiness.stopping:
+                if disconnect.done() or request.gateway.readiness.is_stopping:
                     return []  # Events must not be claimed for a client that does not get them.
             finally:
                 ledger.waiters.unregister(key, wake_up)
@@ -252,8 +253,8 @@ async def _poll(request: Request, agent_id: str, seconds: float, read: Callable[
 
 
 def _remaining(event_ids: Sequence[str], handled_ids: Sequence[str]) -> list[str]:
-    handled = frozenset(handled_ids)
-    return [event_id for event_id in dict.fromkeys(event_ids) if event_id not in handled]
+    handled_set = frozenset(handled_ids)
+    return [event_id for event_id in dict.fromkeys(event_ids) if event_id not in handled_set]
 
 
 def _release(effects: Effects, agent_id: str, body: ReleaseBody) -> Program[list[InboxEvent]]:

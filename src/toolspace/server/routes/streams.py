@@ -18,7 +18,7 @@ from toolspace.server.redaction import viewer_of
 from toolspace.server.requests import Receive, Request, Scope, Send
 from toolspace.server.responses import Problem, StreamingResponse
 from toolspace.server.routing import RouteTable
-from toolspace.server.sse import PermissionCheck, SseResponse, StreamQuery, parse_stream_options
+from toolspace.server.sse import PermissionCheck, StreamQuery, parse_stream_options
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.queries import workers_and_presence
 
@@ -95,23 +95,16 @@ async def _open(request: Request, stream: str, allowed: PermissionCheck, *, stri
         strict=strict,
         expires_at=caller.expires_at if isinstance(caller, EntityCaller) else None,
     )
-    return _SubscribedResponse(response, gateway.subscribers, stream)
 
-
-class _SubscribedResponse:
-    """Registers a subscriber while the response is sent: a call for the client needs someone who can answer it."""
-
-    def __init__(self, response: SseResponse, subscribers: StreamSubscribers, stream: str) -> None:
-        self._response = response
-        self._subscribers = subscribers
-        self._stream = stream
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def respond(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with self._subscribers.subscribed(self._stream):
-                await self._response(scope, receive, send)
+            # A call for the client needs someone who can answer it.
+            async with gateway.subscribers.register(stream):
+                await response(scope, receive, send)
         finally:
-            self._response.close()
+            response.close()
+
+    return respond
 
 
 class StreamSubscribers:
@@ -120,12 +113,12 @@ class StreamSubscribers:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._counts: dict[str, int] = {}
-        self._registered: set[str] = set()
+        self._stored_streams: set[str] = set()
         """Streams that are stored as having subscribers here."""
         self._locks: dict[str, asyncio.Lock] = {}
 
     @asynccontextmanager
-    async def subscribed(self, stream: str) -> AsyncGenerator[None]:
+    async def register(self, stream: str) -> AsyncGenerator[None]:
         """Counts a subscriber while the block runs. Other processes know of it when the block starts."""
         self._counts[stream] = self._counts.get(stream, 0) + 1
         try:
@@ -139,7 +132,7 @@ class StreamSubscribers:
 
     async def register_again(self) -> None:
         """Stores all streams again: other processes declared this one dead and deleted them."""
-        self._registered.clear()
+        self._stored_streams.clear()
         for stream in tuple(self._counts):
             await self._register(stream)
 
@@ -148,17 +141,17 @@ class StreamSubscribers:
         lock = self._locks.setdefault(stream, asyncio.Lock())
         async with lock:
             has_subscribers = self._counts.get(stream, 0) > 0
-            if has_subscribers == (stream in self._registered):
+            if has_subscribers == (stream in self._stored_streams):
                 return
             node_id = self._ledger.node_id
             holder = f"{node_id}/{stream}"
             try:
                 if has_subscribers:
                     await self._ledger.write(workers_and_presence.register_holder, holder, [stream], node_id=node_id)
-                    self._registered.add(stream)
+                    self._stored_streams.add(stream)
                 else:
                     await self._ledger.write(workers_and_presence.mark_left, holder, node_id=node_id)
-                    self._registered.discard(stream)
+                    self._stored_streams.discard(stream)
             except StorageError as error:
                 _log.warning("Stream %s: storing that it has subscribers failed: %s", stream, error)
         if not self._counts.get(stream):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta
@@ -141,8 +141,8 @@ async def list_tools(request: Request) -> ResultPage[dict[str, Any]]:
         tools = [tool for tool in tools if tool.category == query.category]
     if query.search is not None:
         allowed_names = {tool.name for tool in tools}
-        ranked = toolspace.search(query.search, limit=len(allowed_names) + query.limit)
-        matches = [tool for tool, _ in ranked if tool.name in allowed_names][: query.limit]
+        search_results = toolspace.search(query.search, limit=len(allowed_names) + query.limit)
+        matches = [tool for tool, _ in search_results if tool.name in allowed_names][: query.limit]
         return ResultPage(items=[_describe(tool) for tool in matches], next=None)
     after = query.cursor or ""
     tools = sorted((tool for tool in tools if tool.name > after), key=lambda tool: tool.name)
@@ -366,9 +366,9 @@ def _has_same_arguments(call: CallRecord, args: Any) -> bool:
         arguments = json_text.to_json_data(json_text.parse_arguments(args))
     except ValueError:
         return call.args == args
-    # The stored arguments may have been converted to fit the schema, so only clear differences count.
-    stored: Any = call.args
-    return stored == arguments or not isinstance(stored, dict) or set(stored) >= set(arguments)  # pyright: ignore[reportUnknownArgumentType]
+    # The stored arguments may have been converted to fit the schema, so only missing names count as a difference.
+    stored_arguments: Any = call.args
+    return not isinstance(stored_arguments, dict) or arguments.keys() <= cast("Any", stored_arguments).keys()
 
 
 def _build_response(request: Request, host: GatewayCallHost, result: ToolResult) -> Response:

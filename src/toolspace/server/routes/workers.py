@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from toolspace.core.ids import new_id
@@ -14,8 +15,8 @@ from toolspace.server.api_types import Id, JsonRequestBody, NewId, QueryParamete
 from toolspace.server.requests import Receive, Request, Scope, Send
 from toolspace.server.responses import NO_CONTENT, Problem, Response, StreamingResponse
 from toolspace.server.routing import RouteTable
-from toolspace.server.sse import PING, PermissionCheck, SseResponse, StreamRegistry, encode_event
-from toolspace.spaces.workers import WorkerConnection, WorkerEvent, Workers
+from toolspace.server.sse import PING, SseResponse, encode_event
+from toolspace.spaces.workers import WorkerConnection, WorkerEvent
 from toolspace.storage.queries import workers_and_presence as worker_rows
 from toolspace.storage.streams.hub import StreamClosed
 from toolspace.toolspace import Toolspace
@@ -39,7 +40,7 @@ class WorkerStreamQuery(QueryParameters, frozen=True, kw_only=True):
 class LeaveBody(JsonRequestBody, frozen=True, kw_only=True):
     """How a worker leaves."""
 
-    finishing: Annotated[tuple[Id, ...], Meta(max_length=MAX_CONCURRENCY)] = ()
+    call_ids: Annotated[tuple[Id, ...], Meta(max_length=MAX_CONCURRENCY)] = msgspec.field(name="finishing", default=())
     """Calls that the worker still finishes."""
 
 
@@ -71,18 +72,24 @@ async def stream_calls(request: Request) -> StreamingResponse:
     tools = _parse_tool_names(query.tools)
     unknown_tools = _list_unknown_tools(gateway.toolspace, tools)
 
-    async def allowed() -> bool:
-        return await gateway.authenticator.is_valid(request.scope["headers"])
+    worker_id = query.worker_id or new_id("wrk")
 
-    return CallOfferStream(
-        gateway.workers,
-        gateway.streams,
-        query.worker_id or new_id("wrk"),
-        tools,
-        unknown_tools=unknown_tools,
-        concurrency=query.concurrency,
-        allowed=allowed,
-    )
+    async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+        async with gateway.workers.connect(worker_id, tools, query.concurrency) as connection:
+            first = encode_event("worker.ready", {"workerId": worker_id, "tools": tools})
+            if unknown_tools:
+                names = ", ".join(f'"{name}"' for name in unknown_tools)
+                message = f"unknown tools: {names}; their calls are offered once the tools exist"
+                first += encode_event("worker.warning", {"message": message, "tools": unknown_tools})
+            response = SseResponse(
+                gateway.streams,
+                OfferEventSource(connection),
+                first,
+                allowed=lambda: gateway.authenticator.is_valid(scope["headers"]),
+            )
+            await response(scope, receive, send)
+
+    return respond
 
 
 @routes.add("GET", "/api/workers", "List workers and the tools that they serve")
@@ -103,42 +110,9 @@ async def list_workers(request: Request) -> ResultPage[WorkerShape]:
 async def leave_worker(request: Request) -> Response:
     body = await request.json(LeaveBody)
     worker_id = request.params["workerId"]
-    if not await request.gateway.workers.retire(worker_id, body.finishing):
+    if not await request.gateway.workers.retire(worker_id, body.call_ids):
         raise Problem(404, f'Worker "{worker_id}" not found; GET /api/workers lists the workers')
     return NO_CONTENT
-
-
-class CallOfferStream:
-    """A streaming response that offers calls to a worker while it is connected."""
-
-    def __init__(
-        self,
-        workers: Workers,
-        streams: StreamRegistry,
-        worker_id: str,
-        tools: Sequence[str],
-        *,
-        unknown_tools: Sequence[str],
-        concurrency: int,
-        allowed: PermissionCheck,
-    ) -> None:
-        self._workers = workers
-        self._streams = streams
-        self._worker_id = worker_id
-        self._tools = tools
-        self._unknown_tools = unknown_tools
-        self._concurrency = concurrency
-        self._allowed = allowed
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._workers.connect(self._worker_id, self._tools, self._concurrency) as connection:
-            first = encode_event("worker.ready", {"workerId": self._worker_id, "tools": self._tools})
-            if self._unknown_tools:
-                names = ", ".join(f'"{name}"' for name in self._unknown_tools)
-                message = f"unknown tools: {names}; their calls are offered once the tools exist"
-                first += encode_event("worker.warning", {"message": message, "tools": self._unknown_tools})
-            response = SseResponse(self._streams, OfferEventSource(connection), first, allowed=self._allowed)
-            await response(scope, receive, send)
 
 
 class OfferEventSource:
@@ -180,21 +154,18 @@ class OfferEventSource:
 def _encode_worker_event(event: WorkerEvent) -> bytes:
     kind, call = event
     if isinstance(call, CallRecord):
-        return encode_event("call.offered", _build_offer(call))
+        offer = {
+            "callId": call.call_id,
+            "toolName": call.tool_name,
+            "args": call.args,
+            "runId": call.run_id,
+            "spaceId": call.space_id,
+            "agentEntityId": call.agent_entity_id,
+            "createdAt": call.created_at,
+            "expiresAt": call.expires_at,
+        }
+        return encode_event("call.offered", offer)
     return encode_event(f"call.{kind}", {"callId": call})
-
-
-def _build_offer(call: CallRecord) -> dict[str, Any]:
-    return {
-        "callId": call.call_id,
-        "toolName": call.tool_name,
-        "args": call.args,
-        "runId": call.run_id,
-        "spaceId": call.space_id,
-        "agentEntityId": call.agent_entity_id,
-        "createdAt": call.created_at,
-        "expiresAt": call.expires_at,
-    }
 
 
 def _parse_tool_names(text: str) -> list[str]:
