@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -43,7 +43,16 @@ from toolspace.providers.mcp.spec import NO_CALLBACKS, McpCallbacks, ServerStatu
 from toolspace.storage.disk_outputs import DiskOutputs
 from toolspace.storage.memory_cache import MemoryCache
 
-# MERGED from settings: The settings of a toolspace that a program creates without a configuration file.
+if TYPE_CHECKING:
+    from toolspace.agents.agent import Agent
+    from toolspace.agents.registry import AgentRegistry
+    from toolspace.agents.subagents import AgentResult
+    from toolspace.composition.from_config import ConfiguredParts
+    from toolspace.config.configuration import Config
+    from toolspace.core.model import ModelListener
+    from toolspace.providers.mcp.provider import McpProvider
+
+_log = logging.getLogger("toolspace")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,20 +76,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def defaults(self) -> CallDefaults:
         fields = CallDefaults.__struct_fields__
         return CallDefaults(**{name: SourcedValue(getattr(self, name), f"Settings.{name}") for name in fields})
-
-
-if TYPE_CHECKING:
-    from toolspace.agents.agent import Agent
-    from toolspace.agents.registry import AgentRegistry
-    from toolspace.agents.subagents import AgentResult
-    from toolspace.composition.from_config import ConfiguredParts
-    from toolspace.config.configuration import Config
-    from toolspace.core.model import ModelListener
-    from toolspace.providers.mcp.provider import McpProvider
-
-__all__ = ["Settings", "Toolspace"]
-
-_log = logging.getLogger("toolspace")
 
 
 class Toolspace:
@@ -173,32 +168,22 @@ class Toolspace:
         MCP servers. `single_tool` names the only tool that will be called: providers that it cannot need are left out,
         unless they are required.
         """
-        # Imported here: a toolspace of functions needs no configuration.
-        from toolspace.composition.from_config import build_parts
-        from toolspace.config.load import load_config
-
-        def call_agent(*arguments: Any) -> Any:
-            return self._call_agent(*arguments)
+        from toolspace.config.load import load_config  # Imported here: a toolspace of functions needs no configuration.
 
         config_path = Path(path) if path is not None else None
         config = load_config(config_path, environ=environ)
-        parts = build_parts(config, callbacks=callbacks, single_tool=single_tool, call_agent=call_agent)
         cache: ResultCache | None = None
         if config.storage.cache == "disk":
             from toolspace.storage.sqlite_cache import SqliteCache
 
             cache = SqliteCache(config.state_dir / "cache.db")
-        parts.context.session_id = session
-        self = cls(
-            context=parts.context,
-            settings=Settings(tool_output_ttl=config.defaults.tool_output_ttl, state_dir=config.state_dir),
-            cache=cache,
-        )
+        settings = Settings(tool_output_ttl=config.defaults.tool_output_ttl, state_dir=config.state_dir)
+        self = cls(context=ToolContext(session_id=session), settings=settings, cache=cache)
         self._internal.always_offered = True
         self.config_path = config_path
         self._environ = environ
         self._callbacks = callbacks
-        self._apply(parts)
+        self._apply(self._build_parts(config, self, single_tool=single_tool))
         return self
 
     async def __aenter__(self) -> Self:
@@ -327,13 +312,6 @@ class Toolspace:
             return False
         return parts.rules.denial_reason(entry.local_name, entry.tool.name) is not None
 
-    def _call_agent(
-        self, name: str, parameters: Mapping[str, Any], context: ToolContext, task: str
-    ) -> Coroutine[Any, Any, ToolResult]:
-        from toolspace.agents.subagents import call_agent
-
-        return call_agent(self.agents, name, parameters, context, task=task)
-
     # Tools
 
     def add_tool(self, tool: Tool | Callable[..., Any]) -> Tool:
@@ -420,14 +398,17 @@ class Toolspace:
     def watch(self, *, interval: float = 1.0) -> None:
         """Reloads whenever a file of the configuration changes, and on SIGHUP."""
         # `watch_files` reads the files now, not when the task starts: no change between the two is missed.
-        self._background.start(self._reload_on(watch_files(self._list_files, interval=interval)))
+        changes = watch_files(lambda: self._parts.files() if self._parts is not None else (), interval=interval)
+
+        async def reload_on_change() -> None:
+            async for _ in changes:
+                self._reload_in_background()
+
+        self._background.start(reload_on_change())
         # Not on this platform, or not in this thread.
         with suppress(AttributeError, NotImplementedError, RuntimeError, ValueError):
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_in_background)
             self._handles_sighup = True
-
-    def _list_files(self) -> Sequence[Path]:
-        return self._parts.files() if self._parts is not None else ()
 
     def _reload(self) -> None:
         if self._parts is None:
@@ -436,11 +417,11 @@ class Toolspace:
 
         self._apply(self._build_parts(load_config(self.config_path, environ=self._environ), self))
 
-    def _build_parts(self, config: Config, main: Toolspace) -> ConfiguredParts:
+    def _build_parts(self, config: Config, main: Toolspace, *, single_tool: str | None = None) -> ConfiguredParts:
         """The parts of a configuration. `main` is the toolspace with the agents and the session."""
         from toolspace.composition.from_config import build_parts
 
-        parts = build_parts(config, self._parts, self._callbacks, call_agent=main._call_agent)
+        parts = build_parts(config, self._parts, self._callbacks, lambda: main.agents, single_tool=single_tool)
         parts.context.session_id = main.orchestrator.context.session_id
         return parts
 
@@ -449,8 +430,8 @@ class Toolspace:
         from toolspace.composition.providers import check_tool_names
 
         previous = self._parts
-        old_providers = [entry.provider for entry in previous.providers.values()] if previous is not None else []
-        old_tools = [*previous.functions, *previous.definitions] if previous is not None else []
+        old_providers = [] if previous is None else [entry.provider for entry in previous.providers.values()]
+        old_tools = [] if previous is None else [*previous.functions, *previous.definitions]
         # Tools that the program added stay.
         added_tools = [tool for tool in self.registry.list() if tool not in old_tools]
         local_tools = [*parts.functions, *parts.definitions, *added_tools]
@@ -501,10 +482,6 @@ class Toolspace:
         if self._agents is not None:
             await self._agents.reload()
         await self.orchestrator.warmup()
-
-    async def _reload_on(self, changes: AsyncIterator[None]) -> None:
-        async for _ in changes:
-            self._reload_in_background()
 
     def _reload_in_background(self) -> None:
         try:

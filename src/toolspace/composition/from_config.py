@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +27,13 @@ from toolspace.orchestrator.settings import CallDefaults, ProviderRules, Sourced
 from toolspace.orchestrator.stages.queue import QueueSpec, RateLimit
 from toolspace.providers.configured_tools import ToolExecution, build_execution
 from toolspace.providers.functions import list_loaded_files, load_functions
-from toolspace.providers.mcp.spec import NO_CALLBACKS, McpCallbacks
+from toolspace.providers.mcp.spec import McpCallbacks
 
 if TYPE_CHECKING:
+    from toolspace.agents.registry import AgentRegistry
     from toolspace.providers.rest.client import HttpClient
 
-AgentCaller = Callable[[str, Mapping[str, Any], ToolContext, str], Awaitable[ToolResult]]
-"""Lets an agent answer a call: its name, the arguments, the context, and the prompt if the arguments have none."""
+GetAgents = Callable[[], "AgentRegistry"]
 _AGENT_KEYS = ("agent", "agentName", "name", "agentId")
 _NAME_THE_AGENT = "say which under execution.agent"
 _IMAGE_MARGIN_SECONDS = 20
@@ -66,17 +66,17 @@ class ConfiguredParts(msgspec.Struct, frozen=True, kw_only=True):
 
 def build_parts(
     config: Config,
-    previous: ConfiguredParts | None = None,
-    callbacks: McpCallbacks = NO_CALLBACKS,
+    previous: ConfiguredParts | None,
+    callbacks: McpCallbacks,
+    get_agents: GetAgents,
     *,
-    single_tool: str | None = None,
-    call_agent: AgentCaller | None = None,
+    single_tool: str | None,
 ) -> ConfiguredParts:
     """The parts that a configuration describes. Imports the user's functions and providers.
 
     `previous`: the parts before a reload. Its HTTP client and its providers whose entry has not changed are used again.
+    `get_agents` returns the agents; called when a tool of the type `agent` runs.
     `single_tool`: the only tool that will be called. Providers that it cannot need are left out.
-    `call_agent`: executes the tools that are agents.
     """
     register_secrets(config.secret_values)  # Before the user's code runs, which may log them.
     # A file and one of its functions may both be listed.
@@ -84,7 +84,7 @@ def build_parts(
     rules = _build_local_rules(config)
     builtins = _select_builtins(config)
     http_client = _SharedHttpClient(previous.client if previous is not None else None)
-    definitions = _build_defined_tools(config, http_client, call_agent)
+    definitions = _build_defined_tools(config, http_client, get_agents)
     return ConfiguredParts(
         context=_build_context(config),
         defaults=_build_defaults(config),
@@ -251,17 +251,14 @@ class _SharedHttpClient:
         return self.client
 
 
-def _build_defined_tools(config: Config, http_client: _SharedHttpClient, call_agent: AgentCaller | None) -> list[Tool]:
+def _build_defined_tools(config: Config, http_client: _SharedHttpClient, get_agents: GetAgents) -> list[Tool]:
     """The enabled tools. Raises `ConfigError` with all problems."""
     tools: list[Tool] = []
     problems: list[str] = []
     for definition in config.tools.definitions.values():
         if definition.enabled:
             try:
-                if definition.execution_type == "agent" and call_agent is not None:
-                    tools.append(_build_tool(definition, _build_agent_execution(definition, config, call_agent)))
-                else:
-                    tools.append(_build_defined_tool(definition, http_client))
+                tools.append(_build_defined_tool(definition, config, http_client, get_agents))
             except ToolDefinitionError as error:
                 key, _, reason = str(error).removeprefix(f"REST tool {definition.name!r}: ").partition(": ")
                 place = config.source("tools", "definitions", definition.name, "execution", key)
@@ -271,88 +268,45 @@ def _build_defined_tools(config: Config, http_client: _SharedHttpClient, call_ag
     return tools
 
 
-def _list_tools_without_agent(config: Config) -> list[str]:
-    """A warning for each tool of the type `agent` that names no agent."""
-    return [
-        f"{config.source('tools', 'definitions', tool.name)}: it names no agent, and calls of it fail; "
-        f"{_NAME_THE_AGENT}"
-        for tool in config.tools.definitions.values()
-        if tool.enabled and tool.execution_type == "agent" and _find_agent_key(tool) is None
-    ]
-
-
-def _build_defined_tool(definition: ToolDefinition, http_client: _SharedHttpClient) -> Tool:
-    description, category = definition.description, definition.category
-    if definition.execution_type == "prebuilt":
-        # Imported here: it imports the whole storage.
-        from toolspace.agents.prebuilt.provider import build_handler, get_action
-
-        action = get_action(str(definition.execution["action"]))
-        input_schema = definition.input_schema or action.input_schema
-        execution = ToolExecution(handler=build_handler(action), input_schema=input_schema)
-        description = description or action.description
-        category = action.category if category is ToolCategory.CUSTOM else category
-    elif definition.execution_type == "image":
-        from toolspace.models.images import PROMPT_SCHEMA, create_image_handler
-
-        handler = create_image_handler(definition.name, definition.execution)
-        execution = ToolExecution(handler=handler, input_schema=definition.input_schema or PROMPT_SCHEMA)
-        description = description or "Draws a picture of what the prompt says."
-    else:
-        execution = build_execution(
-            definition.name,
-            definition.execution_type,
-            definition.execution,
-            input_schema=definition.input_schema,
-            client=http_client,
-        )
-    return _build_tool(definition, execution, description=description, category=category)
-
-
-def _build_agent_execution(definition: ToolDefinition, config: Config, call_agent: AgentCaller) -> ToolExecution:
-    from toolspace.agents.subagents import AGENT_INPUT  # Imported here: it imports the whole agent runtime.
-
-    key = _find_agent_key(definition)
-    name = str(definition.execution[key]) if key is not None else ""
-    agents = (config.parent or config).agents
-    if key is not None and name not in agents:
-        hint = did_you_mean(name, agents) or (f"; there are {', '.join(agents)}" if agents else "; there is none")
-        raise ToolDefinitionError(f'{key}: there is no agent "{name}"{hint}')
-
-    async def handle(parameters: dict[str, Any], context: ToolContext) -> ToolResult:
-        if not name:
-            raise ToolExecutionError(f'tool "{definition.name}" names no agent; {_NAME_THE_AGENT}', executed=False)
-        return await call_agent(name, parameters, context, definition.description)
-
-    return ToolExecution(handler=handle, input_schema=definition.input_schema or AGENT_INPUT)
-
-
-def _find_agent_key(definition: ToolDefinition) -> str | None:
-    """The key of `execution` that names the agent."""
-    return next((key for key in _AGENT_KEYS if definition.execution.get(key)), None)
-
-
-def _build_tool(
-    definition: ToolDefinition,
-    execution: ToolExecution,
-    *,
-    description: str | None = None,
-    category: ToolCategory | None = None,
+def _build_defined_tool(
+    definition: ToolDefinition, config: Config, http_client: _SharedHttpClient, get_agents: GetAgents
 ) -> Tool:
-    timeout = definition.timeout
-    if timeout is None and definition.execution_type == "agent":
-        timeout = math.inf  # The agent has its own limits.
-    elif timeout is None and definition.execution_type == "image":
-        from toolspace.models.images import IMAGE_TIMEOUT_SECONDS
+    description, category, timeout = definition.description, definition.category, definition.timeout
+    input_schema = definition.input_schema
+    match definition.execution_type:
+        case "prebuilt":
+            # Imported here: it imports the whole storage.
+            from toolspace.agents.prebuilt.provider import build_handler, get_action
 
-        timeout = IMAGE_TIMEOUT_SECONDS + _IMAGE_MARGIN_SECONDS
+            action = get_action(str(definition.execution["action"]))
+            execution = ToolExecution(handler=build_handler(action), input_schema=input_schema or action.input_schema)
+            description = description or action.description
+            category = action.category if category is ToolCategory.CUSTOM else category
+        case "image":
+            from toolspace.models.images import IMAGE_TIMEOUT_SECONDS, PROMPT_SCHEMA, create_image_handler
+
+            handler = create_image_handler(definition.name, definition.execution)
+            execution = ToolExecution(handler=handler, input_schema=input_schema or PROMPT_SCHEMA)
+            description = description or "Draws a picture of what the prompt says."
+            timeout = IMAGE_TIMEOUT_SECONDS + _IMAGE_MARGIN_SECONDS if timeout is None else timeout
+        case "agent":
+            execution = _build_agent_execution(definition, config, get_agents)
+            timeout = math.inf if timeout is None else timeout  # The agent has its own limits.
+        case _:
+            execution = build_execution(
+                definition.name,
+                definition.execution_type,
+                definition.execution,
+                input_schema=input_schema,
+                client=http_client,
+            )
     return Tool(
         definition.name,
-        definition.description if description is None else description,
+        description,
         execution.input_schema,
         handler=execution.handler,
         output_schema=definition.output_schema,
-        category=definition.category if category is None else category,
+        category=category,
         execution_type=definition.execution_type,
         visible=definition.visible and definition.execution_type != "prebuilt",
         is_async=definition.is_async,
@@ -369,5 +323,34 @@ def _build_tool(
     )
 
 
-if TYPE_CHECKING:
-    from toolspace.providers.rest.client import HttpClient
+def _build_agent_execution(definition: ToolDefinition, config: Config, get_agents: GetAgents) -> ToolExecution:
+    from toolspace.agents.subagents import AGENT_INPUT, call_agent  # Imported here: they import the agent runtime.
+
+    key = _find_agent_key(definition)
+    name = str(definition.execution[key]) if key is not None else ""
+    agents = (config.parent or config).agents
+    if key is not None and name not in agents:
+        hint = did_you_mean(name, agents) or (f"; there are {', '.join(agents)}" if agents else "; there is none")
+        raise ToolDefinitionError(f'{key}: there is no agent "{name}"{hint}')
+
+    async def handle(parameters: dict[str, Any], context: ToolContext) -> ToolResult:
+        if not name:
+            raise ToolExecutionError(f'tool "{definition.name}" names no agent; {_NAME_THE_AGENT}', executed=False)
+        return await call_agent(get_agents(), name, parameters, context, task=definition.description)
+
+    return ToolExecution(handler=handle, input_schema=definition.input_schema or AGENT_INPUT)
+
+
+def _find_agent_key(definition: ToolDefinition) -> str | None:
+    """The key of `execution` that names the agent."""
+    return next((key for key in _AGENT_KEYS if definition.execution.get(key)), None)
+
+
+def _list_tools_without_agent(config: Config) -> list[str]:
+    """A warning for each tool of the type `agent` that names no agent."""
+    return [
+        f"{config.source('tools', 'definitions', tool.name)}: it names no agent, and calls of it fail; "
+        f"{_NAME_THE_AGENT}"
+        for tool in config.tools.definitions.values()
+        if tool.enabled and tool.execution_type == "agent" and _find_agent_key(tool) is None
+    ]

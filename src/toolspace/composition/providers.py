@@ -1,6 +1,6 @@
 """Builds the providers of a configuration: MCP servers, REST tools, OpenAPI services, plugins. Starts none.
 
-Used by `parts`; the CLI uses `login_dir` and `build_server_spec`.
+Used by `from_config`; the CLI uses `login_dir` and `build_server_spec`.
 """
 
 from __future__ import annotations

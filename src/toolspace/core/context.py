@@ -1,7 +1,8 @@
 """The context of a call: what a tool knows about its caller, and what it can do while it runs.
 
-Programs pass a `ToolContext` with a call; tools receive one that is bound to their call. The protocols here are the
-parts of a run, a call, an agent and a gateway that tools may use.
+Programs pass a `ToolContext` with a call; tools receive one that is bound to their call. The protocols are the parts of
+a run, a call, an agent and a gateway that tools may use. `CallerClient` has the requests of a tool to its caller:
+elicitation, sampling and roots, as MCP defines them.
 """
 
 from __future__ import annotations
@@ -17,81 +18,14 @@ from toolspace.core import json_text
 from toolspace.core.validation import compile_schema, find_issues
 from toolspace.errors import ToolCanceledError, ToolError
 
-# MERGED from elicitation: Requests of a running tool to its caller: elicitation, sampling and roots, as MCP defines th
+if TYPE_CHECKING:
+    from toolspace.core.result import ToolResult
+    from toolspace.core.tool import Tool
 
 ELICITATION_CALL: Final = "elicitation"
 """The name of the call that shows a question in a space. A frontend has a component for it."""
 _MAX_ISSUES = 5
 _EXPECTED_RESULT: Final = '{"action": "accept", "content": {…}}, or "decline" or "cancel" as the action'
-
-
-class ElicitationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The user's reaction to a question; `content` if the user accepted."""
-
-    action: Literal["accept", "decline", "cancel"]
-    content: Mapping[str, Any] | None = None
-
-
-def parse_elicitation_result(data: object) -> ElicitationResult:
-    """Returns the result that people in a space submitted. Raises `ToolError` if it is none."""
-    try:
-        return msgspec.convert(data, ElicitationResult)
-    except (msgspec.ValidationError, TypeError):
-        raise ToolError(
-            f"the answer to a question is {_EXPECTED_RESULT}; this was {json_text.describe(data)}"
-        ) from None
-
-
-class CallerClient(Protocol):
-    """Sends requests of a running call to its caller. Every method raises `ToolError` if the caller cannot be asked.
-
-    `key` identifies a request, for callers that store results by name.
-    """
-
-    async def elicit(
-        self,
-        message: str,
-        *,
-        schema: Mapping[str, Any] | None = None,
-        url: str | None = None,
-        key: str | None = None,
-    ) -> ElicitationResult:
-        """Asks the user to fill in `schema`, an object of flat fields, or to open the page `url`."""
-        ...
-
-    async def sample(self, params: Mapping[str, Any], *, key: str | None = None) -> Mapping[str, Any]:
-        """Asks the caller's model. Takes `{messages, maxTokens, …}`, returns `{role, content, model, …}`."""
-        ...
-
-    async def roots(self, *, key: str | None = None) -> Sequence[str]:
-        """Returns the folders that the caller works in, as URIs."""
-        ...
-
-
-class ElicitationForm:
-    """A form for the user. Its schema is compiled before it is shown, and validates what comes back."""
-
-    def __init__(self, schema: Mapping[str, Any]) -> None:
-        self._validator = compile_schema(schema, owner="a question to the user")
-
-    def validate(self, result: ElicitationResult) -> ElicitationResult:
-        """Returns the result. Raises `ToolError` if its content does not fit the form: clients are not trusted."""
-        if result.action != "accept":
-            return ElicitationResult(action=result.action)
-        content = dict(result.content or {})
-        try:
-            is_valid = self._validator.is_valid(content)
-            issues = [] if is_valid else [str(issue) for issue in find_issues(self._validator, content)]
-        except (ValueError, TypeError) as error:
-            issues = [str(error)]
-        if issues:
-            raise ToolError(f"the user's answer does not fit the question: {'; '.join(issues[:_MAX_ISSUES])}")
-        return ElicitationResult(action="accept", content=content)
-
-
-if TYPE_CHECKING:
-    from toolspace.core.result import ToolResult
-    from toolspace.core.tool import Tool
 
 
 class RunHandle(Protocol):
@@ -175,26 +109,10 @@ class ToolContext:
     """
 
     __slots__ = (
-        "agent",
-        "agent_entity_id",
-        "agent_id",
-        "allowed_env",
-        "allowed_hosts",
-        "allowed_paths",
-        "caller_client",
-        "handle",
-        "host",
-        "memory_dir",
-        "protected_paths",
-        "run_id",
-        "session_dir",
-        "session_id",
-        "space_id",
-        "task_id",
-        "tasks",
-        "user_id",
-        "web_search",
-    )
+        "agent", "agent_entity_id", "agent_id", "allowed_env", "allowed_hosts", "allowed_paths", "caller_client",
+        "handle", "host", "memory_dir", "protected_paths", "run_id", "session_dir", "session_id", "space_id", "task_id",
+        "tasks", "user_id", "web_search",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -303,7 +221,7 @@ class ToolContext:
 
     @property
     def canceled(self) -> bool:
-        """Whether the call was canceled or timed out, so that nobody waits for its result."""
+        """Whether the call was cancelled or timed out, so that nobody waits for its result."""
         return self.handle is not None and self.handle.canceled
 
     @property
@@ -317,7 +235,7 @@ class ToolContext:
         return self.handle.remaining_seconds if self.handle is not None else float("inf")
 
     def check_canceled(self) -> None:
-        """Raises if the call was canceled. For loops in plain functions, which cannot be interrupted."""
+        """Raises if the call was cancelled. For loops in plain functions, which cannot be interrupted."""
         if self.canceled:
             raise ToolCanceledError("canceled")
 
@@ -338,15 +256,11 @@ class ToolContext:
 
         Each value is emitted as a partial result if `emit_partials`. `is_json`: the texts together are one JSON text.
         """
-        if self.handle is None:
-            raise ToolError("this context belongs to no call; call the tool through a Toolspace")
-        return await self.handle.collect(values, emit_partials=emit_partials, is_json=is_json)
+        return await self._get_handle().collect(values, emit_partials=emit_partials, is_json=is_json)
 
     async def call(self, name: str, arguments: Mapping[str, Any] | str | None = None) -> ToolResult:
         """Calls another tool as a child of this call: in its run, under its limits, below it in the trace."""
-        if self.handle is None:
-            raise ToolError("this context belongs to no call; call the tool through a Toolspace")
-        return await self.handle.call(name, arguments)
+        return await self._get_handle().call(name, arguments)
 
     async def elicit(
         self, message: str, schema: Mapping[str, Any] | None = None, *, url: str | None = None, key: str | None = None
@@ -360,7 +274,10 @@ class ToolContext:
         """
         form = ElicitationForm(schema) if schema is not None else None
         if self.caller_client is None and self.host is not None:
-            result = await self._elicit_in_space(self.host, message, schema, url)
+            # Nobody but the people in the call's space: they see a call that asks them.
+            args = {"message": message, **({"url": url} if url is not None else {"requestedSchema": schema})}
+            data = await self.host.ask_space(ELICITATION_CALL, args, self, timeout=self.remaining_seconds)
+            result = parse_elicitation_result(data)
         else:
             result = await self._get_caller_client().elicit(message, schema=schema, url=url, key=key)
         return result if form is None else form.validate(result)
@@ -373,13 +290,10 @@ class ToolContext:
         """Returns the folders that the caller works in, as URIs."""
         return await self._get_caller_client().roots(key=key)
 
-    async def _elicit_in_space(
-        self, host: CallHost, message: str, schema: Mapping[str, Any] | None, url: str | None
-    ) -> ElicitationResult:
-        """Asks the people in the space of the call, by a call that they see there."""
-        args = {"message": message, **({"url": url} if url is not None else {"requestedSchema": schema})}
-        data = await host.ask_space(ELICITATION_CALL, args, self, timeout=self.remaining_seconds)
-        return parse_elicitation_result(data)
+    def _get_handle(self) -> CallHandle:
+        if self.handle is None:
+            raise ToolError("this context belongs to no call; call the tool through a Toolspace")
+        return self.handle
 
     def _get_caller_client(self) -> CallerClient:
         if self.caller_client is None:
@@ -391,3 +305,67 @@ class ToolContext:
         """A logger whose records have the ids of this call."""
         ids = {"callId": self.call_id, "runId": self.run_id, "taskId": self.task_id}
         return logging.LoggerAdapter(logging.getLogger("toolspace.tool"), ids)
+
+
+class ElicitationResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The user's reaction to a question; `content` if the user accepted."""
+
+    action: Literal["accept", "decline", "cancel"]
+    content: Mapping[str, Any] | None = None
+
+
+def parse_elicitation_result(data: object) -> ElicitationResult:
+    """Returns the result that people in a space submitted. Raises `ToolError` if it is none."""
+    try:
+        return msgspec.convert(data, ElicitationResult)
+    except (msgspec.ValidationError, TypeError):
+        raise ToolError(
+            f"the answer to a question is {_EXPECTED_RESULT}; this was {json_text.describe(data)}"
+        ) from None
+
+
+class CallerClient(Protocol):
+    """Sends requests of a running call to its caller. Every method raises `ToolError` if the caller cannot be asked.
+
+    `key` identifies a request, for callers that store results by name.
+    """
+
+    async def elicit(
+        self,
+        message: str,
+        *,
+        schema: Mapping[str, Any] | None = None,
+        url: str | None = None,
+        key: str | None = None,
+    ) -> ElicitationResult:
+        """Asks the user to fill in `schema`, an object of flat fields, or to open the page `url`."""
+        ...
+
+    async def sample(self, params: Mapping[str, Any], *, key: str | None = None) -> Mapping[str, Any]:
+        """Asks the caller's model. Takes `{messages, maxTokens, …}`, returns `{role, content, model, …}`."""
+        ...
+
+    async def roots(self, *, key: str | None = None) -> Sequence[str]:
+        """Returns the folders that the caller works in, as URIs."""
+        ...
+
+
+class ElicitationForm:
+    """A form for the user. Its schema is compiled before it is shown, and validates what comes back."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._validator = compile_schema(schema, owner="a question to the user")
+
+    def validate(self, result: ElicitationResult) -> ElicitationResult:
+        """Returns the result. Raises `ToolError` if its content does not fit the form: clients are not trusted."""
+        if result.action != "accept":
+            return ElicitationResult(action=result.action)
+        content = dict(result.content or {})
+        try:
+            is_valid = self._validator.is_valid(content)
+            issues = [] if is_valid else [str(issue) for issue in find_issues(self._validator, content)]
+        except (ValueError, TypeError) as error:
+            issues = [str(error)]
+        if issues:
+            raise ToolError(f"the user's answer does not fit the question: {'; '.join(issues[:_MAX_ISSUES])}")
+        return ElicitationResult(action="accept", content=content)

@@ -1,6 +1,7 @@
-"""Builds the JSON Schema and the validator of a Python function's arguments, with pydantic.
+"""Builds the JSON Schema and the validator of a Python function's arguments. `core.tool` uses it.
 
-`core.function_tool` uses it. Common type hints need no pydantic before the first call: see `core.type_schema`.
+Pydantic validates. The schemas of common type hints are built without it: pydantic would have to build a validator
+first.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ from toolspace.core.validation import (
 )
 from toolspace.errors import ToolDefinitionError
 
-# MERGED from type_schema: Builds the JSON Schema of common type hints without pydantic, which would have to build a va
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
+    from pydantic_core import ErrorDetails
+
+Schema = dict[str, Any]
 
 _PLAIN: dict[object, Schema] = {
     str: {"type": "string"},
@@ -51,83 +56,6 @@ _PLAIN: dict[object, Schema] = {
 }
 _JSON_TYPES: dict[type, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
 _ARRAYS = frozenset((list, Sequence, Iterable))
-
-
-def schema_of(hint: object) -> Schema | None:
-    """Returns the schema of a hint, or None if only pydantic supports it."""
-    try:
-        plain = _PLAIN.get(hint)
-    except TypeError:
-        return None
-    if plain is not None:
-        return dict(plain)
-    if hint is list:
-        return {"items": {}, "type": "array"}
-    origin = get_origin(hint)
-    if origin is None:
-        return _enum(hint) if isinstance(hint, type) and issubclass(hint, enum.Enum) else None
-    if origin is Annotated:
-        return _annotated(hint)
-    arguments = get_args(hint)
-    if origin is Literal:
-        return _choices(list(arguments))
-    if origin is Union or origin is types.UnionType:
-        return _union(arguments)
-    if origin in _ARRAYS and len(arguments) == 1:
-        items = schema_of(arguments[0])
-        return None if items is None else {"items": items, "type": "array"}
-    if (origin is dict or origin is Mapping) and len(arguments) == 2 and arguments[0] is str:
-        values = schema_of(arguments[1])
-        if values is None:
-            return None
-        return {"additionalProperties": values or True, "type": "object"}
-    return None
-
-
-def _union(arguments: tuple[object, ...]) -> Schema | None:
-    options: list[Schema] = []
-    for argument in sorted(arguments, key=lambda argument: argument is type(None)):  # Null last, as in pydantic.
-        option = schema_of(argument)
-        if option is None:
-            return None
-        if option in options:
-            return None  # Pydantic merges equal options in its own way.
-        options.append(option)
-    return {"anyOf": options}
-
-
-def _choices(values: list[object]) -> Schema | None:
-    kinds = {type(value) for value in values}
-    if not kinds <= _JSON_TYPES.keys():
-        return None
-    if len(values) == 1:
-        return {"const": values[0], "type": _JSON_TYPES[type(values[0])]}
-    return {"enum": values, "type": _JSON_TYPES[kinds.pop()]} if len(kinds) == 1 else {"enum": values}
-
-
-def _enum(hint: type[enum.Enum]) -> Schema | None:
-    values = [member.value for member in hint]
-    if hint.__doc__ or not values:
-        return None  # Pydantic puts a docstring into a separate definition.
-    return _choices(values)
-
-
-def _annotated(hint: object) -> Schema | None:
-    base, *metadata = get_args(hint)
-    schema = schema_of(base)
-    if schema is None:
-        return None
-    for item in metadata:
-        if isinstance(item, str):
-            schema["description"] = item
-        elif type(item).__module__ == "pydantic.fields" and type(item).__name__ == "FieldInfo":
-            if not _add_field(schema, item):
-                return None
-        elif not _add_constraint(schema, item):
-            return None
-    return schema
-
-
 _SUPPORTED_FIELD_ATTRIBUTES = frozenset(("annotation", "description", "examples"))
 _BOUNDS = {
     "Ge": ("ge", "minimum"),
@@ -135,43 +63,8 @@ _BOUNDS = {
     "Le": ("le", "maximum"),
     "Lt": ("lt", "exclusiveMaximum"),
 }
-
-
-def _add_field(schema: Schema, field: Any) -> bool:
-    """Adds a pydantic `Field` to the schema. Returns False if it has unsupported attributes."""
-    attributes = cast("Mapping[str, object]", field._attributes_set)
-    if not attributes.keys() <= _SUPPORTED_FIELD_ATTRIBUTES:
-        return False
-    if field.description is not None:
-        schema["description"] = field.description
-    if field.examples is not None:
-        schema["examples"] = field.examples
-    return all(_add_constraint(schema, item) for item in field.metadata)
-
-
-def _add_constraint(schema: Schema, item: Any) -> bool:
-    """Adds a bound of `annotated_types` to the schema. Returns False if it is not supported."""
-    if not schema.keys().isdisjoint(("const", "enum", "format")):
-        return False  # Bounds of choices and dates mean something else.
-    kind, name = schema.get("type"), type(item).__name__
-    if name in _BOUNDS and kind in ("integer", "number"):
-        attribute, keyword = _BOUNDS[name]
-        schema[keyword] = getattr(item, attribute)
-        return True
-    if name in ("MinLen", "MaxLen") and kind in ("string", "array"):
-        size = "Length" if kind == "string" else "Items"
-        which, bound = ("min", item.min_length) if name == "MinLen" else ("max", item.max_length)
-        schema[which + size] = bound
-        return True
-    return False
-
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter, ValidationError
-    from pydantic_core import ErrorDetails
-
-Schema = dict[str, Any]
-
+_KEYWORDS_WITH_NAMES = frozenset(("properties", "$defs", "patternProperties"))
+_KEYWORDS_WITH_DATA = frozenset(("default", "const", "enum", "examples"))
 _MAX_ISSUES = 100
 _MAX_ERRORS = 10_000
 """More errors are only counted: a hostile caller can cause a million of them, and reading those takes seconds."""
@@ -194,17 +87,13 @@ def input_schema(signature: FunctionSignature, tool: str) -> Schema:
     return _object(signature, properties, extra if extra != {} else True)
 
 
-def output_schema(signature: FunctionSignature, tool: str) -> Schema | None:
+def output_schema(signature: FunctionSignature) -> Schema | None:
     """Returns the JSON Schema of the return value, if its hint is an object with known fields; else None."""
     returns = signature.returns
     if not isinstance(returns, type) or returns.__module__ == "builtins":
         return None
-    is_structured = (
-        hasattr(returns, "__pydantic_fields__")
-        or hasattr(returns, "__dataclass_fields__")
-        or hasattr(returns, "__required_keys__")
-    )
-    if not is_structured:
+    marks = ("__pydantic_fields__", "__dataclass_fields__", "__required_keys__")
+    if not any(hasattr(returns, mark) for mark in marks):
         return None
     from pydantic import TypeAdapter
 
@@ -293,24 +182,23 @@ def _details(error: ValueError) -> list[ErrorDetails]:
     if not hasattr(error, "errors"):
         return []
     validation_error = cast("ValidationError", error)
-    count = validation_error.error_count()
-    if count > _MAX_ERRORS:
+    if (count := validation_error.error_count()) > _MAX_ERRORS:
         raise InvalidArguments([Issue("", f"{count:,} values do not fit the schema")]) from None
     return validation_error.errors(include_url=False)
 
 
 def _merge_issues(issues: Iterable[Issue]) -> list[Issue]:
     """Returns one issue for each place: the expectations of all members of a union together."""
-    merged: dict[tuple[str, str], dict[str, None]] = {}
+    alternatives: dict[tuple[str, str], dict[str, None]] = {}
     for issue in issues:
-        merged.setdefault((issue.path, issue.actual), {})[issue.expected] = None
-    return [Issue(path, _alternatives(list(expected)), actual) for (path, actual), expected in merged.items()]
+        alternatives.setdefault((issue.path, issue.actual), {})[issue.expected] = None
+    return [Issue(path, _join_alternatives(texts), actual) for (path, actual), texts in alternatives.items()]
 
 
-def _alternatives(expected: list[str]) -> str:
-    if all(text.startswith("expected ") for text in expected):
-        return "expected " + " or ".join(text.removeprefix("expected ") for text in expected)
-    return " or ".join(expected)
+def _join_alternatives(texts: Iterable[str]) -> str:
+    if all(text.startswith("expected ") for text in texts):
+        return "expected " + " or ".join(text.removeprefix("expected ") for text in texts)
+    return " or ".join(texts)
 
 
 def _expected(message: str) -> str:
@@ -353,13 +241,10 @@ def _property(parameter: FunctionParameter) -> Schema | None:
 
 
 def _object(signature: FunctionSignature, properties: Mapping[str, Schema], extra: Schema | bool) -> Schema:
-    schema: Schema = {"type": "object", "properties": properties}
     parameters = zip(properties, signature.parameters, strict=True)
     required = [name for name, parameter in parameters if _is_required(parameter)]
-    if required:
-        schema["required"] = required
-    schema["additionalProperties"] = extra
-    return schema
+    schema: Schema = {"type": "object", "properties": properties, **({"required": required} if required else {})}
+    return schema | {"additionalProperties": extra}
 
 
 def _schema_by_pydantic(signature: FunctionSignature, tool: str) -> Schema:
@@ -379,10 +264,8 @@ def _schema_by_pydantic(signature: FunctionSignature, tool: str) -> Schema:
             property_schema.setdefault("description", parameter.description)
         if "default" not in property_schema:
             property_schema.update(_default_keyword(parameter))
-    ordered = _object(signature, properties, schema.get("additionalProperties", False))
-    if "$defs" in schema:
-        ordered["$defs"] = schema["$defs"]
-    return ordered
+    definitions = {"$defs": schema["$defs"]} if "$defs" in schema else {}
+    return _object(signature, properties, schema.get("additionalProperties", False)) | definitions
 
 
 def _default_keyword(parameter: FunctionParameter) -> Schema:
@@ -459,10 +342,10 @@ def _list_for_iterable(hint: Any) -> Any:
 def _without_default(field: Any) -> Any:
     from pydantic import Field
 
-    attributes = cast("Mapping[str, Any]", field._attributes_set)
-    copy: Any = Field(
-        **{name: value for name, value in attributes.items() if name not in ("default", "default_factory")}
-    )
+    attributes = dict(cast("Mapping[str, Any]", field._attributes_set))
+    for name in ("default", "default_factory"):
+        attributes.pop(name, None)
+    copy: Any = Field(**attributes)
     copy.metadata = list(field.metadata)
     return copy
 
@@ -473,10 +356,6 @@ def _unsupported_type(tool: str, error: Exception) -> ToolDefinitionError:
         f"a parameter of tool {tool!r} has a type that cannot be checked: {reason}; "
         "take plain data, or give the tool an input_schema"
     )
-
-
-_KEYWORDS_WITH_NAMES = frozenset(("properties", "$defs", "patternProperties"))
-_KEYWORDS_WITH_DATA = frozenset(("default", "const", "enum", "examples"))
 
 
 def _without_titles(schema: object, are_names: bool = False) -> object:
@@ -493,3 +372,106 @@ def _without_titles(schema: object, are_names: bool = False) -> object:
     if isinstance(schema, list):
         return [_without_titles(item) for item in cast("list[object]", schema)]
     return schema
+
+
+# The schema of a type hint, without pydantic
+
+
+def schema_of(hint: object) -> Schema | None:
+    """Returns the schema of a hint, or None if only pydantic supports it."""
+    try:
+        plain = _PLAIN.get(hint)
+    except TypeError:
+        return None
+    if plain is not None:
+        return dict(plain)
+    if hint is list:
+        return {"items": {}, "type": "array"}
+    origin = get_origin(hint)
+    if origin is None:
+        return _enum_schema(hint) if isinstance(hint, type) and issubclass(hint, enum.Enum) else None
+    if origin is Annotated:
+        return _annotated_schema(hint)
+    arguments = get_args(hint)
+    if origin is Literal:
+        return _choices_schema(list(arguments))
+    if origin is Union or origin is types.UnionType:
+        return _union_schema(arguments)
+    if origin in _ARRAYS and len(arguments) == 1:
+        items = schema_of(arguments[0])
+        return None if items is None else {"items": items, "type": "array"}
+    if (origin is dict or origin is Mapping) and len(arguments) == 2 and arguments[0] is str:
+        values = schema_of(arguments[1])
+        return None if values is None else {"additionalProperties": values or True, "type": "object"}
+    return None
+
+
+def _union_schema(arguments: tuple[object, ...]) -> Schema | None:
+    options: list[Schema] = []
+    for argument in sorted(arguments, key=lambda argument: argument is type(None)):  # Null last, as in pydantic.
+        option = schema_of(argument)
+        if option is None or option in options:  # Pydantic merges equal options in its own way.
+            return None
+        options.append(option)
+    return {"anyOf": options}
+
+
+def _choices_schema(values: list[object]) -> Schema | None:
+    kinds = {type(value) for value in values}
+    if not kinds <= _JSON_TYPES.keys():
+        return None
+    if len(values) == 1:
+        return {"const": values[0], "type": _JSON_TYPES[type(values[0])]}
+    return {"enum": values, "type": _JSON_TYPES[kinds.pop()]} if len(kinds) == 1 else {"enum": values}
+
+
+def _enum_schema(hint: type[enum.Enum]) -> Schema | None:
+    values = [member.value for member in hint]
+    if hint.__doc__ or not values:
+        return None  # Pydantic puts a docstring into a separate definition.
+    return _choices_schema(values)
+
+
+def _annotated_schema(hint: object) -> Schema | None:
+    base, *metadata = get_args(hint)
+    schema = schema_of(base)
+    if schema is None:
+        return None
+    for item in metadata:
+        if isinstance(item, str):
+            schema["description"] = item
+        elif type(item).__module__ == "pydantic.fields" and type(item).__name__ == "FieldInfo":
+            if not _add_field(schema, item):
+                return None
+        elif not _add_constraint(schema, item):
+            return None
+    return schema
+
+
+def _add_field(schema: Schema, field: Any) -> bool:
+    """Adds a pydantic `Field` to the schema. Returns False if it has unsupported attributes."""
+    attributes = cast("Mapping[str, object]", field._attributes_set)
+    if not attributes.keys() <= _SUPPORTED_FIELD_ATTRIBUTES:
+        return False
+    if field.description is not None:
+        schema["description"] = field.description
+    if field.examples is not None:
+        schema["examples"] = field.examples
+    return all(_add_constraint(schema, item) for item in field.metadata)
+
+
+def _add_constraint(schema: Schema, item: Any) -> bool:
+    """Adds a bound of `annotated_types` to the schema. Returns False if it is not supported."""
+    if not schema.keys().isdisjoint(("const", "enum", "format")):
+        return False  # Bounds of choices and dates mean something else.
+    kind, name = schema.get("type"), type(item).__name__
+    if name in _BOUNDS and kind in ("integer", "number"):
+        attribute, keyword = _BOUNDS[name]
+        schema[keyword] = getattr(item, attribute)
+        return True
+    if name in ("MinLen", "MaxLen") and kind in ("string", "array"):
+        size = "Length" if kind == "string" else "Items"
+        keyword, bound = ("min", item.min_length) if name == "MinLen" else ("max", item.max_length)
+        schema[keyword + size] = bound
+        return True
+    return False

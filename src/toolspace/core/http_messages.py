@@ -1,4 +1,4 @@
-"""Rules for HTTP messages that every HTTP client of this process shares: methods, names, headers, URLs in errors.
+"""Rules for HTTP messages that every HTTP client shares: methods, names, headers, charsets, URLs in errors.
 
 The REST and OpenAPI providers and the built-in network tools use it. It sends nothing and does not import aiohttp.
 """
@@ -30,6 +30,8 @@ CLIENT_HEADERS = FRAMING_HEADERS | {"host", "proxy-authorization", "proxy-connec
 CHARSET_PARAMETER = re.compile(r"""charset\s*=\s*["']?([A-Za-z0-9._:+-]{1,40})""", re.IGNORECASE)
 """The charset of a `Content-Type` header is its first group."""
 
+# Decoders that take quadratic time or interpret escapes. Real text does not use them; an attacker may declare them.
+_REFUSED_CODECS = frozenset(("idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape"))
 _METHOD = re.compile(r"[A-Z]{1,20}")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _MAX_HEADER_NAME = 200
@@ -71,12 +73,6 @@ def display_url(url: URL | str) -> str:
     text = _USER_INFO.sub(r"\1", re.split("[?#]", str(url), maxsplit=1)[0])
     text = repr(text) if isinstance(url, str) else text
     return text if len(text) <= _MAX_URL_TEXT else f"{text[:_MAX_URL_TEXT]}…"
-
-
-# MERGED from charsets: Maps charset names from files, pages and HTTP headers to codecs that are safe to decode with.
-
-# Decoders that take quadratic time or interpret escapes. Real text does not use them; an attacker may declare them.
-_REFUSED_CODECS = frozenset(("idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape"))
 
 
 def find_codec(charset: str) -> str | None:

@@ -66,21 +66,18 @@ def preview(event: InboxEvent) -> str:
 
 def parse(text: str) -> list[InboxLine]:
     """Returns the events in a text that a model was given. Ignores other lines."""
-    lines: list[InboxLine] = []
-    for line in text.split("\n"):  # Not `splitlines`: content may have other line ends.
-        match = _LINE.match(line)
-        if match is not None:
-            space = match["space"]
-            lines.append(
-                InboxLine(
-                    type=match["type"],
-                    event_id=match["event"],
-                    space=json_text.decode(space) if space is not None else None,
-                    space_id=match["spaceId"],
-                    rest=line[match.end() :],
-                )
-            )
-    return lines
+    matches = map(_LINE.match, text.split("\n"))  # Not `splitlines`: content may have other line ends.
+    return [
+        InboxLine(
+            type=match["type"],
+            event_id=match["event"],
+            space=json_text.decode(match["space"]) if match["space"] is not None else None,
+            space_id=match["spaceId"],
+            rest=match.string[match.end() :],
+        )
+        for match in matches
+        if match is not None
+    ]
 
 
 def _as_dict(data: Any) -> dict[str, Any]:

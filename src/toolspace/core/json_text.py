@@ -1,6 +1,8 @@
 """Encodes and decodes JSON: compact text of any Python value, canonical text for keys, arguments of calls.
 
-Everything that writes or reads JSON uses it. It never fails on a value that a tool returns.
+Everything that writes or reads JSON uses it. It never fails on a value that a tool returns. The functions `quote…` and
+`single_line` escape texts of other people or programs for a line that a model or an operator reads: such a text can
+neither end the line nor be mistaken for another part of it.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import base64
 import math
 import re
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, Final, cast
 
 import msgspec
@@ -17,6 +20,12 @@ MAX_STORED_DEPTH = 200
 """How many levels stored data has at most: it becomes part of other data, and other programs read it."""
 _MAX_INTEGER_BITS = 14_000
 """Python does not write longer integers in decimal, because that takes quadratic time."""
+_CONTAINERS = (Mapping, list, tuple, msgspec.Struct)
+_ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+MAX_NAME: Final = 200
+_PLAIN_NAME: Final = re.compile(r"[\w.,'&@/+#-]+(?: [\w.,'&@/+#-]+)*")
+_LINE_BREAKS: Final = {ord(letter): f"\\u{ord(letter):04x}" for letter in "\x7f\x85\u2028\u2029"}
+"""Characters that end a line or move the cursor, and that JSON does not escape."""
 
 
 def encode(value: object) -> str:
@@ -35,10 +44,7 @@ def encode_bytes(value: object) -> bytes:
 
 def encode_for_storage(value: object) -> str:
     """Like `encode`, for data that is stored. Levels below `MAX_STORED_DEPTH` are cut."""
-    try:
-        text = _encoder.encode(value).decode()
-    except Exception:
-        text = encode(value)
+    text = encode(value)
     # Each level has two brackets, so most texts are too short to be too deep.
     if len(text) > 2 * MAX_STORED_DEPTH and text.count("[") + text.count("{") > MAX_STORED_DEPTH and is_too_deep(value):
         return encode(_cut_levels(value, MAX_STORED_DEPTH))
@@ -140,6 +146,37 @@ def describe(value: object, limit: int = 60) -> str:
     return text if len(text) <= limit else f"{text[:limit]}…"
 
 
+def quote(value: object) -> str:
+    """Returns data as JSON in one line, for every definition of a line end."""
+    text = encode(value)
+    return text if text.isascii() and "\x7f" not in text else text.translate(_LINE_BREAKS)
+
+
+def quote_truncated(value: object, max_characters: int, hint: str = "") -> str:
+    """Returns data as JSON in one line. A longer text is cut and says so; `hint` tells how to get the rest."""
+    text = value if isinstance(value, str) else encode(value)
+    if len(text) <= max_characters:
+        return quote(value)
+    notice = f"cut off after {max_characters} of {len(text)} characters{hint and '; '}{hint}"
+    return quote(f"{text[:max_characters]}… ({notice})")
+
+
+def quote_name(name: object) -> str:
+    """Returns a name as it is if it consists of words, else in quotes, so that its end is visible."""
+    text = name if isinstance(name, str) else encode(name)
+    text = " ".join("".join(letter if letter.isprintable() else " " for letter in text[: 2 * MAX_NAME]).split())
+    if len(text) > MAX_NAME:
+        text = f"{text[:MAX_NAME]}…"
+    return text if _PLAIN_NAME.fullmatch(text) else quote(text)
+
+
+def single_line(text: str, max_characters: int | None = None) -> str:
+    """Returns a text as it is if it is one line, else in quotes. A longer text is cut."""
+    if max_characters is not None and len(text) > max_characters:
+        text = f"{text[:max_characters]}…"
+    return text if text.isprintable() else quote(text)
+
+
 def _encode_hook(value: object) -> object:
     """Returns a value that msgspec can encode in place of one that it cannot."""
     if isinstance(value, str):
@@ -158,9 +195,6 @@ def _encode_hook(value: object) -> object:
     if hasattr(value, "__iter__") and hasattr(value, "__len__"):
         return list(cast("Any", value))
     return str(value)
-
-
-_CONTAINERS = (Mapping, list, tuple, msgspec.Struct)
 
 
 def _children(value: Any) -> Iterable[Any]:
@@ -210,7 +244,7 @@ def _jsonable(value: object, ancestor_ids: frozenset[int]) -> object:
         return [_jsonable(item, ancestor_ids) for item in cast("list[object]", value)]
     if (fields := _fields(value)) is not None:
         return {name: _jsonable(item, ancestor_ids) for name, item in fields.items()}
-    for convert in (_to_builtins, _encode_hook):
+    for convert in (partial(msgspec.to_builtins, enc_hook=_encode_hook, str_keys=True), _encode_hook):
         try:
             return _jsonable(convert(value), ancestor_ids)
         except Exception:  # Code of the value's class failed: its type has to do.
@@ -231,10 +265,6 @@ def _fields(value: object) -> dict[str, object] | None:
     return None
 
 
-def _to_builtins(value: object) -> object:
-    return msgspec.to_builtins(value, enc_hook=_encode_hook, str_keys=True)
-
-
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
@@ -249,9 +279,6 @@ def _refuse_constant(name: str) -> object:
 _encoder = msgspec.json.Encoder(enc_hook=_encode_hook)
 _canonical_encoder = msgspec.json.Encoder(enc_hook=_encode_hook, order="deterministic")
 _decoder = msgspec.json.Decoder()
-
-
-_ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
 
 class StreamedTextField:
@@ -332,42 +359,3 @@ class StreamedTextField:
             return ""
         pair, self._high_surrogate = self._high_surrogate + chr(code), ""
         return pair.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-# MERGED from line_escaping: Escapes texts of other people or programs for a line that a model or an operator reads.
-
-MAX_NAME: Final = 200
-_PLAIN_NAME: Final = re.compile(r"[\w.,'&@/+#-]+(?: [\w.,'&@/+#-]+)*")
-_LINE_BREAKS: Final = {ord(letter): f"\\u{ord(letter):04x}" for letter in "\x7f\x85\u2028\u2029"}
-"""Characters that end a line or move the cursor, and that JSON does not escape."""
-
-
-def quote(value: object) -> str:
-    """Returns data as JSON in one line, for every definition of a line end."""
-    text = encode(value)
-    return text if text.isascii() and "\x7f" not in text else text.translate(_LINE_BREAKS)
-
-
-def quote_truncated(value: object, max_characters: int, hint: str = "") -> str:
-    """Returns data as JSON in one line. A longer text is cut and says so; `hint` tells how to get the rest."""
-    text = value if isinstance(value, str) else encode(value)
-    if len(text) <= max_characters:
-        return quote(value)
-    notice = f"cut off after {max_characters} of {len(text)} characters{hint and '; '}{hint}"
-    return quote(f"{text[:max_characters]}… ({notice})")
-
-
-def quote_name(name: object) -> str:
-    """Returns a name as it is if it consists of words, else in quotes, so that its end is visible."""
-    text = name if isinstance(name, str) else encode(name)
-    text = " ".join("".join(letter if letter.isprintable() else " " for letter in text[: 2 * MAX_NAME]).split())
-    if len(text) > MAX_NAME:
-        text = f"{text[:MAX_NAME]}…"
-    return text if _PLAIN_NAME.fullmatch(text) else quote(text)
-
-
-def single_line(text: str, max_characters: int | None = None) -> str:
-    """Returns a text as it is if it is one line, else in quotes. A longer text is cut."""
-    if max_characters is not None and len(text) > max_characters:
-        text = f"{text[:max_characters]}…"
-    return text if text.isprintable() else quote(text)

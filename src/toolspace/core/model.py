@@ -36,14 +36,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     def tokens(self) -> int:
         return self.input_tokens + self.output_tokens
 
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            requests=self.requests + other.requests,
-            input_tokens=self.input_tokens + other.input_tokens,
-            cached_tokens=self.cached_tokens + other.cached_tokens,
-            output_tokens=self.output_tokens + other.output_tokens,
-            cost=self.cost + other.cost,
-        )
+    def __add__(self, usage: Usage) -> Usage:
+        return Usage(**{name: getattr(self, name) + getattr(usage, name) for name in self.__struct_fields__})
 
 
 NO_USAGE = Usage()

@@ -44,7 +44,8 @@ def short_hash(text: str) -> str:
 
 def qualify(namespace: str, tool: str) -> str:
     """Returns the full name of a provider's tool, before collisions are resolved."""
-    return _shorten(f"{sanitise(namespace)}{SEPARATOR}{sanitise(tool)}", origin=f"{namespace}{SEPARATOR}{tool}")
+    name = f"{sanitise(namespace)}{SEPARATOR}{sanitise(tool)}"
+    return name if len(name) <= MAX_NAME else _with_hash(name, f"{namespace}{SEPARATOR}{tool}")
 
 
 def qualify_all(namespace: str, tools: Iterable[str]) -> Mapping[str, str]:
@@ -97,10 +98,6 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """Returns `; did you mean "a" or "b"?`, or an empty text."""
     close = [f'"{candidate}"' for candidate in nearest(name, candidates)]
     return f"; did you mean {' or '.join(close)}?" if close else ""
-
-
-def _shorten(name: str, *, origin: str) -> str:
-    return name if len(name) <= MAX_NAME else _with_hash(name, origin)
 
 
 def _with_hash(name: str, origin: str) -> str:

@@ -344,7 +344,7 @@ class StoredEvent(msgspec.Struct, eq=False):
     """Its encoded frames, one for each dialect and visibility."""
 
     def __repr__(self) -> str:
-        return f"StreamEvent({self.stream}#{self.id} {self.type})"
+        return f"StoredEvent({self.stream}#{self.id} {self.type})"
 
 
 class NewEvent(msgspec.Struct, frozen=True):

@@ -42,7 +42,7 @@ class SafePattern:
         if len(pattern) > _MAX_LENGTH:
             raise ToolValidationError(f"pattern: it has {len(pattern)} characters; at most {_MAX_LENGTH} are allowed")
         self._display = pattern if len(pattern) <= 60 else f"{pattern[:60]}…"
-        self._compiled = self._compile(pattern, ignore_case)
+        self._pattern = self._compile(pattern, ignore_case)
         self._multiline = None if _DEPENDS_ON_LINES.search(pattern) else self._compile(pattern, ignore_case, lines=True)
 
     def may_match(self, text: str) -> bool:
@@ -52,14 +52,13 @@ class SafePattern:
         try:
             return self._multiline.search(text, timeout=_TIMEOUT_SECONDS) is not None
         except (TimeoutError, MemoryError):
-            self._multiline = (
-                None  # A pattern that matches line ends can be slow on a whole file; it is not tried again.
-            )
+            # A pattern that matches line ends can be slow on a whole file; it is not tried again.
+            self._multiline = None
             return True
 
     def search(self, text: str) -> MatchSpan | None:
         try:
-            return self._compiled.search(text, timeout=_TIMEOUT_SECONDS)
+            return self._pattern.search(text, timeout=_TIMEOUT_SECONDS)
         except TimeoutError:
             raise PatternTooSlow(
                 f"the pattern {self._display!r} takes longer than {_TIMEOUT_SECONDS:g} s on one line; "
@@ -83,9 +82,9 @@ class SafePattern:
             return cast("Any", regex.compile(parts.plain, flags, cache_pattern=False))
         except (re.error, regex.error) as error:
             syntax_error = cast("re.error", error)  # Both classes have the same attributes.
-            where = "" if syntax_error.pos is None else f" at position {syntax_error.pos}"
+            place = "" if syntax_error.pos is None else f" at position {syntax_error.pos}"
             raise ToolValidationError(
-                f"pattern: {self._display!r} is not a regular expression: {syntax_error.msg}{where}; "
+                f"pattern: {self._display!r} is not a regular expression: {syntax_error.msg}{place}; "
                 "put a \\ before characters that are meant literally"
             ) from None
         except (RecursionError, OverflowError, MemoryError):

@@ -1,6 +1,6 @@
 """Reads the signature of a Python function: parameters, type hints, defaults and docstring. Does not call it.
 
-`core.function_tool` uses it. Docstrings of the Google, NumPy and Sphinx styles are parsed here, because a thousand
+`core.tool` uses it. Docstrings of the Google, NumPy and Sphinx styles are parsed here, because a thousand
 tools are read at start and the libraries for it take longer than everything else.
 """
 
@@ -17,6 +17,10 @@ from typing import Annotated, Any, ForwardRef, Literal, NamedTuple, Union, cast,
 from toolspace.core.context import ToolContext
 from toolspace.errors import ToolDefinitionError
 
+ExecutionStyle = Literal["async", "sync", "stream"]
+MISSING: Any = inspect.Parameter.empty
+_Kind = Literal["positional", "named", "extra"]
+_KINDS: dict[Any, _Kind] = {inspect.Parameter.POSITIONAL_ONLY: "positional", inspect.Parameter.VAR_KEYWORD: "extra"}
 _GOOGLE = re.compile(
     r"^(Args|Arguments|Parameters|Params|Keyword Arg(?:ument)?s|Other Parameters"
     r"|Returns?|Yields?|Raises|Examples?|Notes?|Attributes|See Also|Warnings?)"
@@ -34,60 +38,6 @@ _NUMPY_ITEM = re.compile(
 _ARGUMENT_HEADINGS = frozenset(
     ("args", "arguments", "parameters", "params", "keyword args", "keyword arguments", "other parameters")
 )
-
-
-class Docstring(NamedTuple):
-    """A description, and the description of each argument."""
-
-    description: str
-    arguments: dict[str, str]
-
-
-def parse_docstring(text: str | None) -> Docstring:
-    """Returns the description and the arguments of a docstring."""
-    if not text:
-        return Docstring("", {})
-    text = cleandoc(text).strip()
-    if "\n" not in text:
-        return Docstring(text, {})
-    if headings := list(_GOOGLE.finditer(text)):
-        return _parse_sections(text, headings, _GOOGLE_ITEM)
-    if headings := list(_NUMPY.finditer(text)):
-        return _parse_sections(text, headings, _NUMPY_ITEM)
-    if ":param" in text or ":arg" in text:
-        return _parse_sphinx(text)
-    return Docstring(text, {})
-
-
-def _parse_sections(text: str, headings: list[re.Match[str]], item: re.Pattern[str]) -> Docstring:
-    arguments: dict[str, str] = {}
-    for index, heading in enumerate(headings):
-        if heading[1].casefold() not in _ARGUMENT_HEADINGS:
-            continue
-        end = headings[index + 1].start() if index + 1 < len(headings) else len(text)
-        body = cleandoc("\n" + text[heading.end() : end])
-        for match in item.finditer(body):
-            arguments.update((name.strip(" *"), _join_lines(match[2])) for name in match[1].split(","))
-    return Docstring(text[: headings[0].start()].strip(), arguments)
-
-
-def _parse_sphinx(text: str) -> Docstring:
-    arguments: dict[str, str] = {}
-    first = len(text)
-    for match in _SPHINX.finditer(text):
-        first = min(first, match.start())
-        if match[1] in ("param", "parameter", "arg", "argument") and match[2]:
-            arguments[match[2].split()[-1].lstrip("*")] = _join_lines(match[3])
-    return Docstring(text[:first].strip(), arguments)
-
-
-def _join_lines(lines: str) -> str:
-    return " ".join(lines.split())
-
-
-ExecutionStyle = Literal["async", "sync", "stream"]
-MISSING: Any = inspect.Parameter.empty
-_Kind = Literal["positional", "named", "extra"]
 
 
 class FunctionParameter(NamedTuple):
@@ -250,11 +200,7 @@ def _from_inspect(function: Callable[..., Any], tool: str) -> list[_RawParameter
     for parameter in signature.parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:
             raise _variadic(tool, parameter.name)
-        kind: _Kind = "named"
-        if parameter.kind is parameter.POSITIONAL_ONLY:
-            kind = "positional"
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            kind = "extra"
+        kind = _KINDS.get(parameter.kind, "named")
         raw.append(_RawParameter(parameter.name, kind, parameter.default, parameter.annotation))
     return raw
 
@@ -277,7 +223,7 @@ def _hints(target: Any, tool: str, namespace: Mapping[str, Any] | None) -> Mappi
     except (NameError, TypeError, AttributeError, SyntaxError) as error:
         if _is_text(annotations.get("return")):
             # The type of the result may be known to type checkers only; those of the parameters may not.
-            substitute = types.FunctionType(_nothing.__code__, getattr(target, "__globals__", {}))
+            substitute = types.FunctionType(_empty_function.__code__, getattr(target, "__globals__", {}))
             substitute.__annotations__ = {name: hint for name, hint in annotations.items() if name != "return"}
             return _hints(substitute, tool, namespace)
         raise ToolDefinitionError(
@@ -329,4 +275,56 @@ def _class_doc(function: Callable[..., Any]) -> str | None:
     return type(function).__doc__ if _is_object(function) else None
 
 
-def _nothing() -> None: ...
+def _empty_function() -> None: ...
+
+
+# Docstrings
+
+
+class Docstring(NamedTuple):
+    """A description, and the description of each argument."""
+
+    description: str
+    arguments: dict[str, str]
+
+
+def parse_docstring(text: str | None) -> Docstring:
+    """Returns the description and the arguments of a docstring."""
+    if not text:
+        return Docstring("", {})
+    text = cleandoc(text).strip()
+    if "\n" not in text:
+        return Docstring(text, {})
+    if headings := list(_GOOGLE.finditer(text)):
+        return _parse_sections(text, headings, _GOOGLE_ITEM)
+    if headings := list(_NUMPY.finditer(text)):
+        return _parse_sections(text, headings, _NUMPY_ITEM)
+    if ":param" in text or ":arg" in text:
+        return _parse_sphinx(text)
+    return Docstring(text, {})
+
+
+def _parse_sections(text: str, headings: list[re.Match[str]], item: re.Pattern[str]) -> Docstring:
+    arguments: dict[str, str] = {}
+    for index, heading in enumerate(headings):
+        if heading[1].casefold() not in _ARGUMENT_HEADINGS:
+            continue
+        end = headings[index + 1].start() if index + 1 < len(headings) else len(text)
+        body = cleandoc("\n" + text[heading.end() : end])
+        for match in item.finditer(body):
+            arguments.update((name.strip(" *"), _join_lines(match[2])) for name in match[1].split(","))
+    return Docstring(text[: headings[0].start()].strip(), arguments)
+
+
+def _parse_sphinx(text: str) -> Docstring:
+    arguments: dict[str, str] = {}
+    first = len(text)
+    for match in _SPHINX.finditer(text):
+        first = min(first, match.start())
+        if match[1] in ("param", "parameter", "arg", "argument") and match[2]:
+            arguments[match[2].split()[-1].lstrip("*")] = _join_lines(match[3])
+    return Docstring(text[:first].strip(), arguments)
+
+
+def _join_lines(lines: str) -> str:
+    return " ".join(lines.split())

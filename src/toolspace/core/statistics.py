@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
@@ -23,7 +23,7 @@ _FOLD_COUNT = 128
 class CallStats:
     """Statistics of one tool. Durations are counted in buckets 4 % apart, so a percentile is right within 2 %."""
 
-    __slots__ = ("_buckets", "_folded", "_recent", "_total_ms", "failures", "failures_by_kind")
+    __slots__ = ("_buckets", "_folded_count", "_recent", "_total_ms", "failures", "failures_by_kind")
 
     def __init__(self) -> None:
         self.failures = 0
@@ -31,7 +31,7 @@ class CallStats:
         """The failures that have a kind, by kind."""
         self._recent: list[float] = []
         """Durations that are not in buckets yet. Adding them by the hundred is cheaper for every call."""
-        self._folded = 0
+        self._folded_count = 0
         self._total_ms = 0.0
         self._buckets: Counter[int] = Counter()
 
@@ -47,7 +47,7 @@ class CallStats:
 
     @property
     def count(self) -> int:
-        return self._folded + len(self._recent)
+        return self._folded_count + len(self._recent)
 
     @property
     def total_ms(self) -> float:
@@ -57,7 +57,7 @@ class CallStats:
     @property
     def average_ms(self) -> float:
         self._fold()
-        return self._total_ms / self._folded if self._folded else 0.0
+        return self._total_ms / self._folded_count if self._folded_count else 0.0
 
     def cumulative_counts(self, bounds_ms: Sequence[float]) -> list[int]:
         """Returns how many calls took no longer than each bound, within 4 % of the bound. The bounds must ascend."""
@@ -81,14 +81,14 @@ class CallStats:
             # A clock that was set back, or a caller's mistake, counts as zero.
             recent = [duration if 0.0 <= duration < math.inf else 0.0 for duration in recent]
             total = sum(recent)
-        self._folded += len(recent)
+        self._folded_count += len(recent)
         self._total_ms += total
         self._buckets.update(map(_bucket_finder(), recent))
 
     def percentile(self, share: float) -> float:
         """Returns the duration in milliseconds that `share` (0 to 1) of the calls did not exceed."""
         self._fold()
-        required = share * self._folded
+        required = share * self._folded_count
         total = 0
         for bucket in sorted(self._buckets):
             total += self._buckets[bucket]
@@ -130,31 +130,24 @@ class StatsCollector:
     __slots__ = ("_tools",)
 
     def __init__(self) -> None:
-        self._tools: dict[str, CallStats] = {}
+        self._tools: defaultdict[str, CallStats] = defaultdict(CallStats)
 
     def add(self, tool: str, duration_ms: float, ok: bool) -> None:
         self.for_tool(tool).add(duration_ms, ok)
 
     def for_tool(self, tool: str) -> CallStats:
         """Returns the statistics of one tool."""
-        stats = self._tools.get(tool)
-        if stats is None:
-            stats = self._tools[tool] = CallStats()
-        return stats
+        return self._tools[tool]
 
     def items(self) -> Iterator[tuple[str, CallStats]]:
         """Iterates over the tools that were called, with their statistics."""
         return ((name, stats) for name, stats in tuple(self._tools.items()) if stats.count)
 
     def summary(self, tools: Iterable[Tool]) -> ToolStats:
-        categories: dict[str, int] = {}
-        total = 0
-        for tool in tools:
-            total += 1
-            categories[tool.category] = categories.get(tool.category, 0) + 1
+        categories = Counter(str(tool.category) for tool in tools)
         return ToolStats(
-            total=total,
-            by_category={str(category): count for category, count in categories.items()},
+            total=categories.total(),
+            by_category=dict(categories),
             calls=sum(stats.count for stats in self._tools.values()),
             failures=sum(stats.failures for stats in self._tools.values()),
             call_stats={name: stats.to_dict() for name, stats in self._tools.items() if stats.count},

@@ -143,15 +143,15 @@ def proximity_score(phrase: Sequence[str], text: str, weights: Mapping[str, floa
 
 def _words(text: str, *, single_letters: bool) -> Iterator[str]:
     for run in _WORD_RUN.finditer(unicodedata.normalize("NFKC", text).casefold()):
-        unspaced = run[1]
-        if unspaced is None:
+        unspaced_letters = run[1]
+        if unspaced_letters is None:
             yield _singular(run[2][:MAX_WORD])
             continue
-        for index, letter in enumerate(unspaced):
-            if single_letters or len(unspaced) == 1:
+        for index, letter in enumerate(unspaced_letters):
+            if single_letters or len(unspaced_letters) == 1:
                 yield letter
-            if index + 1 < len(unspaced):
-                yield unspaced[index : index + 2]
+            if index + 1 < len(unspaced_letters):
+                yield unspaced_letters[index : index + 2]
 
 
 def _singular(word: str) -> str:

@@ -16,9 +16,20 @@ _DURATION: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d|w)?\s*")
 _MAX_MILLISECONDS: Final = 1e15
 
 _DELAY_UNITS: Final = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400, "week": 604_800}
-_DELAY_ABBREVIATIONS: Final = {
-    "s": "second", "sec": "second", "m": "minute", "min": "minute", "h": "hour", "hr": "hour", "d": "day", "w": "week",
-}  # fmt: skip
+_ABBREVIATIONS: Final = {
+    "s": "second",
+    "sec": "second",
+    "m": "minute",
+    "min": "minute",
+    "h": "hour",
+    "hr": "hour",
+}
+_DELAY_SECONDS: Final = {
+    **{unit + ending: seconds for unit, seconds in _DELAY_UNITS.items() for ending in ("", "s")},
+    **{word + ending: _DELAY_UNITS[unit] for word, unit in _ABBREVIATIONS.items() for ending in ("", "s")},
+    "d": _DELAY_UNITS["day"],
+    "w": _DELAY_UNITS["week"],
+}
 _DELAY_PART: Final = re.compile(r"(\d{1,9}(?:\.\d{1,3})?|an?)\s*([a-z]+)", re.ASCII)
 _MAX_DELAY: Final = 100 * 366 * 86_400.0
 _NAMED_CRON: Final = {
@@ -81,21 +92,14 @@ def parse_delay(text: str) -> float:
     if not parts or _DELAY_PART.sub("", words).strip():
         raise ValueError(f'{text!r} is not a delay; write it like "2 hours", "30 minutes" or "1 day"')
     total = 0.0
-    for amount, unit in parts:
-        total += (1.0 if amount.startswith("a") else float(amount)) * _DELAY_UNITS[_delay_unit(unit, text)]
+    for amount, word in parts:
+        if word not in _DELAY_SECONDS:
+            hint = did_you_mean(word, [f"{unit}s" for unit in _DELAY_UNITS]) or f"; there are {', '.join(_DELAY_UNITS)}"
+            raise ValueError(f"{text!r} has {word!r}, which is not a unit of time{hint}")
+        total += (1.0 if amount.startswith("a") else float(amount)) * _DELAY_SECONDS[word]
     if not 0 < total <= _MAX_DELAY:
         raise ValueError(f"{text!r} is not between one second and a hundred years")
     return total
-
-
-def _delay_unit(word: str, text: str) -> str:
-    unit = _DELAY_ABBREVIATIONS.get(word, word)
-    unit = unit.removesuffix("s") if unit not in _DELAY_UNITS else unit
-    unit = _DELAY_ABBREVIATIONS.get(unit, unit)
-    if unit not in _DELAY_UNITS:
-        hint = did_you_mean(word, [f"{name}s" for name in _DELAY_UNITS]) or f"; there are {', '.join(_DELAY_UNITS)}"
-        raise ValueError(f"{text!r} has {word!r}, which is not a unit of time{hint}")
-    return unit
 
 
 def parse_iso_time(text: str, zone: str | None = None) -> datetime:

@@ -1,4 +1,7 @@
-"""A tool as data: its name, schema, settings and hints. Runs nothing."""
+"""Tools: `Tool`, `FunctionTool` and the decorator `@tool`, and their definitions in the formats of model APIs.
+
+Everything that offers, lists or calls tools uses it. It runs nothing.
+"""
 
 from __future__ import annotations
 
@@ -42,20 +45,8 @@ class ToolCategory(enum.StrEnum):
 
 
 ExecutionType = Literal[
-    "function",
-    "gateway",
-    "external",
-    "space",
-    "internal",
-    "static",
-    "prebuilt",
-    "agent",
-    "compute",
-    "image",
-    "wait",
+    "function", "gateway", "external", "space", "internal", "static", "prebuilt", "agent", "compute", "image", "wait"
 ]
-
-
 PENDING_EXECUTION_TYPES: frozenset[ExecutionType] = frozenset(("external", "space", "wait"))
 """Tools whose calls are pending: a worker, a person or a timer submits the result."""
 
@@ -72,6 +63,7 @@ class Annotations(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 NO_ANNOTATIONS = Annotations()
 EMPTY_SCHEMA: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
+ToolFormat = Literal["openai", "openai-responses", "anthropic", "gemini", "mcp"]
 ToolHandler = Callable[..., Any]
 """Runs a tool that was defined by a JSON Schema: `handler(parameters, context)`, plain or async."""
 
@@ -84,28 +76,10 @@ class Tool:
     """
 
     __slots__ = (
-        "_description",
-        "_input_schema",
-        "_output_schema",
-        "_validator",
-        "annotations",
-        "cache",
-        "cache_per_user",
-        "category",
-        "execution",
-        "execution_type",
-        "expires_after",
-        "handler",
-        "has_small_results",
-        "is_async",
-        "name",
-        "pauses_run",
-        "queue",
-        "tags",
-        "timeout",
-        "version",
-        "visible",
-    )
+        "_description", "_input_schema", "_output_schema", "_validator", "annotations", "cache", "cache_per_user",
+        "category", "execution", "execution_type", "expires_after", "handler", "has_small_results", "is_async", "name",
+        "pauses_run", "queue", "tags", "timeout", "version", "visible",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -232,17 +206,6 @@ def check_local_name(name: str) -> None:
         )
 
 
-def _category(text: str, tool: str) -> ToolCategory:
-    try:
-        return ToolCategory(text)
-    except ValueError:
-        names = ", ".join(ToolCategory)
-        raise ToolDefinitionError(f"tool {tool!r} has the unknown category {text!r}; it is one of {names}") from None
-
-
-# MERGED from function_tool: Tools that are Python functions: `@tool` and `FunctionTool`. Runs nothing.
-
-
 class FunctionTool(Tool):
     """A tool that is a Python function. It can still be called like the function.
 
@@ -311,7 +274,7 @@ class FunctionTool(Tool):
     @property
     def output_schema(self) -> Mapping[str, Any] | None:
         if self._output_schema is None:
-            self._output_schema = function_schema.output_schema(self.signature, self.name)
+            self._output_schema = function_schema.output_schema(self.signature)
         return self._output_schema
 
     @property
@@ -367,6 +330,28 @@ def as_tool(item: Tool | Callable[..., Any]) -> Tool:
     return item if isinstance(item, Tool) else FunctionTool(item)
 
 
+def export_tools(tools: Iterable[Tool], format: ToolFormat = "openai") -> list[dict[str, Any]]:
+    """Returns the tools in the format of an API. For Gemini, the list is the value of `functionDeclarations`."""
+    try:
+        convert = _FORMATS[format]
+    except KeyError:
+        raise ValueError(f"unknown tool format {format!r}; it is one of {', '.join(_FORMATS)}") from None
+    return [convert(tool) for tool in tools]
+
+
+def definition_text(tool: Tool) -> str:
+    """Returns the text that a model is charged for if it sees the tool."""
+    return json_text.encode(_declaration(tool, "parameters"))
+
+
+def _category(text: str, tool: str) -> ToolCategory:
+    try:
+        return ToolCategory(text)
+    except ValueError:
+        names = ", ".join(ToolCategory)
+        raise ToolDefinitionError(f"tool {tool!r} has the unknown category {text!r}; it is one of {names}") from None
+
+
 def _caller_locals(function: Callable[..., Any]) -> Mapping[str, Any] | None:
     """Returns the names around a function that is defined inside another, to evaluate hints that are text."""
     if "<locals>" not in getattr(function, "__qualname__", "<locals>") or not has_text_hints(function):
@@ -379,79 +364,27 @@ def _caller_locals(function: Callable[..., Any]) -> Mapping[str, Any] | None:
     return names
 
 
-# MERGED from tool_formats: Converts tool definitions to the formats of model APIs and MCP. Pure functions.
-
-ToolFormat = Literal["openai", "openai-responses", "anthropic", "gemini", "mcp"]
-
-
-def export_tools(tools: Iterable[Tool], format: ToolFormat = "openai") -> list[dict[str, Any]]:
-    """Returns the tools in the format of an API. For Gemini, the list is the value of `functionDeclarations`."""
-    try:
-        convert = _FORMATS[format]
-    except KeyError:
-        raise ValueError(f"unknown tool format {format!r}; it is one of {', '.join(_FORMATS)}") from None
-    return [convert(tool) for tool in tools]
+def _declaration(tool: Tool, schema_key: str) -> dict[str, Any]:
+    return {"name": tool.name, "description": tool.description, schema_key: tool.input_schema}
 
 
-def definition_text(tool: Tool) -> str:
-    """Returns the text that a model is charged for if it sees the tool."""
-    return json_text.encode({"name": tool.name, "description": tool.description, "parameters": tool.input_schema})
-
-
-def _openai(tool: Tool) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
-    return {"type": "function", "function": function}
-
-
-def _openai_responses(tool: Tool) -> dict[str, Any]:
-    # The Responses API defaults to `strict`, which does not allow optional parameters.
-    return {
-        "type": "function",
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.input_schema,
-        "strict": False,
-    }
-
-
-def _anthropic(tool: Tool) -> dict[str, Any]:
-    return {"name": tool.name, "description": tool.description, "input_schema": tool.input_schema}
-
-
-def _gemini(tool: Tool) -> dict[str, Any]:
-    # `parameters` accepts only a subset of OpenAPI; this field accepts JSON Schema.
-    return {"name": tool.name, "description": tool.description, "parametersJsonSchema": tool.input_schema}
-
-
-def _mcp(tool: Tool) -> dict[str, Any]:
-    wire: dict[str, Any] = {
-        "name": tool.name,
-        "description": tool.description,
-        "inputSchema": _object_schema(tool.input_schema),
-    }
+def _mcp_definition(tool: Tool) -> dict[str, Any]:
+    wire = _declaration(tool, "inputSchema")
+    if "type" not in tool.input_schema:
+        wire["inputSchema"] = {"type": "object", **tool.input_schema}
     if tool.output_schema is not None:
         wire["outputSchema"] = tool.output_schema
-    annotations = tool.annotations
-    hints = {
-        "readOnlyHint": annotations.read_only,
-        "destructiveHint": annotations.destructive,
-        "idempotentHint": annotations.idempotent,
-        "openWorldHint": annotations.open_world,
-    }
-    hints = {name: hint for name, hint in hints.items() if hint is not None}
-    if hints:
-        wire["annotations"] = hints
+    if hints := msgspec.to_builtins(tool.annotations):
+        wire["annotations"] = {f"{name}Hint": hint for name, hint in hints.items()}
     return wire
 
 
-def _object_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    return schema if "type" in schema else {"type": "object", **schema}
-
-
 _FORMATS: dict[str, Callable[[Tool], dict[str, Any]]] = {
-    "openai": _openai,
-    "openai-responses": _openai_responses,
-    "anthropic": _anthropic,
-    "gemini": _gemini,
-    "mcp": _mcp,
+    "openai": lambda tool: {"type": "function", "function": _declaration(tool, "parameters")},
+    # The Responses API defaults to `strict`, which does not allow optional parameters.
+    "openai-responses": lambda tool: {"type": "function", **_declaration(tool, "parameters"), "strict": False},
+    "anthropic": lambda tool: _declaration(tool, "input_schema"),
+    # `parameters` accepts only a subset of OpenAPI; this field accepts JSON Schema.
+    "gemini": lambda tool: _declaration(tool, "parametersJsonSchema"),
+    "mcp": _mcp_definition,
 }

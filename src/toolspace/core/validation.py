@@ -1,7 +1,7 @@
 """Validates arguments against JSON Schemas, lists every issue at once, and coerces obvious mistakes.
 
 The stage `validate` uses it through a tool's `validator`. The validator of Python functions is in
-`core.function_arguments`.
+`core.function_schema`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,14 @@ _COERCIBLE_ERRORS = frozenset(("type", "enum", "const", "anyOf", "oneOf"))
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _BOOLEANS = {"true": True, "false": False}
+_JSON_TYPES = (
+    (type(None), "null"),
+    (bool, "boolean"),  # Before numbers: a bool is an int.
+    (int | float, "number"),
+    (str, "string"),
+    (list, "array"),
+    (Mapping, "object"),
+)
 _MAX_DEPTH = 32
 _MAX_STEPS = 50_000
 """A limit on the work of one coercion: a recursive schema has too many paths to visit, and so has a huge value."""
@@ -75,12 +83,9 @@ class SchemaValidator:
         self._schema = schema
 
     def from_json(self, text: str | bytes) -> dict[str, Any]:
-        return self._validate(text)
+        return self.from_mapping(text)
 
-    def from_mapping(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        return self._validate(arguments)
-
-    def _validate(self, arguments: Mapping[str, Any] | str | bytes) -> dict[str, Any]:
+    def from_mapping(self, arguments: Mapping[str, Any] | str | bytes) -> dict[str, Any]:
         try:
             values = json_text.parse_arguments(arguments)
         except ValueError as error:
@@ -93,9 +98,9 @@ class SchemaValidator:
     def _coerce(self, values: dict[str, Any]) -> dict[str, Any]:
         is_large = json_text.encoded_size(values) > _MAX_BYTES_FOR_ALL_ERRORS
         errors = _find_errors(self._validator, values, first_only=is_large)
-        coerced = coerce(self._schema, values, None if is_large else _coercible_places(errors))
-        if isinstance(coerced, dict) and self._validator.is_valid(coerced):
-            return cast("dict[str, Any]", coerced)
+        coerced_values = coerce(self._schema, values, None if is_large else _coercible_places(errors))
+        if isinstance(coerced_values, dict) and self._validator.is_valid(coerced_values):
+            return cast("dict[str, Any]", coerced_values)
         raise InvalidArguments(_unique_issues(errors, cast("Schema", self._schema.get("properties") or {})))
 
 
@@ -280,17 +285,17 @@ class _Coercion:
         properties = cast("Mapping[str, object]", schema.get("properties") or {})
         required = _get_list(schema, "required")
         additional = schema.get("additionalProperties")
-        coerced: dict[str, object] = {}
+        coerced_values: dict[str, object] = {}
         for name, item in value.items():
             if places is not None and name not in places:
-                coerced[name] = item
+                coerced_values[name] = item
                 continue
             item_schema = properties.get(name, additional)
             is_optional = name in properties and name not in required
             if item is None and is_optional and not _accepts_null(item_schema, self._root):
                 continue  # Models write null for a parameter that they leave out.
-            coerced[name] = self.coerce(item_schema, item, places and places[name], depth + 1)
-        return coerced
+            coerced_values[name] = self.coerce(item_schema, item, places and places[name], depth + 1)
+        return coerced_values
 
     def _coerce_to_option(self, options: list[object], value: object, places: PlaceTree | None, depth: int) -> object:
         """Returns the value coerced to the first option that it fits then; unchanged if it fits none."""
@@ -299,10 +304,10 @@ class _Coercion:
         ]
         of_same_type = [schema for schema in schemas if not _types(schema) or _has_type(value, _types(schema))]
         for schema in sorted(of_same_type, key=lambda schema: not _is_plausible(schema, value)) or schemas:
-            coerced = self.coerce(schema, value, places, depth + 1)
+            coerced_value = self.coerce(schema, value, places, depth + 1)
             types = _types(schema)
-            if not types or _has_type(coerced, types):
-                return coerced
+            if not types or _has_type(coerced_value, types):
+                return coerced_value
         return value
 
 
@@ -391,20 +396,6 @@ def _types(schema: Schema) -> frozenset[str]:
 
 
 def _has_type(value: object, types: frozenset[str]) -> bool:
-    match value:
-        case None:
-            return "null" in types
-        case bool():
-            return "boolean" in types
-        case int():
-            return "integer" in types or "number" in types
-        case float():
-            return "number" in types
-        case str():
-            return "string" in types
-        case list():
-            return "array" in types
-        case Mapping():
-            return "object" in types
-        case _:
-            return False
+    if isinstance(value, int) and not isinstance(value, bool) and "integer" in types:
+        return True
+    return next((name in types for kind, name in _JSON_TYPES if isinstance(value, kind)), False)

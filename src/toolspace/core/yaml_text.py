@@ -203,43 +203,37 @@ class _Builder:
         self._count = 0
 
     def build(self, node: _Node, path: KeyPath) -> Any:
-        self._count_values(1, node, len(path))
+        self._count_value(node, len(path))
         if isinstance(node, _Scalar):
             return self._scalar(node, path)
         if isinstance(node, _Sequence):
             _check_tag(node, ("seq",))
-            values: list[Any] = []
-            for index, item in enumerate(node.items):
-                item_path = (*path, index)
-                self.lines[item_path] = item.mark.line + 1
-                values.append(self.build(item, item_path))
-            return values
+            return [self._child(item, item.mark, (*path, index)) for index, item in enumerate(node.items)]
         return self._mapping(node, path)
+
+    def _child(self, node: _Node, mark: Any, path: KeyPath) -> Any:
+        self.lines[path] = mark.line + 1
+        return self.build(node, path)
 
     def _mapping(self, node: _Mapping, path: KeyPath) -> dict[str, Any]:
         _check_tag(node, ("map",))
         pairs: _Pairs = {}
-        merged: _Pairs = {}
+        included_pairs: _Pairs = {}
         for key, inner in node.pairs:
             if _is_merge_key(key):
                 for name, pair in self._merge(inner, 0).items():
-                    merged.setdefault(name, pair)
+                    included_pairs.setdefault(name, pair)
                 continue
             if key.text in pairs:
                 first_line = pairs[key.text][0].mark.line + 1
-                message = f"the key {json.dumps(key.text)} is given twice, first in line {first_line}"
-                raise _error_at(key.mark, message)
+                raise _error_at(key.mark, f"the key {json.dumps(key.text)} is given twice, first in line {first_line}")
             pairs[key.text] = (key, inner)
-        values: dict[str, Any] = {}
-        for name, (key, inner) in {**merged, **pairs}.items():
-            value_path = (*path, name)
-            self.lines[value_path] = key.mark.line + 1
-            values[name] = self.build(inner, value_path)
-        return values
+        items = (included_pairs | pairs).items()
+        return {name: self._child(inner, key.mark, (*path, name)) for name, (key, inner) in items}
 
     def _merge(self, node: _Node, depth: int) -> _Pairs:
         """Returns the pairs that `<<` includes: of one mapping, or of several, the first of which wins."""
-        self._count_values(1, node, depth)
+        self._count_value(node, depth)
         pairs: _Pairs = {}
         if isinstance(node, _Sequence):
             for item in node.items:
@@ -249,13 +243,13 @@ class _Builder:
         if not isinstance(node, _Mapping):
             raise _error_at(node.mark, '"<<" takes a mapping, or a list of mappings')
         self._count += len(node.pairs)
-        inherited: _Pairs = {}
+        included_pairs: _Pairs = {}
         for key, inner in node.pairs:
             if _is_merge_key(key):
-                inherited |= self._merge(inner, depth + 1)
+                included_pairs |= self._merge(inner, depth + 1)
             else:
                 pairs[key.text] = (key, inner)
-        return {**inherited, **pairs}
+        return included_pairs | pairs
 
     def _scalar(self, node: _Scalar, path: KeyPath) -> Any:
         tag = node.tag if node.tag in (None, "str") else _check_tag(node, _SCALAR_TAGS)
@@ -267,8 +261,8 @@ class _Builder:
             self.number_texts[path] = node.text
         return value
 
-    def _count_values(self, count: int, node: _Node, depth: int) -> None:
-        self._count += count
+    def _count_value(self, node: _Node, depth: int) -> None:
+        self._count += 1
         if self._count > MAX_VALUES or depth > MAX_DEPTH:
             raise _error_at(node.mark, "the aliases of this document stand for too many values")
 
@@ -283,8 +277,8 @@ class _JsonBuilder:
         self._count = 0
 
     def build(self, node: _Node) -> Any:
-        if (built := self._values.get(id(node))) is not None:
-            value, count = built
+        if (record := self._values.get(id(node))) is not None:
+            value, count = record
             self._count_values(count + 1, node)
             return value
         count_before = self._count
@@ -317,8 +311,7 @@ class _JsonBuilder:
     def _count_values(self, count: int, node: _Node) -> None:
         self._count += count
         if self._count > MAX_JSON_VALUES:
-            message = f"more than {MAX_JSON_VALUES} values after its aliases are expanded"
-            raise _error_at(node.mark, message)
+            raise _error_at(node.mark, f"more than {MAX_JSON_VALUES} values after its aliases are expanded")
 
 
 def _strict_scalar(text: str, tag: str | None) -> Any:
