@@ -11,7 +11,7 @@ from typing import cast
 
 import uvloop
 
-from benchmarks.gateway_process import Callers, Reader, gateway_serving, member
+from benchmarks.gateway_process import Callers, StreamSubscriber, gateway_serving, member
 from benchmarks.gateway_roles import BURST, MARK
 from benchmarks.harness import Contestant, Report, race
 from benchmarks.processes import Server, start_server
@@ -87,7 +87,7 @@ class _SubscriberGroup:
         """Events that each reader should have by now."""
         self._callers = callers
         self._body = body
-        self._readers: list[Reader] = []
+        self._readers: list[StreamSubscriber] = []
         self._event_counts: list[int] = []
         self._unfinished_count = 0
         self._completion: asyncio.Future[None] | None = None
@@ -101,7 +101,9 @@ class _SubscriberGroup:
         self = cls(server, await Callers.open(server.url, 1), body)
         for number, subscriber_headers in enumerate(headers):
             self._event_counts.append(0)
-            self._readers.append(await Reader.open(server.url, path, subscriber_headers, self._counter(number)))
+            self._readers.append(
+                await StreamSubscriber.open(server.url, path, subscriber_headers, self._counter(number))
+            )
         return self
 
     async def receive(self, count: int) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import uvloop
 
 from benchmarks.connections import Connection, Target
-from benchmarks.gateway_process import Callers, Reader, gateway_serving, member, secret, write_config
+from benchmarks.gateway_process import Callers, StreamSubscriber, gateway_serving, member, secret, write_config
 from benchmarks.harness import Report, run_python
 from benchmarks.memory import resident
 from benchmarks.processes import Server
@@ -48,9 +48,15 @@ async def _readers(server: Server) -> float:
         await callers.ask(f"/api/spaces/{space['id']}/members", {"entityId": entity["id"]})
         headers.append(member(entity["id"]))
     # The first load what is loaded on first use.
-    readers = [await Reader.open(server.url, path, subscriber_headers, _ignore) for subscriber_headers in headers[:10]]
+    readers = [
+        await StreamSubscriber.open(server.url, path, subscriber_headers, _ignore)
+        for subscriber_headers in headers[:10]
+    ]
     before = resident(pid=server.pid)
-    readers += [await Reader.open(server.url, path, subscriber_headers, _ignore) for subscriber_headers in headers[10:]]
+    readers += [
+        await StreamSubscriber.open(server.url, path, subscriber_headers, _ignore)
+        for subscriber_headers in headers[10:]
+    ]
     await _wait_until_open(callers, "readers", READERS + 10)
     await asyncio.sleep(4)  # They are looked after, and asked for their rights, in the meantime.
     extra = resident(pid=server.pid) - before
@@ -64,7 +70,7 @@ async def _requests(server: Server) -> float:
     callers = await Callers.open(server.url, 1)
     agent = await callers.ask("/api/entities", {"type": "agent", "name": "Ada"})
     run = await callers.ask("/api/runs", {"agentEntityId": agent["id"]})
-    worker = await Reader.open(server.url, "/api/tools/stream?tools=lookup&concurrency=1", secret(), _ignore)
+    worker = await StreamSubscriber.open(server.url, "/api/tools/stream?tools=lookup&concurrency=1", secret(), _ignore)
     request = callers.request(f"/api/runs/{run['id']}/calls", {"name": "lookup", "args": {"order": 17}})
     connections: list[Connection] = []
 

@@ -133,7 +133,7 @@ def _fail(completion: asyncio.Future[Any], why: str) -> None:
         completion.set_exception(RuntimeError(why))
 
 
-class Reader(asyncio.Protocol):
+class StreamSubscriber(asyncio.Protocol):
     """Subscribes to a stream. `on_data` gets all received bytes, including the response headers."""
 
     def __init__(self, request: bytes, on_data: Callable[[bytes], None]) -> None:
@@ -143,7 +143,9 @@ class Reader(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     @classmethod
-    async def open(cls, url: str, path: str, headers: dict[str, str], on_data: Callable[[bytes], None]) -> Reader:
+    async def open(
+        cls, url: str, path: str, headers: dict[str, str], on_data: Callable[[bytes], None]
+    ) -> StreamSubscriber:
         target = Target.of(url)
         lines = [f"GET {path} HTTP/1.1", f"host: {target.host}:{target.port}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]

@@ -10,7 +10,7 @@ from time import perf_counter
 
 import uvloop
 
-from benchmarks.gateway_process import Callers, Reader, gateway_serving, secret
+from benchmarks.gateway_process import Callers, StreamSubscriber, gateway_serving, secret
 from benchmarks.harness import Report, Timings, round_count
 from benchmarks.processes import Server
 
@@ -44,7 +44,7 @@ async def _one_by_one(server: Server) -> Timings:
     caller, submitter = await Callers.open(server.url, 1), await Callers.open(server.url, 1)
     run_id = await _open_run(submitter)
     offers = _Offers()
-    worker = await Reader.open(server.url, "/api/tools/stream?tools=lookup", secret(), offers.on_data)
+    worker = await StreamSubscriber.open(server.url, "/api/tools/stream?tools=lookup", secret(), offers.on_data)
     empty_request = submitter.request("/bench/nothing")
     times: dict[str, list[float]] = {NOTHING: [], INLINE: []}
     numbers = itertools.count()

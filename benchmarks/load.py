@@ -17,7 +17,7 @@ META = {
 }
 
 
-class Call:
+class AddCall:
     """One `tools/call` of the stateless era that adds two numbers, and which answers to it are right."""
 
     def __init__(self, target: Target, tool: str, number: int, headers: dict[str, str]) -> None:
@@ -49,21 +49,21 @@ class Call:
 class Load:
     """So many callers at once, each on a connection of its own. `await load(count)` makes so many calls in all."""
 
-    def __init__(self, target: Target, calls: Sequence[Call]) -> None:
+    def __init__(self, target: Target, calls: Sequence[AddCall]) -> None:
         self.answer_count = 0
         self.faults: list[str] = []
         """What was wrong with answers."""
         self._target = target
         self._calls = calls
         self._idle: list[Connection] = []
-        self._under_way: dict[Connection, Call] = {}
+        self._under_way: dict[Connection, AddCall] = {}
         self._unsent_count = self._unanswered_count = 0
         self._completion: asyncio.Future[None] | None = None
 
     @classmethod
     async def open(cls, url: str, tool: str, *, callers: int, headers: dict[str, str] | None = None) -> Load:
         target = Target.of(url)
-        load = cls(target, [Call(target, tool, number, headers or {}) for number in range(16)])
+        load = cls(target, [AddCall(target, tool, number, headers or {}) for number in range(16)])
         load._idle = [await load._connect() for _ in range(callers)]
         return load
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.models.model_server import (
-    ReceivedRequest,
+    ModelApiRequest,
     anthropic_message,
     error_reply,
     stream_reply,
@@ -43,7 +43,7 @@ class AgentWithModel:
         async with Toolspace.open(path, environ=environ or {}) as ts:
             return await ts.run_agent("ada", "Hi")
 
-    async def request(self, **settings: Any) -> ReceivedRequest:
+    async def request(self, **settings: Any) -> ModelApiRequest:
         """The request that the model server got."""
         result = await self.ask(**settings)
         assert result.ok, result.error

@@ -53,7 +53,7 @@ async def run_make(folder: Path) -> AsyncGenerator[GatewayProcess]:
         await gateway.wait_for_exit()
 
 
-class Terminal:
+class Shell:
     """Runs pasted commands with the URL and the key that `make run` printed."""
 
     def __init__(self, folder: Path, gateway: GatewayProcess) -> None:
@@ -99,7 +99,7 @@ async def test_the_commands_of_the_getting_started_pages_work(tmp_path: Path) ->
         more_keys = re.search(r"\((\S+) keys new creates more\)", await gateway.wait_for_line("shown only once"))
         assert more_keys is not None
         assert shutil.which(more_keys[1]) is not None  # Where nobody put it on the path, it is named by its own.
-        terminal = Terminal(tmp_path, gateway)
+        terminal = Shell(tmp_path, gateway)
         assert _data(await terminal.paste(readme))["result"]["timezone"] == "Asia/Tokyo"
         terminal.remember(settings)
         assert _data(await terminal.paste(call))["result"]["timezone"] == "Europe/Berlin"
@@ -129,7 +129,7 @@ async def test_the_commands_of_the_getting_started_pages_work(tmp_path: Path) ->
 
 
 @asynccontextmanager
-async def _worker(terminal: Terminal, command: str, api: ApiClient) -> AsyncGenerator[None]:
+async def _worker(terminal: Shell, command: str, api: ApiClient) -> AsyncGenerator[None]:
     process = await terminal.start("exec " + command.strip().removesuffix("&"))
     try:
         for _ in range(1_000):

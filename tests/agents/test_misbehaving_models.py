@@ -183,7 +183,7 @@ async def test_huge_arguments_are_rejected_and_not_stored(database: Database, tm
         assert len(model_turn.calls[0].arguments) < 100_000  # Else no model would take the conversation any more.
 
 
-class StreamingModel(Model):
+class SlowWriterModel(Model):
     """Streams its turns, and waits for the test before it ends the second one."""
 
     name = "writing:slowly"
@@ -226,7 +226,7 @@ async def test_a_streamed_message_that_may_not_be_sent_ends_with_an_error(
     async def seen() -> None:
         await wait_for_streamed_message(harness)
 
-    model = StreamingModel(ModelTurn(calls=(ModelCall("b", "send_message", arguments),)), before=seen)
+    model = SlowWriterModel(ModelTurn(calls=(ModelCall("b", "send_message", arguments),)), before=seen)
     async with run_agents(database, agent("ada", model), session_dir=tmp_path) as harness:
         await harness.send_message("Say hello.")
         run = await harness.wait_for_run()
@@ -358,7 +358,7 @@ async def test_a_tool_that_raises_anything_does_not_end_the_run(
 # What goes away meanwhile
 
 
-class Stage:
+class Checkpoint:
     """A point of a run at which the run waits for the test."""
 
     def __init__(self) -> None:
@@ -370,7 +370,7 @@ class Stage:
         await self.forever.wait()
 
 
-async def _model(stage: Stage) -> tuple[Model, list[Any]]:
+async def _model(stage: Checkpoint) -> tuple[Model, list[Any]]:
     async def thinks(request: ModelRequest) -> str:
         await stage.here()
         return "never"
@@ -378,7 +378,7 @@ async def _model(stage: Stage) -> tuple[Model, list[Any]]:
     return ScriptedModel([thinks, "Next."]), []
 
 
-async def _second_request(stage: Stage) -> tuple[Model, list[Any]]:
+async def _second_request(stage: Checkpoint) -> tuple[Model, list[Any]]:
     async def thinks(request: ModelRequest) -> str:
         await stage.here()
         return "never"
@@ -386,7 +386,7 @@ async def _second_request(stage: Stage) -> tuple[Model, list[Any]]:
     return ScriptedModel([call("double", {"n": 1}), thinks, "Next."]), [double]
 
 
-async def _tool(stage: Stage) -> tuple[Model, list[Any]]:
+async def _tool(stage: Checkpoint) -> tuple[Model, list[Any]]:
     @tool(visible=False)
     async def slow() -> str:
         """Is slow."""
@@ -396,7 +396,7 @@ async def _tool(stage: Stage) -> tuple[Model, list[Any]]:
     return ScriptedModel([[call("slow"), call("double", {"n": 1})], "Next."]), [slow, double]
 
 
-async def _waiting(stage: Stage) -> tuple[Model, list[Any]]:
+async def _waiting(stage: Checkpoint) -> tuple[Model, list[Any]]:
     async def enters(request: ModelRequest) -> list[ModelCall]:
         stage.reached.set()
         return [ENTER, call("ask")]
@@ -411,9 +411,9 @@ STAGES = [_model, _second_request, _tool, _waiting]
 @pytest.mark.spec("7.1")
 @pytest.mark.parametrize("create_stage", STAGES)
 async def test_a_canceled_run_ends_and_the_agent_continues(
-    database: Database, tmp_path: Path, create_stage: Callable[[Stage], Awaitable[tuple[Model, list[Any]]]]
+    database: Database, tmp_path: Path, create_stage: Callable[[Checkpoint], Awaitable[tuple[Model, list[Any]]]]
 ) -> None:
-    stage = Stage()
+    stage = Checkpoint()
     model, tools = await create_stage(stage)
     async with run_agents(database, agent("ada", model), tools=tools, session_dir=tmp_path) as harness:
         await harness.send_message("Begin.")
@@ -432,9 +432,9 @@ async def test_a_canceled_run_ends_and_the_agent_continues(
 @pytest.mark.spec("7.1")
 @pytest.mark.parametrize("create_stage", STAGES)
 async def test_deleting_an_agent_during_its_run_does_not_affect_others(
-    database: Database, tmp_path: Path, create_stage: Callable[[Stage], Awaitable[tuple[Model, list[Any]]]]
+    database: Database, tmp_path: Path, create_stage: Callable[[Checkpoint], Awaitable[tuple[Model, list[Any]]]]
 ) -> None:
-    stage = Stage()
+    stage = Checkpoint()
     model, tools = await create_stage(stage)
     bob = agent("bob", ScriptedModel.loop(["Hm."]))
     async with run_agents(database, agent("ada", model), bob, tools=tools, session_dir=tmp_path) as harness:
@@ -463,7 +463,7 @@ async def test_deleting_a_space_during_a_message_does_not_break_the_run(
         else:
             await harness.ledger.commit(deletion.delete_space_transaction, harness.space)
 
-    model = StreamingModel(ModelTurn(calls=(call("send_message", {"text": "Hello"}, id="b"),)), before=goes)
+    model = SlowWriterModel(ModelTurn(calls=(call("send_message", {"text": "Hello"}, id="b"),)), before=goes)
     async with run_agents(database, agent("ada", model), session_dir=tmp_path) as harness:
         await harness.send_message("Say hello.")
         run = await harness.wait_for_run()
@@ -484,7 +484,7 @@ async def test_deleting_a_space_before_streaming_does_not_break_the_run(
     async def goes() -> None:
         await harness.ledger.commit(deletion.delete_space_transaction, harness.space)
 
-    model = StreamingModel(ModelTurn(calls=(call("send_message", {"text": "Hello"}, id="b"),)), before=goes)
+    model = SlowWriterModel(ModelTurn(calls=(call("send_message", {"text": "Hello"}, id="b"),)), before=goes)
     async with run_agents(database, agent("ada", model), session_dir=tmp_path) as harness:
         await harness.send_message("Say hello.")
         run = await harness.wait_for_run()

@@ -63,10 +63,10 @@ def fails() -> None:
     raise ValueError("it broke\\x1b[31m")
 """
 NO_KEYS = {variable: "" for provider in PROVIDERS.values() for variable in provider.key_variables}
-RunHandler = Callable[["AgentRun", InboxEvent], Awaitable[None]]
+RunHandler = Callable[["GatewayRun", InboxEvent], Awaitable[None]]
 
 
-class AgentRun:
+class GatewayRun:
     """One run of the agent, in the space of the event that triggered it."""
 
     def __init__(self, client: ToolspaceClient, id: str) -> None:
@@ -95,7 +95,7 @@ class ScriptedAgent:
                 self.received.append(event.data.get("content", event.data.get("result")))
                 run = await self.client.runs.open("robot", space_id=event.data["spaceId"])
                 try:
-                    await self._act(AgentRun(self.client, run.id), event)
+                    await self._act(GatewayRun(self.client, run.id), event)
                 except RuntimeError as error:
                     await self.client.runs.close(run.id, "failed", error=str(error))
                 else:
@@ -126,11 +126,11 @@ async def running_gateway(folder: Path, act: RunHandler) -> AsyncIterator[Script
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def echo_message(run: AgentRun, event: InboxEvent) -> None:
+async def echo_message(run: GatewayRun, event: InboxEvent) -> None:
     await run.send_message(f"You said: {event.data['content']}")
 
 
-async def confirm_action(run: AgentRun, event: InboxEvent) -> None:
+async def confirm_action(run: GatewayRun, event: InboxEvent) -> None:
     """Asks for a confirmation, and reports the answer."""
     if event.type == "tool_result":
         await run.send_message(f"So {json.dumps(event.data['result'])}.")
@@ -183,7 +183,7 @@ async def test_lines_of_a_pipe_are_sent_and_answered_one_by_one(tmp_path: Path) 
 
 
 async def test_calls_of_the_agent_are_shown_with_their_outcome(tmp_path: Path) -> None:
-    async def act(run: AgentRun, event: InboxEvent) -> None:
+    async def act(run: GatewayRun, event: InboxEvent) -> None:
         await run.call("current_time", timezone="UTC")
         await run.call("fails")
         await run.call("displayChart", title="Sales", labels=["May", "June"], values=[10, 5])
@@ -211,7 +211,7 @@ async def test_a_line_answers_the_open_question(tmp_path: Path) -> None:
 
 
 async def test_a_form_is_asked_property_by_property(tmp_path: Path) -> None:
-    async def act(run: AgentRun, event: InboxEvent) -> None:
+    async def act(run: GatewayRun, event: InboxEvent) -> None:
         await run.send_message(json.dumps(await run.call("bookHotel", city="Tokyo")))
 
     async with running_gateway(tmp_path, act):
@@ -228,7 +228,7 @@ async def test_a_question_that_is_left_open_is_asked_again_next_time(tmp_path: P
 
 
 async def test_a_failed_run_is_reported_and_exits_1(tmp_path: Path) -> None:
-    async def act(run: AgentRun, event: InboxEvent) -> None:
+    async def act(run: GatewayRun, event: InboxEvent) -> None:
         raise RuntimeError("openai:gpt-5: no key is set; set OPENAI_API_KEY in the environment")
 
     async with running_gateway(tmp_path, act):
@@ -239,7 +239,7 @@ async def test_a_failed_run_is_reported_and_exits_1(tmp_path: Path) -> None:
 
 
 async def test_a_run_without_a_message_ends_the_wait(tmp_path: Path) -> None:
-    async def act(run: AgentRun, event: InboxEvent) -> None:
+    async def act(run: GatewayRun, event: InboxEvent) -> None:
         await run.call("skip")
 
     async with running_gateway(tmp_path, act):
@@ -302,7 +302,7 @@ async def test_an_unreachable_gateway_ends_the_chat(tmp_path: Path) -> None:
 
 @pytest.mark.spec("17.2")
 async def test_a_terminal_shows_messages_and_calls(tmp_path: Path) -> None:
-    async def act(run: AgentRun, event: InboxEvent) -> None:
+    async def act(run: GatewayRun, event: InboxEvent) -> None:
         await run.call("current_time", timezone="UTC")
         await run.send_message("It is late.\x1b]0;title\x07")
 
@@ -328,7 +328,7 @@ async def test_a_question_changes_the_prompt(tmp_path: Path) -> None:
 async def test_a_question_that_someone_else_answers_disappears(tmp_path: Path) -> None:
     calls: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
 
-    async def act(run: AgentRun, event: InboxEvent) -> None:
+    async def act(run: GatewayRun, event: InboxEvent) -> None:
         if event.type == "tool_result":
             await run.send_message("Thanks.")
         else:
@@ -348,7 +348,7 @@ async def test_a_question_that_someone_else_answers_disappears(tmp_path: Path) -
 async def test_ctrl_c_cancels_the_run_and_pressed_twice_it_leaves(tmp_path: Path) -> None:
     ended: asyncio.Queue[str] = asyncio.Queue()
 
-    async def act(run: AgentRun, event: InboxEvent) -> None:
+    async def act(run: GatewayRun, event: InboxEvent) -> None:
         await run.call("waits")
         ended.put_nowait((await run.client.runs.get(run.id)).status)
 

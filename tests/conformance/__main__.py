@@ -38,7 +38,7 @@ def target(side: Side) -> Iterator[list[str]]:
         server.wait(30)
 
 
-class Report:
+class ConformanceReport:
     """Compares outcomes with the expected failures, and prints the differences."""
 
     def __init__(self, expected: Expected, *, verbose: bool) -> None:
@@ -89,7 +89,7 @@ def main() -> int:
     parser.add_argument("--scenario", help="only those whose name contains this")
     parser.add_argument("-v", "--verbose", action="store_true", help="every scenario, and the expected failures too")
     options = parser.parse_args()
-    report = Report(load(), verbose=options.verbose)
+    report = ConformanceReport(load(), verbose=options.verbose)
     for side in SIDES if options.side is None else (options.side,):
         with target(side) as address:
             for revision in REVISIONS if options.revision is None else (options.revision,):

@@ -1,11 +1,17 @@
 """Helpers for tests of function tools: the schema of a function, and the result of its call."""
 
+import enum
 from collections.abc import Callable
 from typing import Any
 
 import jsonschema_rs
 
 from toolspace import Tool, ToolResult, Toolspace, tool
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
 
 
 def schema(function: Callable[..., Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import pytest
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
-from tests.core.functions import call, properties, schema, value
+from tests.core.functions import Colour, call, properties, schema, value
 from toolspace import ToolCategory, ToolDefinitionError, tool
 from toolspace.core.tool import FunctionTool
 
@@ -135,11 +135,6 @@ def test_an_invalid_name_is_refused_with_a_hint(name: str) -> None:
 
 
 # Hints
-
-
-class Colour(enum.Enum):
-    RED = "red"
-    BLUE = "blue"
 
 
 class Size(enum.StrEnum):

@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
+from tests.core.functions import Colour
 from toolspace import (
     AudioPart,
     ImagePart,
@@ -196,10 +197,6 @@ async def test_the_wire_form_has_exactly_these_fields() -> None:
     assert (bad["error"], bad["errorKind"], bad["executed"], bad["content"]) == ("no", "execution_error", True, [])
 
 
-class Colour(enum.Enum):
-    RED = "red"
-
-
 class OldStyle(str, enum.Enum):  # noqa: UP042
     A = "a"
 
@@ -212,13 +209,13 @@ class Number(enum.IntEnum):
     ONE = 1
 
 
-class Model(BaseModel):
+class DatedModel(BaseModel):
     when: datetime.date = datetime.date(2026, 1, 2)
     from_: str = Field("x", alias="from")
 
 
 @dataclasses.dataclass
-class Point:
+class LinkedPoint:
     x: int
     at: Any = None
 
@@ -272,9 +269,9 @@ ODD: list[tuple[str, Any, Any]] = [
     ("int subclass", Whole(5), 5),
     ("float subclass", Part(0.5), 0.5),
     ("subclasses inside", [Text("a"), Whole(5), {Text("k"): Part(0.5)}], ["a", 5, {"k": 0.5}]),
-    ("model", Model(**{"from": "y"}), {"when": "2026-01-02", "from": "y"}),
-    ("models inside", {"m": [Model()]}, {"m": [{"when": "2026-01-02", "from": "x"}]}),
-    ("dataclass", Point(1, Point(2)), {"x": 1, "at": {"x": 2, "at": None}}),
+    ("model", DatedModel(**{"from": "y"}), {"when": "2026-01-02", "from": "y"}),
+    ("models inside", {"m": [DatedModel()]}, {"m": [{"when": "2026-01-02", "from": "x"}]}),
+    ("dataclass", LinkedPoint(1, LinkedPoint(2)), {"x": 1, "at": {"x": 2, "at": None}}),
     ("struct", Struct(), {"someName": 1}),
     ("namedtuple", Pair(1, 2), [1, 2]),
     ("proxy", types.MappingProxyType({"a": 1}), {"a": 1}),
@@ -285,8 +282,8 @@ ODD: list[tuple[str, Any, Any]] = [
     ("enum keys", {NewStyle.A: 1}, {"a": 1}),
     ("exception", ValueError("why"), "ValueError: why"),
     ("exceptions inside", [KeyError("k")], ["KeyError: 'k'"]),
-    ("class", Point, "<class 'tests.core.test_result.Point'>"),
-    ("model class", Model, "<class 'tests.core.test_result.Model'>"),
+    ("class", LinkedPoint, "<class 'tests.core.test_result.LinkedPoint'>"),
+    ("model class", DatedModel, "<class 'tests.core.test_result.DatedModel'>"),
     ("surrogate", "a\ud800b", "a?b"),
     ("surrogates inside", {"\udcff": ["\ud800"]}, {"?": ["?"]}),
 ]
@@ -341,8 +338,8 @@ def _loop_dict() -> Any:
 
 
 def _loop_dataclass() -> Any:
-    point = Point(1)
-    point.at = Point(2, {"back": point})
+    point = LinkedPoint(1)
+    point.at = LinkedPoint(2, {"back": point})
     return point
 
 
@@ -431,10 +428,10 @@ def test_unwrapping_a_success_gives_the_value_itself() -> None:
 any_text = st.text(st.characters(exclude_categories=[]) | st.sampled_from("\ud800\udfff"))
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | any_text | st.binary() | st.datetimes() | st.uuids()
-    | st.decimals() | st.sampled_from([Colour.RED, Number.ONE, Point(1), Struct(), Model()]),
+    | st.decimals() | st.sampled_from([Colour.RED, Number.ONE, LinkedPoint(1), Struct(), DatedModel()]),
     lambda inner: st.lists(inner, max_size=4)
     | st.dictionaries(st.text(max_size=3) | st.integers() | st.none() | st.tuples(st.integers()), inner, max_size=4)
-    | st.tuples(inner) | st.builds(Point, st.integers(), inner),
+    | st.tuples(inner) | st.builds(LinkedPoint, st.integers(), inner),
     max_leaves=10,
 )  # fmt: skip
 

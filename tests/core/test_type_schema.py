@@ -19,14 +19,10 @@ from pydantic import BaseModel, Field, TypeAdapter
 from pydantic.errors import PydanticUserError
 from pydantic_core import SchemaError
 
+from tests.core.functions import Colour
 from toolspace.core.function_schema import schema_of
 
 quick = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-class Colour(enum.Enum):
-    RED = "red"
-    BLUE = "blue"
 
 
 class Level(enum.IntEnum):
@@ -50,13 +46,13 @@ class Documented(enum.Enum):
     YES = "yes"
 
 
-class Point(BaseModel):
+class PointModel(BaseModel):
     x: int
 
 
 PLAIN = [
     str, int, float, bool, None, Any, object, list, dict, datetime.datetime, datetime.date, datetime.time,
-    datetime.timedelta, uuid.UUID, Path, Colour, Level, Only, Mixed, Documented, Point, bytes, set, tuple,
+    datetime.timedelta, uuid.UUID, Path, Colour, Level, Only, Mixed, Documented, PointModel, bytes, set, tuple,
 ]  # fmt: skip
 LITERALS = [
     Literal["a"], Literal["a", "b"], Literal[1], Literal[1, 2], Literal[True], Literal[True, False], Literal["a", 1],
@@ -166,7 +162,9 @@ def test_the_hints_that_most_tools_use_need_no_pydantic(hint: Any) -> None:
     assert schema_of(hint) is not None
 
 
-@pytest.mark.parametrize("hint", [Point, set[int], tuple[int, str], bytes, dict[int, str], Documented, math, 5, [], {}])
+@pytest.mark.parametrize(
+    "hint", [PointModel, set[int], tuple[int, str], bytes, dict[int, str], Documented, math, 5, [], {}]
+)
 def test_hints_that_only_pydantic_supports_are_left_to_it(hint: Any) -> None:
     assert schema_of(hint) is None
 

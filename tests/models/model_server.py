@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 
-class ReceivedRequest:
+class ModelApiRequest:
     """One request that the server received."""
 
     def __init__(self, method: str, path: str, headers: dict[str, str], body: bytes) -> None:
@@ -30,7 +30,7 @@ class ModelTestServer:
     """Answers each request with the next reply, and repeats the last one."""
 
     def __init__(self) -> None:
-        self.requests: list[ReceivedRequest] = []
+        self.requests: list[ModelApiRequest] = []
         self.replies: list[Reply] = []
         self.connections = 0
         self.request_arrived = asyncio.Event()
@@ -84,7 +84,7 @@ class ModelTestServer:
             await reader.readline()
         else:
             body = await reader.readexactly(int(headers.get("content-length", 0)))
-        self.requests.append(ReceivedRequest(method, path, headers, body))
+        self.requests.append(ModelApiRequest(method, path, headers, body))
         reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
         self.request_arrived.set()
         await reply(reader, writer)

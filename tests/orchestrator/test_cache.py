@@ -20,7 +20,7 @@ from toolspace.storage.memory_cache import MemoryCache
 from toolspace.testing import EventRecorder
 
 
-class Counter:
+class CountingTool:
     def __init__(self, *, cache: float | None = 60, per_user: bool = False, fail: int = 0) -> None:
         self.runs = 0
         self._fail = fail
@@ -37,7 +37,7 @@ class Counter:
 
 @pytest.mark.spec("4.2")
 async def test_equal_arguments_run_once_however_they_are_written() -> None:
-    counter = Counter()
+    counter = CountingTool()
     async with Toolspace(tools=[counter.tool]) as ts:
         results = [
             await ts.call("look_up", arguments)
@@ -51,7 +51,7 @@ async def test_equal_arguments_run_once_however_they_are_written() -> None:
 
 @pytest.mark.spec("4.2")
 async def test_the_cache_is_off_unless_asked_for() -> None:
-    counter = Counter(cache=None)
+    counter = CountingTool(cache=None)
     async with Toolspace(tools=[counter.tool]) as ts:
         await ts.call("look_up")
         await ts.call("look_up")
@@ -61,7 +61,7 @@ async def test_the_cache_is_off_unless_asked_for() -> None:
 @pytest.mark.spec("4.2")
 async def test_cached_results_expire() -> None:
     now = 0.0
-    counter = Counter(cache=10)
+    counter = CountingTool(cache=10)
     async with Toolspace(tools=[counter.tool], cache=MemoryCache(clock=lambda: now)) as ts:
         await ts.call("look_up")
         now = 9.9
@@ -74,7 +74,7 @@ async def test_cached_results_expire() -> None:
 
 @pytest.mark.spec("4.2")
 async def test_failures_are_never_cached() -> None:
-    counter = Counter(fail=2)
+    counter = CountingTool(fail=2)
     async with Toolspace(tools=[counter.tool]) as ts:
         oks = [(await ts.call("look_up")).ok for _ in range(4)]
     assert oks == [False, False, True, True]
@@ -84,7 +84,7 @@ async def test_failures_are_never_cached() -> None:
 @pytest.mark.spec("4.2")
 @pytest.mark.parametrize(("per_user", "runs"), [(False, 1), (True, 2)])
 async def test_a_result_that_depends_on_the_user_is_cached_per_user(per_user: bool, runs: int) -> None:
-    counter = Counter(per_user=per_user)
+    counter = CountingTool(per_user=per_user)
     async with Toolspace(tools=[counter.tool]) as ts:
         for user in ("ann", "bob", "ann", "bob"):
             await ts.call("look_up", context=ToolContext(user_id=user))
@@ -159,7 +159,7 @@ async def test_a_waiting_call_that_is_cancelled_does_not_affect_the_others() -> 
 
 @pytest.mark.spec("4.2")
 async def test_changing_a_result_does_not_change_that_of_other_callers() -> None:
-    counter = Counter()
+    counter = CountingTool()
     async with Toolspace(tools=[counter.tool]) as ts:
         first = await ts.call("look_up")
         first.result["key"] = "changed"
@@ -199,7 +199,7 @@ class BrokenCache(ResultCache):
 
 @pytest.mark.spec("4.2")
 async def test_a_broken_cache_never_fails_a_call() -> None:
-    counter = Counter()
+    counter = CountingTool()
     async with Toolspace(tools=[counter.tool], cache=BrokenCache()) as ts:
         results = [await ts.call("look_up") for _ in range(2)]
     assert [result.ok for result in results] == [True, True]
@@ -208,7 +208,7 @@ async def test_a_broken_cache_never_fails_a_call() -> None:
 
 @pytest.mark.spec("4.1")
 async def test_a_denied_call_never_reads_the_cache() -> None:
-    counter = Counter()
+    counter = CountingTool()
     keys: list[str] = []
 
     class Watched(MemoryCache):
@@ -224,7 +224,7 @@ async def test_a_denied_call_never_reads_the_cache() -> None:
 
 
 async def test_configuration_can_turn_a_tools_cache_off() -> None:
-    counter = Counter(cache=60)
+    counter = CountingTool(cache=60)
     async with Toolspace(tools=[counter.tool], settings=Settings(overrides={"look_up": ToolRules(cache=0)})) as ts:
         await ts.call("look_up")
         await ts.call("look_up")
@@ -396,7 +396,7 @@ def test_an_instant_hit_equals_a_hit_through_all_stages(value: Any, key: Any, sp
 
 @pytest.mark.spec("18")
 async def test_the_completion_of_a_cache_hit_can_be_deferred() -> None:
-    counter = Counter()
+    counter = CountingTool()
     async with Toolspace(tools=[counter.tool]) as ts:
         await ts.call("look_up", "{}")
         recorder = EventRecorder(ts)

@@ -156,7 +156,7 @@ async def test_abandoned_call_is_cancelled_on_the_server(tmp_path: Path, how: st
 # Questions that a server asks
 
 
-class Person:
+class ScriptedUser:
     """Answers the questions of servers, and records them."""
 
     def __init__(self, answer: ElicitationResult) -> None:
@@ -183,7 +183,7 @@ async def _offered(ts: Toolspace, name: str) -> None:
 @pytest.mark.spec("3.14")
 @pytest.mark.spec("3.16")
 async def test_elicitation_round_trip(tmp_path: Path) -> None:
-    person = Person(ElicitationResult(action="accept", content={"name": "Ada Lovelace", "check": True}))
+    person = ScriptedUser(ElicitationResult(action="accept", content={"name": "Ada Lovelace", "check": True}))
     file = editor_file(tmp_path, everything=everything())
     async with Toolspace.open(file, callbacks=McpCallbacks(elicit=person.ask)) as ts:
         await _offered(ts, "everything__trigger_elicitation_request")
@@ -198,7 +198,7 @@ async def test_elicitation_round_trip(tmp_path: Path) -> None:
 @pytest.mark.spec("3.16")
 @pytest.mark.parametrize("action", ["decline", "cancel"])
 async def test_user_may_decline(tmp_path: Path, action: Any) -> None:
-    person = Person(ElicitationResult(action=action))
+    person = ScriptedUser(ElicitationResult(action=action))
     file = editor_file(tmp_path, everything=everything())
     async with Toolspace.open(file, callbacks=McpCallbacks(elicit=person.ask)) as ts:
         await _offered(ts, "everything__trigger_elicitation_request")
@@ -209,7 +209,7 @@ async def test_user_may_decline(tmp_path: Path, action: Any) -> None:
 
 @pytest.mark.spec("3.16")
 async def test_sampling_round_trip(tmp_path: Path) -> None:
-    person = Person(ElicitationResult(action="cancel"))
+    person = ScriptedUser(ElicitationResult(action="cancel"))
     file = editor_file(tmp_path, everything=everything())
     async with Toolspace.open(file, callbacks=McpCallbacks(sample=person.sample)) as ts:
         await _offered(ts, "everything__trigger_sampling_request")

@@ -103,7 +103,7 @@ async def streaming(
         await database.aclose()
 
 
-class Reader:
+class FrameReader:
     """Reads frames of a response as they come, as a browser's EventSource does."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
@@ -168,9 +168,9 @@ class Reader:
 @asynccontextmanager
 async def reading(
     session: aiohttp.ClientSession, url: str, *, last_event_id: str = "", **query: str
-) -> AsyncIterator[Reader]:
+) -> AsyncIterator[FrameReader]:
     headers = {"last-event-id": last_event_id} if last_event_id else {}
     async with session.get(url, headers=headers, params=query) as response:
         assert response.status == 200, await response.text()
         assert response.headers["content-type"].startswith("text/event-stream")
-        yield Reader(response)
+        yield FrameReader(response)

@@ -27,7 +27,7 @@ OTHERS = ("member of another space", "member of no space")
 
 
 @dataclass(frozen=True)
-class Row:
+class AccessRow:
     """A request to a route, and the status for each kind of caller; for other kinds the route's access decides."""
 
     path: str
@@ -71,105 +71,109 @@ async def _failed_event(setup: TwoSpaces) -> Mapping[str, str]:
 
 SAID = {"content": "hello"}
 RESULT = {"result": None}
-ROWS: dict[str, Row] = {
-    "GET /api/entities": Row("/api/entities"),
-    "POST /api/entities": Row("/api/entities", {"type": "human", "name": "New"}, good=201),
-    "GET /api/entities/{entityId}": Row("/api/entities/robot"),
-    "PATCH /api/entities/{entityId}": Row("/api/entities/ann", {"name": "Ann"}),
-    "DELETE /api/entities/{entityId}": Row("/api/entities/{made}", good=204, make=_entity),
-    "POST /api/entities/{entityId}/token": Row("/api/entities/ann/token", {"expiresIn": 1}, good=201),
-    "GET /api/spaces": Row("/api/spaces", other_status=200),
-    "POST /api/spaces": Row("/api/spaces", {"name": "New"}, good=201),
-    "GET /api/spaces/{spaceId}": Row("/api/spaces/spc_a"),
-    "PATCH /api/spaces/{spaceId}": Row("/api/spaces/spc_a", {"name": "MARK-IN-A space"}),
-    "DELETE /api/spaces/{spaceId}": Row("/api/spaces/{made}", good=204, make=_space),
-    "GET /api/spaces/{spaceId}/members": Row("/api/spaces/spc_a/members"),
-    "POST /api/spaces/{spaceId}/members": Row("/api/spaces/spc_a/members", {"entityId": "ann"}),
-    "PUT /api/spaces/{spaceId}/members/{entityId}": Row("/api/spaces/spc_a/members/ann"),
-    "DELETE /api/spaces/{spaceId}/members/{entityId}": Row("/api/spaces/{made}/members/eve", good=204, make=_space),
-    "GET /api/spaces/{spaceId}/messages": Row("/api/spaces/spc_a/messages"),
-    "POST /api/spaces/{spaceId}/messages": Row("/api/spaces/spc_a/messages", {**SAID, "entityId": "ann"}, good=201),
-    "GET /api/spaces/{spaceId}/messages/{messageId}": Row("/api/spaces/spc_a/messages/{message}"),
-    "GET /api/spaces/{spaceId}/stream": Row("/api/spaces/spc_a/stream"),
-    "POST /api/spaces/{spaceId}/tool-results": Row(
+ROWS: dict[str, AccessRow] = {
+    "GET /api/entities": AccessRow("/api/entities"),
+    "POST /api/entities": AccessRow("/api/entities", {"type": "human", "name": "New"}, good=201),
+    "GET /api/entities/{entityId}": AccessRow("/api/entities/robot"),
+    "PATCH /api/entities/{entityId}": AccessRow("/api/entities/ann", {"name": "Ann"}),
+    "DELETE /api/entities/{entityId}": AccessRow("/api/entities/{made}", good=204, make=_entity),
+    "POST /api/entities/{entityId}/token": AccessRow("/api/entities/ann/token", {"expiresIn": 1}, good=201),
+    "GET /api/spaces": AccessRow("/api/spaces", other_status=200),
+    "POST /api/spaces": AccessRow("/api/spaces", {"name": "New"}, good=201),
+    "GET /api/spaces/{spaceId}": AccessRow("/api/spaces/spc_a"),
+    "PATCH /api/spaces/{spaceId}": AccessRow("/api/spaces/spc_a", {"name": "MARK-IN-A space"}),
+    "DELETE /api/spaces/{spaceId}": AccessRow("/api/spaces/{made}", good=204, make=_space),
+    "GET /api/spaces/{spaceId}/members": AccessRow("/api/spaces/spc_a/members"),
+    "POST /api/spaces/{spaceId}/members": AccessRow("/api/spaces/spc_a/members", {"entityId": "ann"}),
+    "PUT /api/spaces/{spaceId}/members/{entityId}": AccessRow("/api/spaces/spc_a/members/ann"),
+    "DELETE /api/spaces/{spaceId}/members/{entityId}": AccessRow(
+        "/api/spaces/{made}/members/eve", good=204, make=_space
+    ),
+    "GET /api/spaces/{spaceId}/messages": AccessRow("/api/spaces/spc_a/messages"),
+    "POST /api/spaces/{spaceId}/messages": AccessRow(
+        "/api/spaces/spc_a/messages", {**SAID, "entityId": "ann"}, good=201
+    ),
+    "GET /api/spaces/{spaceId}/messages/{messageId}": AccessRow("/api/spaces/spc_a/messages/{message}"),
+    "GET /api/spaces/{spaceId}/stream": AccessRow("/api/spaces/spc_a/stream"),
+    "POST /api/spaces/{spaceId}/tool-results": AccessRow(
         "/api/spaces/spc_a/tool-results", {"runId": "run_a", "toolCallId": "{made}", **RESULT}, make=_call
     ),
-    "GET /api/agents": Row("/api/agents", other_status=200),
-    "GET /api/agents/{agentId}": Row("/api/agents/robot"),
-    "GET /api/agents/{agentId}/runs": Row("/api/agents/robot/runs"),
-    "GET /api/agents/{agentId}/inbox": Row("/api/agents/robot/inbox"),
-    "POST /api/agents/{agentId}/inbox": Row("/api/agents/robot/inbox", {"data": 1}, good=201),
-    "POST /api/agents/{agentId}/inbox/claim": Row("/api/agents/robot/inbox/claim"),
-    "POST /api/agents/{agentId}/inbox/done": Row("/api/agents/robot/inbox/done", {"eventIds": ["evt_0"]}),
-    "POST /api/agents/{agentId}/inbox/return": Row("/api/agents/robot/inbox/return", {"eventIds": ["evt_0"]}),
-    "POST /api/agents/{agentId}/inbox/{eventId}/retry": Row(
+    "GET /api/agents": AccessRow("/api/agents", other_status=200),
+    "GET /api/agents/{agentId}": AccessRow("/api/agents/robot"),
+    "GET /api/agents/{agentId}/runs": AccessRow("/api/agents/robot/runs"),
+    "GET /api/agents/{agentId}/inbox": AccessRow("/api/agents/robot/inbox"),
+    "POST /api/agents/{agentId}/inbox": AccessRow("/api/agents/robot/inbox", {"data": 1}, good=201),
+    "POST /api/agents/{agentId}/inbox/claim": AccessRow("/api/agents/robot/inbox/claim"),
+    "POST /api/agents/{agentId}/inbox/done": AccessRow("/api/agents/robot/inbox/done", {"eventIds": ["evt_0"]}),
+    "POST /api/agents/{agentId}/inbox/return": AccessRow("/api/agents/robot/inbox/return", {"eventIds": ["evt_0"]}),
+    "POST /api/agents/{agentId}/inbox/{eventId}/retry": AccessRow(
         "/api/agents/robot/inbox/{made}/retry", good=409, make=_failed_event
     ),
-    "GET /api/agents/{agentId}/goals": Row("/api/agents/robot/goals"),
-    "PUT /api/agents/{agentId}/goals": Row("/api/agents/robot/goals", {"goals": []}),
-    "DELETE /api/agents/{agentId}/goals": Row("/api/agents/robot/goals"),
-    "DELETE /api/agents/{agentId}/goals/{goalId}": Row("/api/agents/robot/goals/none", good=404),
-    "GET /api/agents/{agentId}/memories": Row("/api/agents/robot/memories"),
-    "PUT /api/agents/{agentId}/memories": Row("/api/agents/robot/memories", {"memories": []}),
-    "DELETE /api/agents/{agentId}/memories": Row("/api/agents/robot/memories"),
-    "DELETE /api/agents/{agentId}/memories/{key}": Row("/api/agents/robot/memories/none", good=404),
-    "GET /api/agents/{agentId}/plans": Row("/api/agents/robot/plans"),
-    "PUT /api/agents/{agentId}/plans": Row(
+    "GET /api/agents/{agentId}/goals": AccessRow("/api/agents/robot/goals"),
+    "PUT /api/agents/{agentId}/goals": AccessRow("/api/agents/robot/goals", {"goals": []}),
+    "DELETE /api/agents/{agentId}/goals": AccessRow("/api/agents/robot/goals"),
+    "DELETE /api/agents/{agentId}/goals/{goalId}": AccessRow("/api/agents/robot/goals/none", good=404),
+    "GET /api/agents/{agentId}/memories": AccessRow("/api/agents/robot/memories"),
+    "PUT /api/agents/{agentId}/memories": AccessRow("/api/agents/robot/memories", {"memories": []}),
+    "DELETE /api/agents/{agentId}/memories": AccessRow("/api/agents/robot/memories"),
+    "DELETE /api/agents/{agentId}/memories/{key}": AccessRow("/api/agents/robot/memories/none", good=404),
+    "GET /api/agents/{agentId}/plans": AccessRow("/api/agents/robot/plans"),
+    "PUT /api/agents/{agentId}/plans": AccessRow(
         "/api/agents/robot/plans", {"plans": [{"name": "rest", "instruction": "rest", "runAfter": "2 days"}]}
     ),
-    "DELETE /api/agents/{agentId}/plans/{planId}": Row("/api/agents/robot/plans/none", good=404),
-    "GET /api/agents/{agentId}/documents": Row("/api/agents/robot/documents"),
-    "POST /api/agents/{agentId}/documents": Row(
+    "DELETE /api/agents/{agentId}/plans/{planId}": AccessRow("/api/agents/robot/plans/none", good=404),
+    "GET /api/agents/{agentId}/documents": AccessRow("/api/agents/robot/documents"),
+    "POST /api/agents/{agentId}/documents": AccessRow(
         "/api/agents/robot/documents", {"title": "FAQ", "text": "Who asks?"}, good=201
     ),
-    "GET /api/agents/{agentId}/documents/{documentId}": Row("/api/agents/robot/documents/none", good=404),
-    "PUT /api/agents/{agentId}/documents/{documentId}": Row(
+    "GET /api/agents/{agentId}/documents/{documentId}": AccessRow("/api/agents/robot/documents/none", good=404),
+    "PUT /api/agents/{agentId}/documents/{documentId}": AccessRow(
         "/api/agents/robot/documents/faq", {"title": "FAQ", "text": "Who asks?"}
     ),
-    "DELETE /api/agents/{agentId}/documents/{documentId}": Row("/api/agents/robot/documents/none", good=404),
-    "GET /api/agents/{agentId}/tasks": Row("/api/agents/robot/tasks"),
-    "GET /api/agents/{agentId}/tasks/{taskId}": Row("/api/agents/robot/tasks/none", good=404),
-    "POST /api/agents/{agentId}/tasks/{taskId}/cancel": Row("/api/agents/robot/tasks/none/cancel", good=404),
-    "GET /api/agents/{agentId}/history": Row("/api/agents/robot/history"),
-    "GET /api/runs": Row("/api/runs"),
-    "POST /api/runs": Row("/api/runs", {"agentEntityId": "robot"}, good=201),
-    "GET /api/runs/{runId}": Row("/api/runs/run_a"),
-    "GET /api/runs/{runId}/calls": Row("/api/runs/run_a/calls"),
-    "POST /api/runs/{runId}/calls": Row("/api/runs/run_a/calls", {"name": "lookup", "args": {}}),
-    "GET /api/runs/{runId}/events": Row("/api/runs/run_a/events"),
-    "POST /api/runs/{runId}/cancel": Row("/api/runs/{made}/cancel", make=_run),
-    "POST /api/runs/{runId}/close": Row("/api/runs/{made}/close", make=_run),
-    "POST /api/runs/{runId}/tool-results": Row(
+    "DELETE /api/agents/{agentId}/documents/{documentId}": AccessRow("/api/agents/robot/documents/none", good=404),
+    "GET /api/agents/{agentId}/tasks": AccessRow("/api/agents/robot/tasks"),
+    "GET /api/agents/{agentId}/tasks/{taskId}": AccessRow("/api/agents/robot/tasks/none", good=404),
+    "POST /api/agents/{agentId}/tasks/{taskId}/cancel": AccessRow("/api/agents/robot/tasks/none/cancel", good=404),
+    "GET /api/agents/{agentId}/history": AccessRow("/api/agents/robot/history"),
+    "GET /api/runs": AccessRow("/api/runs"),
+    "POST /api/runs": AccessRow("/api/runs", {"agentEntityId": "robot"}, good=201),
+    "GET /api/runs/{runId}": AccessRow("/api/runs/run_a"),
+    "GET /api/runs/{runId}/calls": AccessRow("/api/runs/run_a/calls"),
+    "POST /api/runs/{runId}/calls": AccessRow("/api/runs/run_a/calls", {"name": "lookup", "args": {}}),
+    "GET /api/runs/{runId}/events": AccessRow("/api/runs/run_a/events"),
+    "POST /api/runs/{runId}/cancel": AccessRow("/api/runs/{made}/cancel", make=_run),
+    "POST /api/runs/{runId}/close": AccessRow("/api/runs/{made}/close", make=_run),
+    "POST /api/runs/{runId}/tool-results": AccessRow(
         "/api/runs/run_a/tool-results", {"callId": "{made}", **RESULT}, make=_call
     ),
-    "GET /api/calls": Row("/api/calls", other_status=200),
-    "GET /api/calls/{callId}": Row("/api/calls/{confirm}"),
-    "POST /api/calls/{callId}/cancel": Row("/api/calls/{made}/cancel", make=_call),
-    "POST /api/calls/{callId}/result": Row("/api/calls/{made}/result", RESULT, make=_call),
-    "GET /api/tools": Row("/api/tools"),
-    "GET /api/tools/{name}": Row("/api/tools/lookup"),
-    "POST /api/tools/{name}/call": Row("/api/tools/lookup/call", {"args": {}}),
-    "GET /api/tools/stats": Row("/api/tools/stats"),
-    "GET /api/tools/stream": Row("/api/tools/stream?tools=move"),
-    "GET /api/workers": Row("/api/workers"),
-    "POST /api/workers/{workerId}/leave": Row("/api/workers/wrk_0/leave", good=404),
-    "GET /api/servers": Row("/api/servers"),
-    "GET /api/servers/{name}": Row("/api/servers/none", good=404),
-    "POST /api/servers/{name}/restart": Row("/api/servers/none/restart", good=404),
-    "GET /api/outputs/{session}/{outputId}": Row("/api/outputs/{output}"),
-    "GET /api/me": Row("/api/me"),
-    "GET /api/keys": Row("/api/keys"),
-    "POST /api/keys": Row("/api/keys", {"kind": "public"}, good=201),
-    "DELETE /api/keys/{keyId}": Row("/api/keys/{made}", good=204, make=_key),
-    "GET /api/events": Row("/api/events"),
-    "GET /health": Row("/health"),
-    "GET /ready": Row("/ready"),
-    "GET /metrics": Row("/metrics"),
-    "GET /openapi.json": Row("/openapi.json"),
+    "GET /api/calls": AccessRow("/api/calls", other_status=200),
+    "GET /api/calls/{callId}": AccessRow("/api/calls/{confirm}"),
+    "POST /api/calls/{callId}/cancel": AccessRow("/api/calls/{made}/cancel", make=_call),
+    "POST /api/calls/{callId}/result": AccessRow("/api/calls/{made}/result", RESULT, make=_call),
+    "GET /api/tools": AccessRow("/api/tools"),
+    "GET /api/tools/{name}": AccessRow("/api/tools/lookup"),
+    "POST /api/tools/{name}/call": AccessRow("/api/tools/lookup/call", {"args": {}}),
+    "GET /api/tools/stats": AccessRow("/api/tools/stats"),
+    "GET /api/tools/stream": AccessRow("/api/tools/stream?tools=move"),
+    "GET /api/workers": AccessRow("/api/workers"),
+    "POST /api/workers/{workerId}/leave": AccessRow("/api/workers/wrk_0/leave", good=404),
+    "GET /api/servers": AccessRow("/api/servers"),
+    "GET /api/servers/{name}": AccessRow("/api/servers/none", good=404),
+    "POST /api/servers/{name}/restart": AccessRow("/api/servers/none/restart", good=404),
+    "GET /api/outputs/{session}/{outputId}": AccessRow("/api/outputs/{output}"),
+    "GET /api/me": AccessRow("/api/me"),
+    "GET /api/keys": AccessRow("/api/keys"),
+    "POST /api/keys": AccessRow("/api/keys", {"kind": "public"}, good=201),
+    "DELETE /api/keys/{keyId}": AccessRow("/api/keys/{made}", good=204, make=_key),
+    "GET /api/events": AccessRow("/api/events"),
+    "GET /health": AccessRow("/health"),
+    "GET /ready": AccessRow("/ready"),
+    "GET /metrics": AccessRow("/metrics"),
+    "GET /openapi.json": AccessRow("/openapi.json"),
 }
 
 
-def expected(route: Route, row: Row, who: str) -> int:
+def expected(route: Route, row: AccessRow, who: str) -> int:
     """The expected status: 401 for unknown callers, 403 without access."""
     if who in row.each:
         return row.each[who]

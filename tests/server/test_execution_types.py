@@ -15,7 +15,7 @@ from toolspace.server.gateway import Gateway
 pytestmark = pytest.mark.spec("6.1")
 
 
-class Agent:
+class AgentInSpace:
     """An agent and a person in a space, with a run of the agent."""
 
     def __init__(self, api: ApiClient) -> None:
@@ -32,7 +32,7 @@ class Agent:
 
 
 @pytest.fixture
-async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
+async def agent(tmp_path: Path) -> AsyncIterator[AgentInSpace]:
     async with http_server() as server:
         tools: list[dict[str, Any]] = [
             {"name": "pause", "executionType": "wait", "visible": False, "execution": {"duration": 20}},
@@ -46,19 +46,19 @@ async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
         ]
         path = write_config(tmp_path, tools={"definitions": tools, "overrides": {"goals": {"visible": True}}})
         async with Gateway.open(path) as gateway, open_api(gateway) as api:
-            new_agent = Agent(api)
+            new_agent = AgentInSpace(api)
             await new_agent.create_space()
             yield new_agent
 
 
-async def test_a_timer_resolves_a_wait(agent: Agent) -> None:
+async def test_a_timer_resolves_a_wait(agent: AgentInSpace) -> None:
     reply = await agent.call("pause")
     assert reply.data["ok"], reply
     assert reply.data["result"]["waited"] >= 20
 
 
 @pytest.mark.spec("6.3")
-async def test_the_result_of_a_long_wait_goes_to_the_inbox(agent: Agent) -> None:
+async def test_the_result_of_a_long_wait_goes_to_the_inbox(agent: AgentInSpace) -> None:
     reply = await agent.call("nap", duration="60ms")
     assert reply.data["error"] == "Tool timed out after 20ms"
     inbox = (await agent.api.get(f"/api/agents/{agent.id}/inbox?wait=10")).data["items"]
@@ -68,13 +68,13 @@ async def test_the_result_of_a_long_wait_goes_to_the_inbox(agent: Agent) -> None
     assert "is not a duration" in wrong.data["error"]
 
 
-async def test_server_tools_are_executed_in_a_run(agent: Agent) -> None:
+async def test_server_tools_are_executed_in_a_run(agent: AgentInSpace) -> None:
     assert (await agent.call("total", price=2, count=3)).data["result"] == 6
     assert (await agent.call("goals")).data["result"] == {"goals": [], "totalGoals": 0}
 
 
 @pytest.mark.spec("6.6")
-async def test_a_visible_tool_needs_an_active_space(agent: Agent) -> None:
+async def test_a_visible_tool_needs_an_active_space(agent: AgentInSpace) -> None:
     for name in ("fetch", "confirm", "show"):
         error = (await agent.call(name)).data["error"]
         assert f'Tool "{name}" is visible but you are not in a space. Call enter_space first.' in error
@@ -93,13 +93,13 @@ async def test_a_visible_tool_needs_an_active_space(agent: Agent) -> None:
 
 
 @pytest.mark.spec("6.7")
-async def test_a_tool_that_no_worker_serves_fails_fast(agent: Agent) -> None:
+async def test_a_tool_that_no_worker_serves_fails_fast(agent: AgentInSpace) -> None:
     error = (await agent.call("robot")).data["error"]
     assert 'no worker serves the tool "robot"' in error
 
 
 @pytest.mark.spec("8.2")
-async def test_an_override_does_not_make_a_prebuilt_tool_visible(agent: Agent) -> None:
+async def test_an_override_does_not_make_a_prebuilt_tool_visible(agent: AgentInSpace) -> None:
     await agent.call("enter_space", spaceId=agent.space)
     assert (await agent.call("goals")).data["ok"]
     assert (await agent.api.get(f"/api/spaces/{agent.space}/messages")).data["items"] == []

@@ -34,7 +34,7 @@ async def refusal(tokens: EntityTokens, token: str) -> str:
     return str(caught.value)
 
 
-class Issuer:
+class KeyIssuer:
     """Publishes keys, or fails; counts the fetches."""
 
     def __init__(self) -> None:
@@ -60,8 +60,8 @@ class Issuer:
 
 
 @pytest.fixture
-async def issuer() -> AsyncIterator[Issuer]:
-    new_issuer = Issuer()
+async def issuer() -> AsyncIterator[KeyIssuer]:
+    new_issuer = KeyIssuer()
     app = web.Application()
     app.router.add_get("/jwks", new_issuer.answer)
     runner = web.AppRunner(app)
@@ -138,7 +138,7 @@ async def test_a_token_without_a_signature_is_refused(algorithm: Any) -> None:
     await refusal(EntityTokens(secret=SECRET), token)
 
 
-async def test_a_public_key_is_never_used_as_a_shared_secret(issuer: Issuer) -> None:
+async def test_a_public_key_is_never_used_as_a_shared_secret(issuer: KeyIssuer) -> None:
     """Algorithm confusion: the token is signed with the public key as HMAC secret."""
     import hashlib
     import hmac
@@ -154,7 +154,7 @@ async def test_a_public_key_is_never_used_as_a_shared_secret(issuer: Issuer) -> 
         assert "signature" in await refusal(both, token)
 
 
-async def test_a_symmetric_key_in_the_key_set_is_ignored(issuer: Issuer) -> None:
+async def test_a_symmetric_key_in_the_key_set_is_ignored(issuer: KeyIssuer) -> None:
     issuer.keys.append({"kty": "oct", "kid": "oct-1", "k": base64.urlsafe_b64encode(b"x" * 32).decode()})
     token = sign_token({"sub": "ent_1"}, key="x" * 32, kid="oct-1")
     assert "algorithm" in await refusal(EntityTokens(secret=None, issuer_keys=IssuerKeys(issuer.url)), token)
@@ -193,7 +193,7 @@ async def test_a_created_token_is_valid() -> None:
 
 @pytest.mark.spec("8.1")
 @pytest.mark.parametrize(("kid", "algorithm"), [("rsa-1", "RS256"), ("ec-1", "ES256"), ("ed-1", "EdDSA")])
-async def test_a_token_from_an_issuer_names_its_entity(issuer: Issuer, kid: str, algorithm: str) -> None:
+async def test_a_token_from_an_issuer_names_its_entity(issuer: KeyIssuer, kid: str, algorithm: str) -> None:
     tokens = EntityTokens(secret=None, issuer_keys=IssuerKeys(issuer.url))
     key = {"rsa-1": issuer.rsa, "ec-1": issuer.ec, "ed-1": issuer.ed}[kid]
     assert (await tokens.verify(sign_token({"sub": "ent_1"}, key, algorithm, kid=kid))).entity_id == "ent_1"
@@ -203,7 +203,7 @@ async def test_a_token_from_an_issuer_names_its_entity(issuer: Issuer, kid: str,
     await tokens.aclose()
 
 
-async def test_a_token_signed_with_another_key_is_refused(issuer: Issuer) -> None:
+async def test_a_token_signed_with_another_key_is_refused(issuer: KeyIssuer) -> None:
     stranger = ec.generate_private_key(ec.SECP256R1())
     tokens = EntityTokens(secret=None, issuer_keys=IssuerKeys(issuer.url))
     assert "signature" in await refusal(tokens, sign_token({"sub": "ent_1"}, stranger, "ES256", kid="ec-1"))
@@ -211,7 +211,7 @@ async def test_a_token_signed_with_another_key_is_refused(issuer: Issuer) -> Non
 
 
 async def test_a_new_key_is_fetched_when_a_token_names_it_but_fetches_are_limited(
-    issuer: Issuer,
+    issuer: KeyIssuer,
 ) -> None:
     keys = IssuerKeys(issuer.url, pause=0)
     tokens = EntityTokens(secret=None, issuer_keys=keys)
@@ -226,7 +226,7 @@ async def test_a_new_key_is_fetched_when_a_token_names_it_but_fetches_are_limite
     assert issuer.fetch_count == 3
 
 
-async def test_fetched_keys_stay_valid_during_an_outage_of_the_issuer(issuer: Issuer) -> None:
+async def test_fetched_keys_stay_valid_during_an_outage_of_the_issuer(issuer: KeyIssuer) -> None:
     tokens = EntityTokens(secret=None, issuer_keys=IssuerKeys(issuer.url, pause=0, max_age=0))
     token = sign_token({"sub": "ent_1"}, issuer.ec, "ES256", kid="ec-1")
     await tokens.verify(token)
@@ -237,7 +237,7 @@ async def test_fetched_keys_stay_valid_during_an_outage_of_the_issuer(issuer: Is
     await tokens.aclose()
 
 
-async def test_an_unreachable_issuer_is_not_an_invalid_token(issuer: Issuer) -> None:
+async def test_an_unreachable_issuer_is_not_an_invalid_token(issuer: KeyIssuer) -> None:
     issuer.fails = True
     tokens = EntityTokens(secret=None, issuer_keys=IssuerKeys(issuer.url, pause=0))
     token = sign_token({"sub": "ent_1"}, issuer.ec, "ES256", kid="ec-1")

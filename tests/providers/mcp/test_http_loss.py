@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from tests.providers.mcp.conftest import open_toolspace, until
 from tests.providers.mcp.transports.test_http_and_sse import serve
-from tests.providers.mcp.transports.test_stateless_http import Service, connected, reply, text, web_service
+from tests.providers.mcp.transports.test_stateless_http import StatelessServer, connected, reply, text, web_service
 from toolspace.core.context import ToolContext
 from toolspace.core.events import EventType
 from toolspace.providers.mcp import session
@@ -30,7 +30,7 @@ from toolspace.providers.mcp.transports.base import ServerUnreachable
 
 
 @pytest.fixture
-async def service() -> AsyncIterator[Service]:
+async def service() -> AsyncIterator[StatelessServer]:
     async with web_service() as service:
         yield service
 
@@ -154,7 +154,7 @@ async def test_broken_response_fails_only_its_call_in_the_handshake_era() -> Non
 
 
 @pytest.mark.spec("3.13")
-async def test_broken_response_fails_only_its_call(service: Service) -> None:
+async def test_broken_response_fails_only_its_call(service: StatelessServer) -> None:
     arrived, gate = asyncio.Event(), asyncio.Event()
 
     async def answer(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
@@ -178,7 +178,7 @@ async def test_broken_response_fails_only_its_call(service: Service) -> None:
 
 
 @pytest.mark.spec("3.13")
-async def test_server_replaced_by_one_of_the_other_era_is_negotiated_again(service: Service) -> None:
+async def test_server_replaced_by_one_of_the_other_era_is_negotiated_again(service: StatelessServer) -> None:
     provider = McpProvider("w", ServerSpec(url=service.url))
     async with open_toolspace(provider) as ts:
         assert provider.status().era == "stateless"
@@ -189,7 +189,7 @@ async def test_server_replaced_by_one_of_the_other_era_is_negotiated_again(servi
         assert other.calls == ["t"]
 
 
-async def test_close_ends_http_calls(service: Service) -> None:
+async def test_close_ends_http_calls(service: StatelessServer) -> None:
     arrived = asyncio.Event()
 
     async def hang(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
@@ -205,7 +205,7 @@ async def test_close_ends_http_calls(service: Service) -> None:
         assert (await call).error_kind == "canceled"
 
 
-async def test_concurrent_calls_follow_a_redirect(service: Service) -> None:
+async def test_concurrent_calls_follow_a_redirect(service: StatelessServer) -> None:
     async with connected(service) as ts:
         service.moves = True
         results = await asyncio.gather(*(ts.call("w__t", {"n": n}) for n in range(10)))
@@ -217,7 +217,7 @@ async def test_concurrent_calls_follow_a_redirect(service: Service) -> None:
     [{"q": {"method": "nonsense/ask"}}, {"q": 5}, {"q": {"method": "elicitation/create", "params": {"message": 1}}}],
     ids=["method", "number", "params"],
 )
-async def test_invalid_question_fails_the_call(service: Service, questions: dict[str, Any]) -> None:
+async def test_invalid_question_fails_the_call(service: StatelessServer, questions: dict[str, Any]) -> None:
     async def ask(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
         return reply(message, {"resultType": "input_required", "inputRequests": questions})
 
@@ -230,7 +230,7 @@ async def test_invalid_question_fails_the_call(service: Service, questions: dict
     assert (result.error_kind, result.error) == ("execution_error", "the server's question cannot be understood")
 
 
-async def test_too_long_tool_list_is_cut(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_long_tool_list_is_cut(service: StatelessServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "MAX_TOOLS", 10)
     task = {"execution": {"taskSupport": "required"}}
     service.tools = [{"name": f"t{n}", "inputSchema": {"type": "object"}, **(task if n % 2 else {})} for n in range(50)]
@@ -239,7 +239,7 @@ async def test_too_long_tool_list_is_cut(service: Service, monkeypatch: pytest.M
     assert (status.tools, len(status.left_out)) == (5, 5)
 
 
-class Colour(BaseModel):
+class ColourAnswer(BaseModel):
     colour: str
 
 
@@ -249,7 +249,7 @@ async def test_concurrent_questions_reach_their_own_users() -> None:
 
     @server.tool()
     async def ask(who: str, ctx: Context) -> str:
-        result = await ctx.elicit(who, Colour)
+        result = await ctx.elicit(who, ColourAnswer)
         return f"{who}: {result.data.colour if result.action == 'accept' else result.action}"
 
     both = asyncio.Barrier(2)
@@ -313,7 +313,7 @@ async def test_connect_timeout_counts_as_not_sent(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.spec("3.14")
-async def test_stateless_tool_change_is_noticed_again_after_the_stream_ended(service: Service) -> None:
+async def test_stateless_tool_change_is_noticed_again_after_the_stream_ended(service: StatelessServer) -> None:
     service.capabilities = {"tools": {"listChanged": True}}
     streams: list[tuple[web.StreamResponse, str]] = []
 

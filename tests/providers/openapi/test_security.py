@@ -130,7 +130,7 @@ async def test_a_credential_without_a_scheme_is_a_warning() -> None:
         assert 'did you mean "bearer"' in api.provider.warnings[0]
 
 
-class Issuer:
+class TokenIssuer:
     """A service that issues its own access tokens."""
 
     def __init__(self, *, expires_in: Any = 3600) -> None:
@@ -157,7 +157,7 @@ CLIENT = {"client": {"clientId": "me", "clientSecret": "hush hush"}}
 
 
 async def test_concurrent_calls_share_one_token_request() -> None:
-    issuer = Issuer()
+    issuer = TokenIssuer()
     issuer.open.clear()
     async with service(secured_document({"client": ["read"]}), issuer.answer, auth=CLIENT) as api:
         calls = [asyncio.ensure_future(api.call()) for _ in range(8)]
@@ -174,7 +174,7 @@ async def test_concurrent_calls_share_one_token_request() -> None:
 
 
 async def test_a_rejected_token_is_replaced_once() -> None:
-    issuer = Issuer()
+    issuer = TokenIssuer()
     async with service(secured_document({"client": []}), issuer.answer, auth=CLIENT) as api:
         assert (await api.call()).ok
         issuer.accepted.clear()
@@ -195,13 +195,13 @@ async def test_a_service_that_rejects_every_token_gets_two_requests() -> None:
 
 
 async def test_an_expired_token_is_not_used() -> None:
-    issuer = Issuer(expires_in=0)
+    issuer = TokenIssuer(expires_in=0)
     async with service(secured_document({"client": []}), issuer.answer, auth=CLIENT) as api:
         assert [(await api.call()).result["by"] for _ in range(2)] == ["Bearer token-1", "Bearer token-2"]
 
 
 async def test_scopes_token_url_and_client_auth_are_configurable() -> None:
-    issuer = Issuer()
+    issuer = TokenIssuer()
     async with service(secured_document({"client": ["read"]}), issuer.answer, auth={}) as api:
         own = {**CLIENT["client"], "scopes": "a b", "tokenUrl": api.server.url("/oauth/token"), "clientAuth": "body"}
         async with service(secured_document({"client": ["read"]}), issuer.answer, auth={"client": own}) as other:

@@ -126,14 +126,14 @@ class Served:
     http: aiohttp.ClientSession
     signals: Signals
 
-    async def post(self, body: Any, *, headers: dict[str, str] | None = None, raw: bytes | None = None) -> HttpResponse:
+    async def post(self, body: Any, *, headers: dict[str, str] | None = None, raw: bytes | None = None) -> RawResponse:
         sent = {"accept": "application/json, text/event-stream", "content-type": "application/json", **(headers or {})}
         data = raw if raw is not None else json.dumps(body).encode()
         headers = {name: value for name, value in sent.items() if value}
         async with self.http.post(self.url, data=io.BytesIO(data), headers=headers) as response:
-            return HttpResponse(response.status, response.headers, await response.read())
+            return RawResponse(response.status, response.headers, await response.read())
 
-    async def request(self, method: str, params: dict[str, Any] | None = None, **headers: str) -> HttpResponse:
+    async def request(self, method: str, params: dict[str, Any] | None = None, **headers: str) -> RawResponse:
         """Sends a request of the stateless era with its required headers."""
         params = params or {}
         sent = {"mcp-protocol-version": VERSION, "mcp-method": method}
@@ -155,7 +155,7 @@ class Served:
 
 
 @dataclass
-class HttpResponse:
+class RawResponse:
     status: int
     headers: Mapping[str, str]
     body: bytes

@@ -75,7 +75,7 @@ async def asking(serve: Serve) -> Served:
     return await serve(Toolspace(asking_tools()))
 
 
-class Person:
+class ClientUser:
     """The user of the client, with a model and a folder."""
 
     def __init__(self, answer: Mapping[str, Any] | None = None, action: Any = "accept") -> None:
@@ -109,7 +109,7 @@ class Person:
 
 @both_eras
 async def test_tool_asks_the_user_of_the_client(asking: Served, mode: str) -> None:
-    person = Person({"colour": "red"})
+    person = ClientUser({"colour": "red"})
     async with person.client(asking.url, mode) as client:
         result = await client.call_tool("paint", {"what": "the fence"})
     assert result.content[0].text == "accept red"
@@ -122,13 +122,13 @@ async def test_tool_asks_the_user_of_the_client(asking: Served, mode: str) -> No
 @both_eras
 @pytest.mark.parametrize("action", ["decline", "cancel"])
 async def test_declined_question_reaches_the_tool(asking: Served, mode: str, action: str) -> None:
-    async with Person(action=action).client(asking.url, mode) as client:
+    async with ClientUser(action=action).client(asking.url, mode) as client:
         assert (await client.call_tool("paint", {})).content[0].text == action
 
 
 @both_eras
 async def test_question_without_fields_and_with_a_url(asking: Served, mode: str) -> None:
-    person = Person()
+    person = ClientUser()
     async with person.client(asking.url, mode) as client:
         assert (await client.call_tool("approve", {})).content[0].text == "accept"
         assert (await client.call_tool("sign_in", {})).content[0].text == "accept"
@@ -137,7 +137,7 @@ async def test_question_without_fields_and_with_a_url(asking: Served, mode: str)
 
 @both_eras
 async def test_tool_uses_sampling_and_roots_of_the_client(asking: Served, mode: str) -> None:
-    async with Person().client(asking.url, mode) as client:
+    async with ClientUser().client(asking.url, mode) as client:
         assert (await client.call_tool("think", {"prompt": "hm"})).content[0].text == "hm!"
         folders = await client.call_tool("folders", {})
     assert json.loads(folders.content[0].text) == ["file:///home/ann"]
@@ -145,13 +145,13 @@ async def test_tool_uses_sampling_and_roots_of_the_client(asking: Served, mode: 
 
 @both_eras
 async def test_nested_call_asks_the_same_user(asking: Served, mode: str) -> None:
-    async with Person({"colour": "blue"}).client(asking.url, mode) as client:
+    async with ClientUser({"colour": "blue"}).client(asking.url, mode) as client:
         assert (await client.call_tool("outer", {})).content[0].text == "accept blue"
 
 
 @both_eras
 async def test_answer_that_violates_the_schema_never_reaches_the_tool(asking: Served, mode: str) -> None:
-    async with Person({"colour": 7}).client(asking.url, mode) as client:
+    async with ClientUser({"colour": 7}).client(asking.url, mode) as client:
         result = await client.call_tool("paint", {})
     assert result.is_error
     assert "does not fit the question: colour: expected string" in result.content[0].text
@@ -168,7 +168,7 @@ async def test_client_without_elicitation_fails_the_call(asking: Served) -> None
 @both_eras
 async def test_concurrent_questions_reach_their_own_clients(asking: Served, mode: str) -> None:
     async def paint(colour: str) -> str:
-        async with Person({"colour": colour}).client(asking.url, mode) as client:
+        async with ClientUser({"colour": colour}).client(asking.url, mode) as client:
             return (await client.call_tool("paint", {})).content[0].text
 
     colours = [f"colour {number}" for number in range(8)]
@@ -198,7 +198,7 @@ async def proxy(serve: Serve, configuration: Path) -> Served:
 
 @both_eras
 async def test_question_of_a_server_behind_reaches_the_client(proxy: Served, mode: str) -> None:
-    person = Person({"colour": "green"})
+    person = ClientUser({"colour": "green"})
     async with person.client(proxy.url, mode) as client:
         result = await client.call_tool("up__ask", {"text": "Which?"})
     assert json.loads(result.content[0].text) == {"action": "accept", "content": {"colour": "green"}}
@@ -209,7 +209,7 @@ async def test_question_of_a_server_behind_reaches_the_client(proxy: Served, mod
 async def test_ambiguous_question_of_a_server_behind_is_declined(
     proxy: Served, server_log: ServerLog, mode: str
 ) -> None:
-    ann, bob = Person({"colour": "red"}), Person({"colour": "blue"})
+    ann, bob = ClientUser({"colour": "red"}), ClientUser({"colour": "blue"})
     async with ann.client(proxy.url, mode) as first, bob.client(proxy.url, mode) as second:
         waiting = asyncio.create_task(first.call_tool("up__wait", {}))
         await server_log.until("waiting")
@@ -231,7 +231,7 @@ async def test_question_of_a_server_behind_is_declined_without_elicitation(proxy
 async def test_question_of_a_server_behind_reaches_the_stdio_client(
     configuration: Path, server_log: ServerLog, mode: str
 ) -> None:
-    person = Person({"colour": "green"})
+    person = ClientUser({"colour": "green"})
     command = StdioServerParameters(
         command=sys.executable, args=["-m", "toolspace", "--config", str(configuration), "mcp"], env=dict(os.environ)
     )
@@ -250,7 +250,7 @@ async def test_questions_pass_through_two_toolspaces(serve: Serve, asking: Serve
     path = tmp_path / "toolspace.yaml"
     path.write_text(json.dumps({"mcpServers": {"far": {"url": asking.url}}}))
     near = await serve(Toolspace.open(path, callbacks=FORWARD_TO_CALLER))
-    person = Person({"colour": "green"})
+    person = ClientUser({"colour": "green"})
     async with person.client(near.url, mode) as client:
         assert (await client.call_tool("far__paint", {})).content[0].text == "accept green"
         assert (await client.call_tool("far__think", {"prompt": "hm"})).content[0].text == "hm!"

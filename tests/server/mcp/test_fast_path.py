@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.server.mcp.conftest import META, VERSION, HttpResponse, Served
+from tests.server.mcp.conftest import META, VERSION, RawResponse, Served
 from toolspace import Annotations, ImagePart, ResourcePart, TextPart, Tool, ToolContext, ToolError, Toolspace
 from toolspace.server.mcp.http_endpoint import McpEndpoint
 
@@ -286,7 +286,7 @@ async def test_session_requests_are_answered_as_json_with_the_session_header(ser
         fast = await served.post(body, headers=session)
         pairs = [*session.items(), ("accept", "*/*"), ("content-type", "application/json"), ("x-a", "1"), ("x-a", "2")]
         async with served.http.post(served.url, data=json.dumps(body).encode(), headers=pairs) as response:
-            by_sdk = HttpResponse(response.status, response.headers, await response.read())
+            by_sdk = RawResponse(response.status, response.headers, await response.read())
         assert fast.headers["content-type"] == "application/json"
         assert fast.headers["mcp-session-id"] == session["mcp-session-id"]
         assert (fast.status, fast.json) == (by_sdk.status, by_sdk.json)

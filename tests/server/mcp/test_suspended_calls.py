@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.server.mcp.conftest import META, HttpResponse, Serve, Served, Signals, serve_tools
+from tests.server.mcp.conftest import META, RawResponse, Serve, Served, Signals, serve_tools
 from toolspace import Tool, ToolContext, Toolspace, tool
 from toolspace.core.events import CallFailed
 from toolspace.server.mcp import elicitation
@@ -107,7 +107,7 @@ async def served(serve: Serve, asking_tools: AskingTools) -> Served:
     return await serve(Toolspace(asking_tools.tools()))
 
 
-async def call(served: Served, name: str, arguments: dict[str, Any] | None = None, **more: Any) -> HttpResponse:
+async def call(served: Served, name: str, arguments: dict[str, Any] | None = None, **more: Any) -> RawResponse:
     headers = more.pop("headers", {})
     params = {"_meta": ABLE, "name": name, "arguments": arguments or {}, **more}
     return await served.request("tools/call", params, **headers)
@@ -128,11 +128,11 @@ def named(name: str) -> dict[str, Any]:
     return {"action": "accept", "content": {"name": name}}
 
 
-def text_of(answer: HttpResponse) -> str:
+def text_of(answer: RawResponse) -> str:
     return answer.json["result"]["content"][0]["text"]
 
 
-def is_refused(answer: HttpResponse) -> bool:
+def is_refused(answer: RawResponse) -> bool:
     error = answer.json.get("error", {})
     return answer.status == 400 and (error.get("code"), error.get("message")) == (
         -32602,

@@ -7,9 +7,9 @@ import pytest
 from toolspace.testing import CacheContract as PublicContract
 from toolspace.testing import FakeClock as Clock
 
-__all__ = ["CacheContract", "Clock"]
+__all__ = ["Clock", "LocalCacheContract"]
 
 
 @pytest.mark.spec("4.2")
-class CacheContract(PublicContract):
+class LocalCacheContract(PublicContract):
     """Adds nothing: the contract of caches is public."""

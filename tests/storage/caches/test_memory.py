@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.storage.caches.cache_contract import CacheContract, Clock
+from tests.storage.caches.cache_contract import Clock, LocalCacheContract
 from toolspace.core.interfaces import CachedResult
 from toolspace.storage.memory_cache import MemoryCache
 
 RESULT = CachedResult(text=b"1")
 
 
-class TestMemoryCache(CacheContract):
+class TestMemoryCache(LocalCacheContract):
     @pytest.fixture
     async def cache(self, clock: Clock):
         cache = MemoryCache(clock=clock)

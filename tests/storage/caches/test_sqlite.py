@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.caches.cache_contract import CacheContract, Clock
+from tests.storage.caches.cache_contract import Clock, LocalCacheContract
 from toolspace.core.interfaces import CachedResult
 from toolspace.errors import ToolspaceError
 from toolspace.storage.sqlite_cache import SqliteCache
@@ -21,7 +21,7 @@ from toolspace.storage.sqlite_cache import SqliteCache
 RESULT = CachedResult(text=b'"kept"', parts=b"[]")
 
 
-class TestSqliteCache(CacheContract):
+class TestSqliteCache(LocalCacheContract):
     @pytest.fixture
     async def cache(self, clock: Clock, tmp_path: Path):
         cache = SqliteCache(tmp_path / "cache" / "results.db", clock=clock)

@@ -10,7 +10,7 @@ from toolspace.core.interfaces import OutputStore
 from toolspace.testing import OutputsContract as PublicContract
 from toolspace.testing.storage_contracts import TTL, all_lines, store
 
-__all__ = ["TTL", "OutputsContract", "all_lines", "store"]
+__all__ = ["TTL", "LocalOutputsContract", "all_lines", "store"]
 
 # All examples of a property share one store: every output has its own handle.
 # The properties are inherited by the suite of each store, so more than one class runs them.
@@ -22,7 +22,7 @@ one_store = settings(
 
 
 @pytest.mark.spec("4.6")
-class OutputsContract(PublicContract):
+class LocalOutputsContract(PublicContract):
     @one_store
     @given(pieces=st.lists(st.text(st.characters(), max_size=40), max_size=6))
     async def test_any_text_is_stored_with_lone_surrogates_as_escapes(

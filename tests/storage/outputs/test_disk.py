@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from tests.storage.caches.cache_contract import Clock
-from tests.storage.outputs.output_contract import TTL, OutputsContract, all_lines, store
+from tests.storage.outputs.output_contract import TTL, LocalOutputsContract, all_lines, store
 from toolspace.errors import ToolspaceError
 from toolspace.storage.disk_outputs import DiskOutputs
 
 
-class TestDiskOutputs(OutputsContract):
+class TestDiskOutputs(LocalOutputsContract):
     @pytest.fixture
     async def outputs(self, clock: Clock, tmp_path: Path):
         outputs = DiskOutputs(tmp_path / "outputs", ttl=TTL, clock=clock)

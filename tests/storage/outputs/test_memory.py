@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.storage.caches.cache_contract import Clock
-from tests.storage.outputs.output_contract import TTL, OutputsContract, store
+from tests.storage.outputs.output_contract import TTL, LocalOutputsContract, store
 from toolspace.errors import ToolspaceError
 from toolspace.storage.outputs import MemoryOutputs
 
 
-class TestMemoryOutputs(OutputsContract):
+class TestMemoryOutputs(LocalOutputsContract):
     @pytest.fixture
     async def outputs(self, clock: Clock):
         outputs = MemoryOutputs(ttl=TTL, clock=clock)

@@ -80,7 +80,7 @@ async def answering(answer: Answer) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-class Service:
+class HandshakeServer:
     """A hand-written server of the handshake era. `on_call` answers the first call."""
 
     def __init__(self, on_call: Answer | None = None) -> None:
@@ -200,7 +200,7 @@ async def test_server_that_gave_up_sse_is_reached_over_http() -> None:
         async with open_transport("old", http(url)) as transport:
             await transport.streams[1].send(SessionMessage(JSONRPCRequest(jsonrpc="2.0", id=1, method="ping")))
             await until(lambda: transport.transport == "sse")
-        current = Service()
+        current = HandshakeServer()
         async with open_transport("new", http(url)) as transport, client(transport) as session:
             assert transport.transport == "http"
             assert (await session.call_tool("t", {})).content[0].text == "fine"  # type: ignore[union-attr]
@@ -317,7 +317,7 @@ async def _redirects(request: web.Request) -> web.StreamResponse:
 @pytest.mark.spec("3.13")
 async def test_failed_request_fails_only_itself(answer: Answer, expected: str, data: Any) -> None:
     async with (
-        answering(Service(answer)) as url,
+        answering(HandshakeServer(answer)) as url,
         open_transport("web", http(url), max_message_bytes=100_000) as transport,
         client(transport) as session,
     ):
@@ -330,7 +330,7 @@ async def test_failed_request_fails_only_itself(answer: Answer, expected: str, d
 
 
 async def test_refused_connection_counts_as_not_sent() -> None:
-    async with answering(Service()) as url:
+    async with answering(HandshakeServer()) as url:
         pass
     async with open_transport("gone", http(f"{url}/?api_key=hunter2hunter2")) as transport:
         with pytest.raises(BaseExceptionGroup) as caught:
@@ -343,7 +343,7 @@ async def test_refused_connection_counts_as_not_sent() -> None:
 
 
 async def test_headers_and_auth_are_sent_to_one_origin_only() -> None:
-    other = Service()
+    other = HandshakeServer()
 
     class Login(httpx2.Auth):
         def auth_flow(self, request: httpx2.Request) -> Any:
@@ -355,7 +355,7 @@ async def test_headers_and_auth_are_sent_to_one_origin_only() -> None:
         async def away(request: web.Request) -> web.StreamResponse:
             return web.Response(status=307, headers={"location": f"{elsewhere}/"})
 
-        service = Service(away)
+        service = HandshakeServer(away)
         async with (
             answering(service) as url,
             open_transport("web", http(url, headers={"X-Api-Key": "k"}), auth=Login()) as transport,
@@ -368,7 +368,7 @@ async def test_headers_and_auth_are_sent_to_one_origin_only() -> None:
 
 
 async def test_redirect_within_the_origin_is_followed() -> None:
-    service = Service()
+    service = HandshakeServer()
 
     async def moved(request: web.Request) -> web.StreamResponse:
         if request.path == "/mcp":
@@ -389,7 +389,7 @@ async def test_failed_auth_fails_the_request_with_its_message() -> None:
             raise ProviderError("server 'web' needs a login")
             yield request
 
-    async with answering(Service()) as url, open_transport("web", http(url), auth=Login()) as transport:
+    async with answering(HandshakeServer()) as url, open_transport("web", http(url), auth=Login()) as transport:
         with pytest.raises(BaseExceptionGroup) as caught:
             await client(transport).__aenter__()
     assert "server 'web' needs a login" in str(caught.value.exceptions[0])
@@ -407,7 +407,7 @@ async def test_hanging_server_does_not_delay_closing() -> None:
         async with open_transport("web", http(url)) as transport, client(transport) as session:
             await session.call_tool("t", {})
 
-    async with answering(Service(hang)) as url:
+    async with answering(HandshakeServer(hang)) as url:
         task = asyncio.create_task(hold(url))
         await hung.wait()
         task.cancel()
@@ -417,7 +417,7 @@ async def test_hanging_server_does_not_delay_closing() -> None:
 async def test_libraries_log_neither_urls_nor_messages(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with (
-        answering(Service()) as url,
+        answering(HandshakeServer()) as url,
         open_transport("web", http(f"{url}/?api_key=hunter2hunter2")) as transport,
         client(transport) as session,
     ):

@@ -29,7 +29,7 @@ DISCOVERED = {
 }
 
 
-class Service:
+class StatelessServer:
     """A hand-written stateless server. `on_call` answers calls; requests are recorded."""
 
     def __init__(self) -> None:
@@ -72,14 +72,14 @@ def text(value: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def service() -> AsyncIterator[Service]:
+async def service() -> AsyncIterator[StatelessServer]:
     async with web_service() as service:
         yield service
 
 
 @asynccontextmanager
-async def web_service() -> AsyncIterator[Service]:
-    service = Service()
+async def web_service() -> AsyncIterator[StatelessServer]:
+    service = StatelessServer()
     app = web.Application()
     app.router.add_route("*", "/mcp", service.handle)
     app.router.add_post("/mcp2", service.handle)
@@ -101,7 +101,9 @@ async def web_service() -> AsyncIterator[Service]:
 
 
 @asynccontextmanager
-async def connected(service: Service, *, options: ConnectionOptions | None = None, **fields: Any) -> AsyncIterator[Any]:
+async def connected(
+    service: StatelessServer, *, options: ConnectionOptions | None = None, **fields: Any
+) -> AsyncIterator[Any]:
     provider = McpProvider("w", ServerSpec(url=fields.pop("url", service.url), **fields), options)
     async with open_toolspace(provider) as ts:
         assert provider.status().era == "stateless", provider.status()
@@ -109,7 +111,7 @@ async def connected(service: Service, *, options: ConnectionOptions | None = Non
 
 
 @pytest.mark.spec("3.10")
-async def test_request_has_the_headers_and_meta_of_the_era(service: Service) -> None:
+async def test_request_has_the_headers_and_meta_of_the_era(service: StatelessServer) -> None:
     async with connected(service, headers={"x-team": "blue"}) as ts:
         assert (await ts.call("w__t", {"a": 1})).result == "hello"
         assert ts.orchestrator.instructions() == "## w\nMind the gap."
@@ -125,7 +127,7 @@ async def test_request_has_the_headers_and_meta_of_the_era(service: Service) -> 
     assert message["params"]["arguments"] == {"a": 1}
 
 
-async def test_arguments_are_repeated_in_headers_if_the_tool_asks(service: Service) -> None:
+async def test_arguments_are_repeated_in_headers_if_the_tool_asks(service: StatelessServer) -> None:
     schema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
     service.tools = [{"name": "t", "inputSchema": schema}]
     async with connected(service) as ts:
@@ -135,7 +137,7 @@ async def test_arguments_are_repeated_in_headers_if_the_tool_asks(service: Servi
     assert "x-evil" not in lower
 
 
-async def test_tool_with_invalid_header_arguments_is_left_out(service: Service) -> None:
+async def test_tool_with_invalid_header_arguments_is_left_out(service: StatelessServer) -> None:
     service.tools.append({"name": "bad", "inputSchema": {"type": "object", "x-mcp-header": "No"}})
     async with connected(service) as ts:
         assert [tool.name for tool in ts.list_tools()] == ["w__t"]
@@ -143,7 +145,7 @@ async def test_tool_with_invalid_header_arguments_is_left_out(service: Service) 
 
 
 @pytest.mark.spec("3.14")
-async def test_event_stream_gives_progress_and_the_result(service: Service) -> None:
+async def test_event_stream_gives_progress_and_the_result(service: StatelessServer) -> None:
     async def stream(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
@@ -167,14 +169,14 @@ async def test_event_stream_gives_progress_and_the_result(service: Service) -> N
     assert reports == [1]
 
 
-async def test_progress_is_requested_only_with_a_listener(service: Service) -> None:
+async def test_progress_is_requested_only_with_a_listener(service: StatelessServer) -> None:
     async with connected(service) as ts:
         await ts.call("w__t")
     assert "progressToken" not in service.calls[0]["_meta"]
 
 
 @pytest.mark.spec("3.14")
-async def test_cancellation_closes_the_request(service: Service) -> None:
+async def test_cancellation_closes_the_request(service: StatelessServer) -> None:
     arrived, closed = asyncio.Event(), asyncio.Event()
 
     async def hang(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
@@ -215,7 +217,7 @@ async def test_cancellation_closes_the_request(service: Service) -> None:
     ids=["proxy", "half-json", "array", "empty", "plain", "number-event", "no-event", "rpc-error"],
 )  # fmt: skip
 async def test_invalid_response_is_a_failure_with_its_reason(
-    service: Service, answer: web.Response, kind: str, word: str
+    service: StatelessServer, answer: web.Response, kind: str, word: str
 ) -> None:
     async def odd(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
         return web.Response(status=answer.status, body=answer.body, headers={"content-type": answer.content_type})
@@ -229,7 +231,7 @@ async def test_invalid_response_is_a_failure_with_its_reason(
         assert (await ts.call("w__t")).ok
 
 
-async def test_only_redirects_within_the_origin_are_followed(service: Service) -> None:
+async def test_only_redirects_within_the_origin_are_followed(service: StatelessServer) -> None:
     base = service.url.removesuffix("/mcp")
     async with connected(service, url=f"{base}/moved") as ts:
         assert (await ts.call("w__t")).ok
@@ -239,7 +241,7 @@ async def test_only_redirects_within_the_origin_are_followed(service: Service) -
 
 
 @pytest.mark.spec("3.13")
-async def test_restarted_server_answers_again(service: Service) -> None:
+async def test_restarted_server_answers_again(service: StatelessServer) -> None:
     """Nothing listens at first. After the server starts, the next call is answered."""
     provider = McpProvider("w", ServerSpec(url="http://127.0.0.1:9/mcp"))
     async with open_toolspace(provider) as ts:
@@ -250,7 +252,7 @@ async def test_restarted_server_answers_again(service: Service) -> None:
 
 
 @pytest.mark.spec("3.16")
-async def test_question_is_answered_within_the_call(service: Service) -> None:
+async def test_question_is_answered_within_the_call(service: StatelessServer) -> None:
     from toolspace.core.context import ToolContext
     from toolspace.providers.mcp.spec import ElicitationRequest, McpCallbacks
     from toolspace.providers.mcp.spec import ElicitationResult as Said
@@ -285,7 +287,9 @@ async def test_question_is_answered_within_the_call(service: Service) -> None:
 
 
 @pytest.mark.spec("4.11")
-async def test_trace_of_stateless_http_masks_secrets(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+async def test_trace_of_stateless_http_masks_secrets(
+    service: StatelessServer, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.DEBUG, "toolspace.mcp"):
         async with connected(service, options=ConnectionOptions(trace=True)) as ts:
             await ts.call("w__t", {"password": "hunter2hunter2"})
