@@ -11,7 +11,7 @@ from typing import Any
 
 from toolspace import Tool, ToolContext, ToolResult, Toolspace
 from toolspace.core.ids import new_id
-from toolspace.core.records import CallRecord, InboxEvent, Message, StoredEvent
+from toolspace.core.records import CallRecord, Document, InboxEvent, Message, StoredEvent
 from toolspace.spaces import runs
 from toolspace.spaces.call_context import GatewayCallHost
 from toolspace.spaces.call_recorder import CallRecorder
@@ -21,7 +21,15 @@ from toolspace.spaces.pending_calls import PendingCalls
 from toolspace.spaces.runs import OpenRuns
 from toolspace.spaces.sweeper import Sweeper
 from toolspace.storage.database import Database, WakeUps
-from toolspace.storage.queries import calls, entities_and_spaces, events, inbox, messages, workers_and_presence
+from toolspace.storage.queries import (
+    calls,
+    documents,
+    entities_and_spaces,
+    events,
+    inbox,
+    messages,
+    workers_and_presence,
+)
 
 
 def pending_tool(name: str, execution_type: Any = "external", **options: Any) -> Tool:
@@ -103,6 +111,11 @@ class ServiceHarness:
         """Registers someone who executes these tools."""
         topics = [f"tool:{tool}" for tool in tools]
         await self.ledger.write(workers_and_presence.register_holder, "wrk_test", topics, node_id=self.ledger.node_id)
+
+    async def save_document(self, document_id: str | None = None, **fields: Any) -> Document:
+        """Saves a document of the agent. `fields`: those of `documents.prepare`."""
+        document = documents.prepare(document_id or new_id("doc"), **fields)
+        return await self.ledger.write(documents.save, self.agent, document)
 
     async def inbox(self) -> list[InboxEvent]:
         return await self.ledger.read(inbox.list_events, self.agent)

@@ -75,7 +75,7 @@ async def test_a_folder_becomes_documents(harness: ServiceHarness, library: Docu
 async def test_only_changed_files_are_read_again_and_missing_ones_removed(
     harness: ServiceHarness, library: DocumentLibrary, folder: Path
 ) -> None:
-    await library.save(harness.agent, "mine", title="Mine", text="Added by a program: walrus.")
+    await harness.save_document("mine", title="Mine", text="Added by a program: walrus.")
     await library.sync_folders(harness.agent, [folder])
     before = await list_sources(harness)
     (folder / "prices.json").write_text('{"matcha": 4}')
@@ -147,8 +147,8 @@ async def test_explicitly_configured_file_is_read_whatever_its_suffix(
 
 async def test_a_document_that_is_too_large_is_refused(harness: ServiceHarness, library: DocumentLibrary) -> None:
     with pytest.raises(RefusedError, match="so split it"):
-        await library.save(harness.agent, title="Big", text="x" * 1_000_001)
-    added = await library.save(harness.agent, title="Small", text="x")
+        await harness.save_document(title="Big", text="x" * 1_000_001)
+    added = await harness.save_document(title="Small", text="x")
     assert added.id.startswith("doc_")
 
 
@@ -166,10 +166,10 @@ async def test_embedder_ranks_matches_by_meaning(harness: ServiceHarness) -> Non
     async with http_server(by_meaning) as server:
         embedder = HttpEmbedder("m", base_url=server.url("/v1"))
         library = DocumentLibrary(harness.ledger, embedder)
-        await library.save(
-            harness.agent, "fruit", title="Fruit", text="Red red red: a banana has the repair price of a red banana."
+        await harness.save_document(
+            "fruit", title="Fruit", text="Red red red: a banana has the repair price of a red banana."
         )
-        await library.save(harness.agent, "car", title="Workshop", text="A red automobile has its price too.")
+        await harness.save_document("car", title="Workshop", text="A red automobile has its price too.")
         query = "price of a red car"
         plain = await DocumentLibrary(harness.ledger).search(harness.agent, query)
         assert [hit.document_id for hit in plain.matches] == ["fruit", "car"]
@@ -189,6 +189,6 @@ async def test_matches_are_ranked_by_words_if_the_embedder_fails(harness: Servic
     embedder = HttpEmbedder("m", base_url=server.url("/v1"))
     library = DocumentLibrary(harness.ledger, embedder)
     for n in range(2):
-        await library.save(harness.agent, f"doc_{n}", title="Tea", text="Tea. " * (n + 1) + "And more than that.")
+        await harness.save_document(f"doc_{n}", title="Tea", text="Tea. " * (n + 1) + "And more than that.")
     assert len((await library.search(harness.agent, "tea")).matches) == 2
     await embedder.aclose()

@@ -181,15 +181,15 @@ def finish(
 
 def submit(effects: Effects, submission: Submission) -> Program[CallRecord]:
     """Resolves a call with a submitted result, once. The result goes to the waiting caller or to the agent's inbox."""
+    values: dict[str, Any] = {
+        "result": submission.result,
+        "is_error": submission.is_error,
+        "source": submission.source,
+        "submission": submission.key,
+    }
     if submission.entity_id is None:
         transition = yield from calls.resolve_directly(
-            submission.call_id,
-            result=submission.result,
-            is_error=submission.is_error,
-            source=submission.source,
-            submission=submission.key,
-            run_id=submission.run_id,
-            space_id=submission.space_id,
+            submission.call_id, **values, run_id=submission.run_id, space_id=submission.space_id
         )
         if transition is not None:
             yield from _settle(effects, transition)
@@ -203,14 +203,7 @@ def submit(effects: Effects, submission: Submission) -> Program[CallRecord]:
     if call.status in OPEN_CALL:
         if pauses_run:
             yield from calls.lock_paused_run(submission.call_id)
-        transition = yield from calls.resolve(
-            submission.call_id,
-            result=submission.result,
-            is_error=submission.is_error,
-            source=submission.source,
-            submission=submission.key,
-            submitted_by=submission.entity_id,
-        )
+        transition = yield from calls.resolve(submission.call_id, **values, submitted_by=submission.entity_id)
         if transition is None:  # Another submission was faster.
             row = yield from calls.find_with_submission(submission.call_id)
             if row is not None:
@@ -323,7 +316,7 @@ def redirect_to_inbox(effects: Effects, call_id: str) -> Program[CallRecord | No
     transition = yield from calls.redirect_to_inbox(call_id)
     if transition is None:
         return None
-    _add_to_inbox(effects, transition.call)
+    _deliver(effects, transition)
     return transition.call
 
 
@@ -392,16 +385,12 @@ def _continue_run(effects: Effects, run_id: str) -> Program[bool]:
 
 
 def _deliver(effects: Effects, transition: CallTransition, *, notify_agent: bool = True) -> None:
+    """Wakes the caller that waits for a call, or adds the result to the inbox of its agent."""
     call = transition.call
     # A waiting caller takes the record as its result. None: the result is the inbox's, and the caller reads the row.
     effects.changed_calls[call.call_id] = call if transition.delivery == "inline" else None
-    if transition.delivery == "inbox" and notify_agent:
-        _add_to_inbox(effects, call)
-
-
-def _add_to_inbox(effects: Effects, call: CallRecord) -> None:
-    if call.agent_entity_id is None:
-        return  # Not an agent's call: its caller reads the result from the call.
+    if transition.delivery != "inbox" or not notify_agent or call.agent_entity_id is None:
+        return  # Without an agent, the caller reads the result from the call.
     agent, call_id, run_id = call.agent_entity_id, call.call_id, call.run_id
     task_id: str | msgspec.UnsetType = msgspec.UNSET
     if run_id is not None and (session_id := tasks.find_session_id(run_id)) is not None:

@@ -19,19 +19,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from html.parser import HTMLParser
 from operator import mul
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from toolspace.builtin.allowed_paths import walk_folder
 from toolspace.core.context import ToolContext
-from toolspace.core.ids import derived_id, new_id
+from toolspace.core.ids import derived_id
 from toolspace.core.model import Embedder
-from toolspace.core.records import Document
 from toolspace.errors import ModelError, RefusedError
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.queries import documents
-from toolspace.storage.queries.documents import MAX_DOCUMENT_BYTES, PreparedDocument, SearchMatch, SearchMatches
+from toolspace.storage.queries.documents import MAX_DOCUMENT_BYTES, SearchMatch, SearchMatches
 
 _log = logging.getLogger("toolspace.knowledge")
 
@@ -61,27 +60,6 @@ class DocumentLibrary:
         self._vectors: OrderedDict[bytes, array[float]] = OrderedDict()
         """The unit vectors of recently ranked passages, by a hash of their text."""
 
-    async def save(
-        self,
-        entity_id: str,
-        document_id: str | None = None,
-        *,
-        title: str,
-        text: str,
-        source: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> Document:
-        """Adds or replaces a document. Raises `RefusedError` if it is too large, or the agent has too many."""
-        document = await asyncio.to_thread(
-            documents.prepare,
-            document_id or new_id("doc"),
-            title=title,
-            text=text,
-            source=source,
-            metadata=metadata,
-        )
-        return await self._ledger.write(documents.save, entity_id, document)
-
     async def search(self, entity_id: str, query: str, *, limit: int = 5) -> SearchMatches:
         """The passages of an agent's documents that match a query best."""
         if self._embedder is None:
@@ -106,7 +84,7 @@ class DocumentLibrary:
         document_ids: set[str] = set()
         skipped_files: list[str] = []
         written_count = 0
-        while (file := await asyncio.to_thread(_next_file, files)) is not None:
+        while (file := await asyncio.to_thread(next, files, None)) is not None:
             if file.problem is not None:
                 skipped_files.append(f"{file.source}: {file.problem}")
                 continue
@@ -117,7 +95,16 @@ class DocumentLibrary:
             if file.text is None:
                 continue
             try:
-                await self._ledger.write(documents.save, entity_id, await asyncio.to_thread(_prepare, file))
+                document = await asyncio.to_thread(
+                    documents.prepare,
+                    file.id,
+                    title=file.title,
+                    text=file.text,
+                    source=file.source,
+                    origin="folder",
+                    stamp=file.stamp,
+                )
+                await self._ledger.write(documents.save, entity_id, document)
                 written_count += 1
             except RefusedError as error:
                 skipped_files.append(f"{file.source}: {error}")
@@ -214,10 +201,6 @@ def list_text_files(paths: Sequence[Path], stamps: Mapping[str, str | None]) -> 
                 yield _read_file(location, stamps)
 
 
-def _next_file(files: Iterator[TextFile]) -> TextFile | None:
-    return next(files, None)
-
-
 def _walk(root: Path) -> Iterator[_FileLocation]:
     try:
         root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -285,12 +268,6 @@ def _parse_file(source: str, document_id: str, stamp: str, data: bytes) -> TextF
 
 def _suffix(path: str) -> str:
     return PurePosixPath(path).suffix.lower()
-
-
-def _prepare(file: TextFile) -> PreparedDocument:
-    return documents.prepare(
-        file.id, title=file.title, text=file.text or "", source=file.source, origin="folder", stamp=file.stamp
-    )
 
 
 class _HtmlPage(HTMLParser):

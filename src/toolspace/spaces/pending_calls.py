@@ -170,9 +170,8 @@ class PendingCalls:
     async def _open(self, caller: _Caller, new: NewCall, *, needs_worker: bool) -> _Waiter | None:
         """Stores a call. Returns the waiter for its result; None if the call is pending."""
         waiter = _Waiter(self.ledger, new.call_id) if new.status == "waiting" else None
-        start_task = self._run_in_background(
-            self.ledger.commit(call_transactions.start, new, needs_worker=needs_worker)
-        )
+        work = self.ledger.commit(call_transactions.start, new, needs_worker=needs_worker)
+        start_task = self._run_in_background(work)
         start_task.add_done_callback(_retrieve_error)
         try:
             started = await asyncio.shield(start_task)
@@ -315,22 +314,20 @@ class PendingCalls:
     def _give_up_later(
         self, caller: _Caller, call_id: str, start_task: asyncio.Task[StartedCall] | None = None
     ) -> None:
-        """`starting`: the caller was gone before it was known whether the call is stored."""
-        is_canceled, accepts_late_result = caller.is_canceled(), caller.accepts_late_result
-        work = self._give_up(
-            call_id, is_canceled=is_canceled, accepts_late_result=accepts_late_result, start_task=start_task
-        )
+        """Nobody waits for a call any more. Its result goes to the inbox, unless the call itself was canceled.
+
+        `start_task`: the caller was gone before it was known whether the call is stored.
+        """
+        work = self._give_up(call_id, caller.is_canceled(), caller.accepts_late_result, start_task)
         self._run_in_background(work)
 
     async def _give_up(
         self,
         call_id: str,
-        *,
         is_canceled: bool,
         accepts_late_result: bool,
         start_task: asyncio.Task[StartedCall] | None = None,
     ) -> None:
-        """Nobody waits for a call any more. Its result goes to the inbox, unless the call itself was canceled."""
         if start_task is not None:
             try:
                 if not (await start_task).is_new:

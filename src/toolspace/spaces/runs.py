@@ -73,28 +73,12 @@ def enter_space(effects: Effects, run_id: str, space_id: str | None) -> Program[
 def close_run(
     effects: Effects,
     run_id: str,
-    status: Literal["completed", "failed"] = "completed",
+    status: Literal["completed", "failed", "canceled"] = "completed",
     *,
     error: str | None = None,
     usage: Mapping[str, Any] | None = None,
 ) -> Program[RunRecord]:
-    """Ends a run. Its pending calls stay open: their results go to the agent's inbox."""
-    return (yield from _end_run(effects, run_id, status, error=error, usage=usage))
-
-
-def cancel_run(effects: Effects, run_id: str) -> Program[RunRecord]:
-    """Ends a run and its open calls. Its running calls are stopped in their process."""
-    return (yield from _end_run(effects, run_id, "canceled"))
-
-
-def _end_run(
-    effects: Effects,
-    run_id: str,
-    status: Literal["completed", "failed", "canceled"],
-    *,
-    error: str | None = None,
-    usage: Mapping[str, Any] | None = None,
-) -> Program[RunRecord]:
+    """Ends a run. Its pending calls stay open, unless it is canceled: their results go to the agent's inbox."""
     run = yield from get_run(run_id)
     ended_run = yield from run_queries.update_status(
         run_id, status, from_statuses=_OPEN, error=error, usage=usage, ends=True
@@ -120,6 +104,11 @@ def _end_run(
         effects.wake_keys.append("sessions")
     emit_run_done(effects, ended_run)
     return ended_run
+
+
+def cancel_run(effects: Effects, run_id: str) -> Program[RunRecord]:
+    """Ends a run and its open calls. Its running calls are stopped in their process."""
+    return close_run(effects, run_id, "canceled")
 
 
 def subagent_run_id(call_id: str, leg: int = 0) -> str:

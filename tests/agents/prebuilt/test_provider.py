@@ -11,7 +11,6 @@ from tests.spaces.service_harness import ServiceHarness, service_harness
 from toolspace import Tool
 from toolspace.agents.prebuilt.provider import ALL_ACTIONS, build_tool, get_action
 from toolspace.errors import ToolDefinitionError
-from toolspace.spaces.document_library import DocumentLibrary
 from toolspace.storage.sqlite.database import SqliteDatabase
 
 CAMEL = (
@@ -54,9 +53,7 @@ async def test_camel_case_action_names_work(tmp_path: Path) -> None:
         assert await act("getPlan", status="completed") == {"plans": []}
         changed = await act("createPlan", id=plan["id"], name="Tea", instruction="Make tea", cron="0 16 * * *")
         assert (changed["plan"]["id"], changed["plan"]["cron"]) == (plan["id"], "0 16 * * *")
-        await DocumentLibrary(harness.ledger).save(
-            harness.agent, "faq", title="FAQ", text="Tea is in the kitchen.", source="faq.md"
-        )
+        await harness.save_document("faq", title="FAQ", text="Tea is in the kitchen.", source="faq.md")
         result = await act("searchKnowledge", query="where is tea")
         assert result["total"] == 1
         assert {key: result["results"][0][key] for key in ("documentId", "title", "source", "text")} == {
@@ -102,9 +99,8 @@ async def test_an_agent_searches_its_own_documents(tmp_path: Path) -> None:
 
 
 async def _check_search(harness: ServiceHarness, run_id: str) -> None:
-    library = DocumentLibrary(harness.ledger)
     for n in range(8):
-        await library.save(harness.agent, f"doc_{n}", title=f"Note {n}", text=f"A note about foxes, number {n}.")
+        await harness.save_document(f"doc_{n}", title=f"Note {n}", text=f"A note about foxes, number {n}.")
 
     async def search(**args: Any) -> Any:
         return (await harness.call(run_id, "search_knowledge", args)).unwrap()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from toolspace.core.records import Entity
@@ -19,13 +20,13 @@ from toolspace.server.api_types import (
     ResultPage,
     build_page,
 )
-from toolspace.server.authorization import Access, EntityCaller, SecretKeyCaller, ToolKeyCaller
+from toolspace.server.authorization import Access, EntityCaller, ToolKeyCaller
 from toolspace.server.requests import Request
 from toolspace.server.responses import NO_CONTENT, Problem, Response, not_found
 from toolspace.server.routing import RouteTable
 from toolspace.server.tokens import MAX_TOKEN_SECONDS
 from toolspace.storage.queries import entities_and_spaces
-from toolspace.storage.queries import keys as rows
+from toolspace.storage.queries import keys as key_queries
 from toolspace.storage.queries.keys import KeyKind, KeyRecord, KeyScope
 
 Pattern = Annotated[
@@ -129,7 +130,7 @@ class CallerResponse(ResponseBody, frozen=True, kw_only=True):
 @routes.add("GET", "/api/keys", "List keys, including revoked ones", query=PageQuery)
 async def list_keys(request: Request) -> ResultPage[KeyShape]:
     query = request.query(PageQuery)
-    records = await request.ledger.read(rows.list_keys, after=query.cursor or "", limit=query.limit + 1)
+    records = await request.ledger.read(key_queries.list_keys, after=query.cursor or "", limit=query.limit + 1)
     return build_page([_to_response(record) for record in records], query.limit)
 
 
@@ -139,16 +140,11 @@ async def list_keys(request: Request) -> ResultPage[KeyShape]:
     "Create a key",
     description="Only this response has the key itself. A repeated request creates another key.",
     body=NewKeyBody,
-    response=KeyShape,
     status=201,
 )
-async def create_key(request: Request) -> Response:
+async def create_key(request: Request) -> KeyShape:
     body = await request.json(NewKeyBody)
-    scope = KeyScope(
-        tools_allowed=body.tools_allowed,
-        tools_denied=body.tools_denied,
-        agent_entity_id=body.agent_entity_id,
-    )
+    scope = KeyScope(body.tools_allowed, body.tools_denied, body.agent_entity_id)
     if body.kind != "tools" and (body.tools_allowed is not None or body.tools_denied or body.agent_entity_id):
         raise Problem(
             400, f"toolsAllowed, toolsDenied and agentEntityId are only for tool keys, not for a {body.kind} key"
@@ -158,7 +154,7 @@ async def create_key(request: Request) -> Response:
         if agent is None or agent.type != "agent":
             raise Problem(400, f'Agent "{body.agent_entity_id}" not found', path="$.agentEntityId")
     record, key = await api_keys.create_key(request.gateway.ledger, body.kind, body.name, scope)
-    return Response(_to_response(record, key=key), status=201)
+    return _to_response(record, key=key)
 
 
 @routes.add(
@@ -189,11 +185,10 @@ async def revoke_key(request: Request) -> Response:
     "Create a token of an entity",
     description="For backends without their own token issuer. The entity sends it together with a public key.",
     body=TokenBody,
-    response=TokenShape,
     status=201,
     error_statuses=(409,),
 )
-async def create_token(request: Request) -> Response:
+async def create_token(request: Request) -> TokenShape:
     gateway = request.gateway
     entity_id = request.params["entityId"]
     body = await request.json(TokenBody)
@@ -203,7 +198,7 @@ async def create_token(request: Request) -> Response:
     if not tokens.can_create:
         raise Problem(409, "Tokens are created by the configured issuer (server.jwksUrl), not by this server")
     token, expires_at = tokens.create(entity_id, body.expires_in)
-    return Response(TokenShape(token=token, entity_id=entity_id, expires_at=expires_at), status=201)
+    return TokenShape(token=token, entity_id=entity_id, expires_at=expires_at)
 
 
 @routes.add("GET", "/api/me", "Get the caller's identity", access=Access.ANY)
@@ -212,31 +207,10 @@ async def get_me(request: Request) -> CallerResponse:
     if isinstance(caller, EntityCaller):
         entity = await request.ledger.read(entities_and_spaces.find_entity, caller.entity_id)
         return CallerResponse(kind="public", key_id=caller.key_id, entity=entity, expires_at=caller.expires_at)
-    if isinstance(caller, ToolKeyCaller):
-        return CallerResponse(
-            kind="tools",
-            key_id=caller.key_id,
-            tools_allowed=caller.tools_allowed,
-            tools_denied=caller.tools_denied,
-            agent_entity_id=caller.agent_entity_id,
-        )
-    assert isinstance(caller, SecretKeyCaller)
-    return CallerResponse(kind="secret", key_id=caller.key_id)
+    kind = "tools" if isinstance(caller, ToolKeyCaller) else "secret"
+    return CallerResponse(kind=kind, **msgspec.structs.asdict(caller))
 
 
 def _to_response(record: KeyRecord, *, key: str | UnsetType = UNSET) -> KeyShape:
-    return KeyShape(
-        id=record.id,
-        kind=record.kind,
-        name=record.name,
-        hint=record.hint,
-        tools_allowed=record.scope.tools_allowed,
-        tools_denied=record.scope.tools_denied,
-        agent_entity_id=record.scope.agent_entity_id,
-        created_at=record.created_at,
-        revoked_at=record.revoked_at,
-        last_used_at=record.last_used_at,
-        calls=record.calls,
-        failed=record.failed,
-        key=key,
-    )
+    fields = msgspec.structs.asdict(record)
+    return KeyShape(**msgspec.structs.asdict(fields.pop("scope")), **fields, key=key)
