@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolspace.builtin.http_client import AllowedHosts, HostGuard
+from toolspace.builtin.http_client import AllowedHosts
 from toolspace.core.addresses import canonical_host, parse_address, special_kind
 from toolspace.errors import ConfigError, ToolPermissionError
 
@@ -212,7 +212,7 @@ def test_any_text_is_a_canonical_host_or_a_value_error(text: str):
     ],
 )
 def test_an_entry_allows_its_host(entry: str, host: str, address: str, port: int):
-    assert HostGuard([entry]).filter_addresses(host, port, [ip_address(address)]) == [ip_address(address)]
+    assert AllowedHosts([entry]).filter_addresses(host, port, [ip_address(address)]) == [ip_address(address)]
 
 
 @pytest.mark.spec("10.3")
@@ -232,7 +232,7 @@ def test_an_entry_allows_its_host(entry: str, host: str, address: str, port: int
 )
 def test_an_entry_allows_nothing_else(entry: str, host: str, address: str, port: int):
     with pytest.raises(ToolPermissionError):
-        HostGuard([entry]).filter_addresses(host, port, [ip_address(address)])
+        AllowedHosts([entry]).filter_addresses(host, port, [ip_address(address)])
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_an_invalid_entry_is_a_configuration_error(entry: str):
 @pytest.mark.spec("10.3")
 def test_the_refusal_names_host_kind_address_and_setting():
     with pytest.raises(ToolPermissionError) as refusal:
-        HostGuard().filter_addresses("db.example", 80, [ip_address("10.0.0.1")])
+        AllowedHosts().filter_addresses("db.example", 80, [ip_address("10.0.0.1")])
     assert str(refusal.value) == (
         "Permission denied: db.example resolves to the private address 10.0.0.1; "
         "add the host to allowedHosts to allow it"
@@ -267,12 +267,12 @@ def test_the_refusal_names_host_kind_address_and_setting():
 
 def test_refused_addresses_are_dropped_and_public_ones_stay():
     public = ip_address("8.8.8.8")
-    assert HostGuard().filter_addresses("mixed.example", 80, [LOOPBACK, public, ip_address("fd00::1")]) == [public]
+    assert AllowedHosts().filter_addresses("mixed.example", 80, [LOOPBACK, public, ip_address("fd00::1")]) == [public]
 
 
 @pytest.mark.spec("10.3")
 def test_metadata_hosts_are_refused_before_they_are_resolved():
     with pytest.raises(ToolPermissionError, match="metadata"):
-        HostGuard(["10.0.0.0/8"]).check_name("metadata.google.internal", 80)
-    HostGuard(["metadata.google.internal"]).check_name("metadata.google.internal", 80)
-    HostGuard().check_name("metadata.example", 80)
+        AllowedHosts(["10.0.0.0/8"]).check_name("metadata.google.internal", 80)
+    AllowedHosts(["metadata.google.internal"]).check_name("metadata.google.internal", 80)
+    AllowedHosts().check_name("metadata.example", 80)

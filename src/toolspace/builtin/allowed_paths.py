@@ -50,16 +50,23 @@ class FileLocation(NamedTuple):
     """As the caller wrote it, for messages."""
     real_path: str
 
-    def status(self) -> os.stat_result | None:
+    def find_status(self) -> os.stat_result | None:
         """The status of the file or folder; None if there is none."""
         try:
             return os.stat(self.name, dir_fd=self.folder_fd, follow_symlinks=False)
         except FileNotFoundError:
             return None
 
+    def get_status(self) -> os.stat_result:
+        """The status of the file or folder. Raises `FileMissingError` if there is none."""
+        status = self.find_status()
+        if status is None:
+            raise missing_error(self.path)
+        return status
+
     def open(self) -> BufferedReader:
         """Opens a regular file for reading."""
-        self.check_file(self.status())
+        self.check_file(self.get_status())
         file = os.fdopen(os.open(self.name, _FILE_FLAGS, dir_fd=self.folder_fd), "rb")
         try:
             # Checked again on the open file: the first check only avoids opening pipes and devices.
@@ -78,29 +85,26 @@ class FileLocation(NamedTuple):
         finally:
             os.close(folder_fd)
 
-    def check_file(self, status: os.stat_result | None) -> os.stat_result:
+    def check_file(self, status: os.stat_result) -> None:
         """Raises unless the status is that of a regular file."""
-        if status is None:
-            raise missing_error(self.path)
         if stat.S_ISDIR(status.st_mode):
-            raise ToolExecutionError(f"{self.path!r} is a folder, not a file; use list_files to list it")
+            raise _folder_error(self.path)
         if not stat.S_ISREG(status.st_mode):
             raise ToolExecutionError(f"{self.path!r} is a {file_kind(status)}; only regular files are read and written")
-        return status
 
 
 class AllowedPaths:
     """The folders that a call may access. Relative paths start at `base`."""
 
     def __init__(
-        self, roots: Sequence[str | Path], *, base: str, setting: str, protected: Sequence[str | Path] = ()
+        self, roots: Sequence[str | Path], *, base: str, setting: str, protected_files: Sequence[str | Path] = ()
     ) -> None:
-        """`setting` names the setting in error messages. `protected` files can be read, but not changed."""
+        """`setting` names the setting in error messages. `protected_files` can be read, but not changed."""
         self._base = base
         self._setting = setting
         root_paths = [os.path.join(base, os.path.expanduser(root)) for root in roots]
         self._roots = sorted({os.path.realpath(root) for root in root_paths}, key=len, reverse=True)
-        self._protected_files = {os.path.realpath(file) for file in protected}
+        self._protected_files = {os.path.realpath(file) for file in protected_files}
         self._immovable = {*self._roots, *map(os.path.normpath, root_paths)}
 
     @classmethod
@@ -109,7 +113,7 @@ class AllowedPaths:
         with translate_os_errors("."):
             current = os.getcwd()
         roots = [current] if context.allowed_paths is None else context.allowed_paths
-        return cls(roots, base=current, setting="allowedPaths", protected=context.protected_paths or ())
+        return cls(roots, base=current, setting="allowedPaths", protected_files=context.protected_paths or ())
 
     @contextmanager
     def locate(
@@ -187,7 +191,7 @@ class AllowedPaths:
                     folder_fd = _open_from_root(root, parts, create=create)
                 location = FileLocation(folder_fd, name, path, real_path)
                 try:
-                    status = location.status()
+                    status = location.find_status()
                     if follow and status is not None and stat.S_ISLNK(status.st_mode):
                         raise _LinkAppearedError
                 except BaseException:
@@ -305,13 +309,19 @@ def walk_folder(start_fd: int, context: ToolContext) -> Generator[FolderVisit]:
     while pending_folders:
         context.check_canceled()
         path = pending_folders.popleft()
-        folder_fd = os.dup(start_fd) if not path else _try_open_below(start_fd, path)
-        if folder_fd is None:
+        try:
+            folder_fd = open_below(os.dup(start_fd), path.split("/") if path else ())
+        except OSError:
             continue
         try:
-            entries = _list_entries(folder_fd, is_start=not path)
-            if entries is not None:
-                yield FolderVisit(folder_fd, path, entries, pending_folders)
+            try:
+                with os.scandir(folder_fd) as scan:
+                    entries = sorted(scan, key=lambda entry: entry.name)
+            except OSError:
+                if not path:
+                    raise
+                continue
+            yield FolderVisit(folder_fd, path, entries, pending_folders)
         finally:
             os.close(folder_fd)
 
@@ -322,23 +332,6 @@ def path_prefix(path: str) -> str:
     if folder in ("", "."):
         return "/" if path.startswith("/") else ""
     return folder + "/"
-
-
-def _try_open_below(start_fd: int, path: str) -> int | None:
-    try:
-        return open_below(os.dup(start_fd), path.split("/"))
-    except OSError:
-        return None
-
-
-def _list_entries(folder_fd: int, *, is_start: bool) -> list[os.DirEntry[str]] | None:
-    try:
-        with os.scandir(folder_fd) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
-    except OSError:
-        if is_start:
-            raise
-        return None
 
 
 @contextmanager
@@ -359,7 +352,7 @@ def _translate(error: OSError, path: str) -> Exception:
         case errno.ENOTDIR:
             return FileMissingError(f"{path!r} not found: a part of it is a file, not a folder")
         case errno.EISDIR:
-            return ToolExecutionError(f"{path!r} is a folder, not a file; use list_files to list it")
+            return _folder_error(path)
         case errno.ENAMETOOLONG:
             return ToolValidationError(f"path: {_shorten(path)!r} is longer than the file system allows; shorten it")
         case errno.ELOOP:
@@ -391,18 +384,22 @@ def missing_error(path: str) -> FileMissingError:
     return FileMissingError(f"{path!r} not found{hint}; use list_files to see what exists")
 
 
+def _folder_error(path: str) -> ToolExecutionError:
+    return ToolExecutionError(f"{path!r} is a folder, not a file; use list_files to list it")
+
+
+_FILE_KINDS = {
+    stat.S_IFREG: "file",
+    stat.S_IFDIR: "directory",
+    stat.S_IFLNK: "symlink",
+    stat.S_IFIFO: "pipe",
+    stat.S_IFSOCK: "socket",
+}
+
+
 def file_kind(status: os.stat_result) -> str:
     """`file`, `directory`, `symlink`, `pipe`, `socket` or `device`."""
-    mode = status.st_mode
-    if stat.S_ISREG(mode):
-        return "file"
-    if stat.S_ISDIR(mode):
-        return "directory"
-    if stat.S_ISLNK(mode):
-        return "symlink"
-    if stat.S_ISFIFO(mode):
-        return "pipe"
-    return "socket" if stat.S_ISSOCK(mode) else "device"
+    return _FILE_KINDS.get(stat.S_IFMT(status.st_mode), "device")
 
 
 def display_name(name: str) -> str:

@@ -94,14 +94,14 @@ data_tools = (json_parse, json_stringify, base64_encode, base64_decode)
 def decode_base64(text: str, parameter: str) -> bytes:
     """Decodes base64 of either alphabet, padded or not. Raises `ToolValidationError` that names the parameter."""
     standard = "".join(text.split()).replace("-", "+").replace("_", "/")
-    unpadded = standard.rstrip("=")
-    if match := _NON_BASE64_CHARACTER.search(unpadded):
+    unpadded_text = standard.rstrip("=")
+    if match := _NON_BASE64_CHARACTER.search(unpadded_text):
         raise ToolValidationError(f"{parameter}: not base64: {match[0]!r} is not one of its characters")
-    if len(unpadded) % 4 == 1 or len(standard) - len(unpadded) > 2:
+    if len(unpadded_text) % 4 == 1 or len(standard) - len(unpadded_text) > 2:
         raise ToolValidationError(
             f"{parameter}: not base64: {len(standard)} characters do not encode a whole number of bytes"
         )
-    return base64.b64decode(unpadded + "=" * (-len(unpadded) % 4))
+    return base64.b64decode(unpadded_text + "=" * (-len(unpadded_text) % 4))
 
 
 def _reject_constant(name: str) -> NoReturn:

@@ -1,6 +1,7 @@
-"""Replaces, moves and locks files so that readers see the old content or the new, never a part of it.
+"""Reads, replaces, moves and locks files. Decodes text within size limits.
 
-The file and memory tools use it. It works on locations that `allowed_paths` has opened and does not check paths.
+Readers of a file that is replaced see the old content or the new, never a part of it. The file, memory and task tools
+use it. It works on locations that `allowed_paths` has opened and does not check paths.
 """
 
 from __future__ import annotations
@@ -16,26 +17,158 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import BinaryIO, NamedTuple
+from io import BufferedReader
+from typing import NamedTuple
 
-from toolspace.builtin.allowed_paths import FileLocation, file_kind, missing_error
+from toolspace.builtin.allowed_paths import FileLocation, file_kind
 from toolspace.core.context import ToolContext
 from toolspace.core.http_messages import find_codec
 from toolspace.errors import ToolExecutionError, ToolLimitError, ToolPermissionError, ToolValidationError
 
+MAX_TEXT_BYTES = 10 * 1024 * 1024
+"""The maximum size of a file in memory, in bytes or in characters of its text."""
+_READ_BYTES = 256 * 1024
+_HEAD_BYTES = 8192
+_COPY_BYTES = 1024 * 1024
 _NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK_TIMEOUT = 20.0
 _LOCK_POLL_INTERVAL = 0.01
 _LOCKS_UNSUPPORTED = frozenset((errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP))
 _LINKS_UNSUPPORTED = frozenset((errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP))
-_COPY_BYTES = 1024 * 1024
+
+
+# Reading and decoding
+
+
+class LineWindow(NamedTuple):
+    """Some lines of a text, and the number of all its lines."""
+
+    content: str
+    total_lines: int
+
+
+def check_encoding(encoding: str) -> str:
+    """The name of Python's codec. Raises `ToolValidationError` if there is none for text."""
+    codec = find_codec(encoding)
+    if codec is None:
+        raise ToolValidationError(
+            f'encoding: {encoding[:40]!r} is not a text encoding; use "utf-8", another such as "latin-1", or "base64"'
+        )
+    return codec
+
+
+def read_lines(
+    file: BufferedReader, path: str, encoding: str, *, first: int, count: int | None, check: Callable[[], None]
+) -> LineWindow:
+    """`count` lines from line `first` (counted from 0) on, with their line ends. Does not load the other lines.
+
+    `check` is called between reads and may raise to stop.
+    """
+    end = None if count is None else first + count
+    pieces: list[str] = []
+    size = line_count = 0
+    text = ""
+    for text in _decode_pieces(file, path, encoding, check):
+        line_ends = text.count("\n")
+        start = _skip_lines(text, first - line_count, line_ends)
+        stop = len(text) if end is None else _skip_lines(text, end - line_count, line_ends)
+        if start < stop:
+            pieces.append(text[start:stop])
+            size += stop - start
+            if size > MAX_TEXT_BYTES:
+                raise too_large_error(path, "the requested lines are too many or too long, so lower limit")
+        line_count += line_ends
+    has_unfinished_line = bool(text) and not text.endswith("\n")
+    return LineWindow("".join(pieces), line_count + has_unfinished_line)
+
+
+def read_all(file: BufferedReader, path: str) -> bytes:
+    """The whole file. Raises `ToolLimitError` if it is too large."""
+    size = os.fstat(file.fileno()).st_size
+    data = file.read(MAX_TEXT_BYTES + 1) if size <= MAX_TEXT_BYTES else b""
+    if size > MAX_TEXT_BYTES or len(data) > MAX_TEXT_BYTES:
+        raise too_large_error(path, f"it has {max(size, len(data)):,} bytes")
+    return data
+
+
+def read_text(location: FileLocation) -> str:
+    """A whole UTF-8 file, with byte order mark and line ends. Raises `ToolExecutionError` for a binary file."""
+    with location.open() as file:
+        data = read_all(file, location.path)
+    if is_binary(data):
+        raise _not_text_error(location.path, "it contains null bytes", "utf-8")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise _not_text_error(location.path, f"byte {error.start} is 0x{data[error.start]:02x}", "utf-8") from None
+
+
+def encode_text(text: str, encoding: str) -> bytes:
+    """Encodes the argument `content`. Raises `ToolValidationError` that names the first invalid character."""
+    try:
+        return text.encode(encoding)
+    except UnicodeEncodeError as error:
+        character = error.object[error.start]
+        raise ToolValidationError(
+            f'content: character {error.start}, {character!a}, does not exist in {encoding}; use "utf-8"'
+            if encoding != "utf-8"
+            else f"content: character {error.start}, {character!a}, is half of a surrogate pair; leave it out"
+        ) from None
+
+
+def is_binary(head: bytes) -> bool:
+    """Whether the beginning of a file shows that it is not text."""
+    return b"\0" in head[:_HEAD_BYTES]
+
+
+def too_large_error(path: str, reason: str) -> ToolLimitError:
+    return ToolLimitError(f"{path!r} was not read: {reason}; at most {MAX_TEXT_BYTES:,} bytes are read at once")
+
+
+def _decode_pieces(file: BufferedReader, path: str, encoding: str, check: Callable[[], None]) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder(encoding)()
+    position = 0
+    while True:
+        check()
+        piece = file.read(_READ_BYTES)
+        try:
+            text = decoder.decode(piece, final=not piece)
+        except UnicodeError as error:
+            reason = f"near byte {position + getattr(error, 'start', 0)}: {getattr(error, 'reason', error)}"
+            raise _not_text_error(path, reason, encoding) from None
+        if position == 0 and "\0" in text[:_HEAD_BYTES]:
+            raise _not_text_error(path, "it contains null characters", encoding)
+        if text:
+            yield text
+        if not piece:
+            return
+        position += len(piece)
+
+
+def _skip_lines(text: str, count: int, line_ends: int) -> int:
+    """The position after `count` lines; the end of the text if it has fewer than that."""
+    if count > line_ends:
+        return len(text)
+    position = 0
+    for _ in range(count):
+        position = text.index("\n", position) + 1
+    return position
+
+
+def _not_text_error(path: str, reason: str, encoding: str) -> ToolExecutionError:
+    return ToolExecutionError(
+        f'{path!r} is not {encoding} text ({reason}); read it with its own encoding, or with encoding "base64"'
+    )
+
+
+# Writing and moving
 
 
 def replace_file(location: FileLocation, pieces: Iterable[bytes]) -> int:
     """Writes a file, keeping owner and mode of the previous one. Returns the number of bytes."""
-    previous = location.status()
-    if previous is not None:
-        location.check_file(previous)
+    previous_status = location.find_status()
+    if previous_status is not None:
+        location.check_file(previous_status)
         # Renaming over a file needs no write permission on it, but its owner has protected it.
         if not os.access(location.name, os.W_OK, dir_fd=location.folder_fd):
             raise ToolPermissionError(f"{location.path!r} is write-protected; change its mode first")
@@ -43,14 +176,12 @@ def replace_file(location: FileLocation, pieces: Iterable[bytes]) -> int:
     def commit(temporary: str) -> None:
         os.replace(temporary, location.name, src_dir_fd=location.folder_fd, dst_dir_fd=location.folder_fd)
 
-    return _write_temporary(location, pieces, like=previous, commit=commit)
+    return _write_temporary(location, pieces, like=previous_status, commit=commit)
 
 
 def check_movable_kind(source: FileLocation) -> os.stat_result:
     """The status of a file, link or folder. Raises for anything else."""
-    status = source.status()
-    if status is None:
-        raise missing_error(source.path)
+    status = source.get_status()
     if file_kind(status) not in ("file", "directory", "symlink"):
         raise ToolExecutionError(f"{source.path!r} is a {file_kind(status)}, which cannot be moved")
     return status
@@ -62,7 +193,7 @@ def move_path(source: FileLocation, target: FileLocation, *, overwrite: bool, co
     is_folder = stat.S_ISDIR(status.st_mode)
     if target.real_path.startswith(source.real_path + "/"):
         raise ToolValidationError(f"to: {target.path!r} is inside {source.path!r}, which is to be moved")
-    target_status = target.status()
+    target_status = target.find_status()
     if target_status is not None:
         if stat.S_ISDIR(target_status.st_mode):
             raise ToolExecutionError(f"{target.path!r} is a folder; give the whole new path, with the file's name")
@@ -133,7 +264,7 @@ def _rename(folder_fd: int, name: str, target: FileLocation, *, overwrite: bool)
     except OSError as error:
         if error.errno not in _LINKS_UNSUPPORTED:
             raise
-        if target.status() is not None:
+        if target.find_status() is not None:
             raise _exists_error(target) from None
         os.replace(name, target.name, src_dir_fd=folder_fd, dst_dir_fd=target.folder_fd)
         return
@@ -180,14 +311,10 @@ def _exists_error(target: FileLocation) -> ToolExecutionError:
     return ToolExecutionError(f"{target.path!r} exists already; choose another name, or set overwrite to true")
 
 
-class _ProcessLock:
-    """A lock that can be referenced weakly, so that locks of unused folders are freed."""
+# Locks
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-
-_process_locks: weakref.WeakValueDictionary[tuple[int, int], _ProcessLock] = weakref.WeakValueDictionary()
+_process_locks: weakref.WeakValueDictionary[tuple[int, int], threading.Lock] = weakref.WeakValueDictionary()
+"""Locks by device and inode of their folders. Weak, so that locks of unused folders are freed."""
 _process_locks_guard = threading.Lock()
 
 
@@ -200,9 +327,9 @@ def folder_lock(location: FileLocation, context: ToolContext) -> Generator[None]
     """
     status = os.fstat(location.folder_fd)
     with _process_locks_guard:
-        process_lock = _process_locks.setdefault((status.st_dev, status.st_ino), _ProcessLock())
+        process_lock = _process_locks.setdefault((status.st_dev, status.st_ino), threading.Lock())
     deadline = time.monotonic() + _LOCK_TIMEOUT
-    _wait_for_lock(lambda: process_lock.lock.acquire(timeout=_LOCK_POLL_INTERVAL), 0.0, deadline, location, context)
+    _wait_for_lock(lambda: process_lock.acquire(timeout=_LOCK_POLL_INTERVAL), 0.0, deadline, location, context)
     try:
         _wait_for_lock(lambda: _try_lock(location.folder_fd), _LOCK_POLL_INTERVAL, deadline, location, context)
         try:
@@ -211,7 +338,7 @@ def folder_lock(location: FileLocation, context: ToolContext) -> Generator[None]
             with suppress(OSError):
                 fcntl.flock(location.folder_fd, fcntl.LOCK_UN)
     finally:
-        process_lock.lock.release()
+        process_lock.release()
 
 
 def _try_lock(folder_fd: int) -> bool:
@@ -236,129 +363,3 @@ def _wait_for_lock(
                 f"{location.path!r} was not changed: its folder has been locked for {_LOCK_TIMEOUT:g} s; try again"
             )
         time.sleep(pause)
-
-
-# MERGED from text_files: Decodes and encodes the content of files: encodings, ranges of lines, size limits. Opens no f
-
-MAX_TEXT_BYTES = 10 * 1024 * 1024
-"""The maximum size of a file in memory, in bytes or in characters of its text."""
-_READ_BYTES = 256 * 1024
-_HEAD_BYTES = 8192
-
-
-class LineWindow(NamedTuple):
-    """Some lines of a text, and the number of all its lines."""
-
-    content: str
-    total_lines: int
-
-
-def check_encoding(encoding: str) -> str:
-    """The name of Python's codec. Raises `ToolValidationError` if there is none for text."""
-    codec = find_codec(encoding)
-    if codec is None:
-        raise ToolValidationError(
-            f'encoding: {encoding[:40]!r} is not a text encoding; use "utf-8", another such as "latin-1", or "base64"'
-        )
-    return codec
-
-
-def read_lines(
-    file: BinaryIO, path: str, encoding: str, *, first: int, count: int | None, check: Callable[[], None]
-) -> LineWindow:
-    """`count` lines from line `first` (counted from 0) on, with their line ends. Does not load the other lines.
-
-    `check` is called between reads and may raise to stop.
-    """
-    end = None if count is None else first + count
-    pieces: list[str] = []
-    size = line_count = 0
-    text = ""
-    for text in _decode_pieces(file, path, encoding, check):
-        line_ends = text.count("\n")
-        start = _skip_lines(text, first - line_count, line_ends)
-        stop = len(text) if end is None else _skip_lines(text, end - line_count, line_ends)
-        if start < stop:
-            pieces.append(text[start:stop])
-            size += stop - start
-            if size > MAX_TEXT_BYTES:
-                raise too_large_error(path, "the requested lines are too many or too long, so lower limit")
-        line_count += line_ends
-    has_unfinished_line = bool(text) and not text.endswith("\n")
-    return LineWindow("".join(pieces), line_count + has_unfinished_line)
-
-
-def read_all(file: BinaryIO, path: str, size: int) -> bytes:
-    """The whole file. Raises `ToolLimitError` if it is too large."""
-    data = file.read(MAX_TEXT_BYTES + 1) if size <= MAX_TEXT_BYTES else b""
-    if size > MAX_TEXT_BYTES or len(data) > MAX_TEXT_BYTES:
-        raise too_large_error(path, f"it has {max(size, len(data)):,} bytes")
-    return data
-
-
-def decode_text(data: bytes, path: str) -> str:
-    """Decodes UTF-8, and keeps byte order mark and line ends. Raises `ToolExecutionError` for a binary file."""
-    if is_binary(data):
-        raise _not_text_error(path, "it contains null bytes", "utf-8")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise _not_text_error(path, f"byte {error.start} is 0x{data[error.start]:02x}", "utf-8") from None
-
-
-def encode_text(text: str, encoding: str) -> bytes:
-    """Encodes the argument `content`. Raises `ToolValidationError` that names the first invalid character."""
-    try:
-        return text.encode(encoding)
-    except UnicodeEncodeError as error:
-        character = error.object[error.start]
-        raise ToolValidationError(
-            f'content: character {error.start}, {character!a}, does not exist in {encoding}; use "utf-8"'
-            if encoding != "utf-8"
-            else f"content: character {error.start}, {character!a}, is half of a surrogate pair; leave it out"
-        ) from None
-
-
-def is_binary(head: bytes) -> bool:
-    """Whether the beginning of a file shows that it is not text."""
-    return b"\0" in head[:_HEAD_BYTES]
-
-
-def too_large_error(path: str, reason: str) -> ToolLimitError:
-    return ToolLimitError(f"{path!r} was not read: {reason}; at most {MAX_TEXT_BYTES:,} bytes are read at once")
-
-
-def _decode_pieces(file: BinaryIO, path: str, encoding: str, check: Callable[[], None]) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder(encoding)()
-    position = 0
-    while True:
-        check()
-        piece = file.read(_READ_BYTES)
-        try:
-            text = decoder.decode(piece, final=not piece)
-        except UnicodeError as error:
-            reason = f"near byte {position + getattr(error, 'start', 0)}: {getattr(error, 'reason', error)}"
-            raise _not_text_error(path, reason, encoding) from None
-        if position == 0 and "\0" in text[:_HEAD_BYTES]:
-            raise _not_text_error(path, "it contains null characters", encoding)
-        if text:
-            yield text
-        if not piece:
-            return
-        position += len(piece)
-
-
-def _skip_lines(text: str, count: int, line_ends: int) -> int:
-    """The position after `count` lines; the end of the text if it has fewer than that."""
-    if count > line_ends:
-        return len(text)
-    position = 0
-    for _ in range(count):
-        position = text.index("\n", position) + 1
-    return position
-
-
-def _not_text_error(path: str, reason: str, encoding: str) -> ToolExecutionError:
-    return ToolExecutionError(
-        f'{path!r} is not {encoding} text ({reason}); read it with its own encoding, or with encoding "base64"'
-    )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any, NotRequired, TypedDict
@@ -17,7 +18,6 @@ from toolspace.builtin.allowed_paths import (
     FileMissingError,
     display_name,
     file_kind,
-    missing_error,
     path_prefix,
     walk_folder,
 )
@@ -70,7 +70,7 @@ def read_file(
     with AllowedPaths.from_context(context).locate(path) as location, location.open() as file:
         size = os.fstat(file.fileno()).st_size
         if is_base64:
-            data = file_io.read_all(file, path, size)
+            data = file_io.read_all(file, path)
             line_count = data.count(b"\n") + (data[-1:] not in (b"\n", b""))
             return {"content": base64.b64encode(data).decode("ascii"), "size": size, "totalLines": line_count}
         if offset is None and limit is None and size > file_io.MAX_TEXT_BYTES:
@@ -118,29 +118,15 @@ def list_files(
     """
     glob = Glob(pattern, "pattern") if pattern else None
     is_recursive = recursive or (glob is not None and glob.has_folders)
-    entries: list[dict[str, Any]] = []
-    is_truncated = False
     with AllowedPaths.from_context(context).locate(path) as location:
-        _check_folder(location)
-        prefix = path_prefix(path)
-        with location.open_folder() as folder_fd, closing(walk_folder(folder_fd, context)) as visits:
-            for visit in visits:
-                for entry in visit.entries:
-                    entry_path = visit.entry_path(entry.name)
-                    if glob is None or glob.matches(entry_path):
-                        info = _entry_info(entry, prefix + entry_path)
-                        is_truncated = len(entries) == MAX_ENTRIES
-                        if is_truncated:
-                            break
-                        if info is not None:
-                            entries.append(info)
-                    # Not .git: its thousands of files are internal to git.
-                    is_folder = is_recursive and entry.name != ".git" and entry.is_dir(follow_symlinks=False)
-                    if is_folder and (glob is None or glob.can_match_below(entry_path)):
-                        visit.pending_folders.append(entry_path)
-                if is_truncated:
-                    break
-    entries.sort(key=lambda info: info["path"].split("/"))
+        status = location.get_status()
+        if not stat.S_ISDIR(status.st_mode):
+            raise ToolExecutionError(f"{path!r} is a {file_kind(status)}, not a folder; use get_file_info")
+        matching_entries = _walk_entries(location, glob, context, is_recursive=is_recursive)
+        with closing(matching_entries):
+            entries = list(itertools.islice(matching_entries, MAX_ENTRIES + 1))
+    is_truncated = len(entries) > MAX_ENTRIES
+    entries = sorted(entries[:MAX_ENTRIES], key=lambda info: info["path"].split("/"))
     return {"files": entries, "truncated": True} if is_truncated else {"files": entries}
 
 
@@ -152,10 +138,7 @@ def delete_file(path: str, *, context: ToolContext) -> dict[str, Any]:
         path: The file. Folders are not deleted.
     """
     with AllowedPaths.from_context(context).locate(path, follow=False, write=True) as location:
-        status = location.status()
-        if status is None:
-            raise missing_error(path)
-        if stat.S_ISDIR(status.st_mode):
+        if stat.S_ISDIR(location.get_status().st_mode):
             raise ToolExecutionError(f"{path!r} is a folder, not a file; folders are not deleted")
         os.unlink(location.name, dir_fd=location.folder_fd)
     return {"deleted": True}
@@ -202,10 +185,8 @@ def get_file_info(path: str, *, context: ToolContext) -> dict[str, Any]:
     """
     try:
         with AllowedPaths.from_context(context).locate(path) as location:
-            status = location.status()
+            status = location.get_status()
     except FileMissingError:
-        status = None
-    if status is None:
         return {"exists": False, "size": None, "modified": None, "type": None}
     return {"exists": True, "size": status.st_size, "modified": _format_mtime(status), "type": file_kind(status)}
 
@@ -248,8 +229,7 @@ def edit_file(path: str, edits: Sequence[TextReplacement], *, context: ToolConte
     if not edits:
         raise ToolValidationError("edits: it is empty; give at least one {old, new}")
     with AllowedPaths.from_context(context).locate(path, write=True) as location, folder_lock(location, context):
-        with location.open() as file:
-            text = file_io.decode_text(file_io.read_all(file, path, os.fstat(file.fileno()).st_size), path)
+        text = file_io.read_text(location)
         uses_crlf = "\r\n" in text and text.count("\n") == text.count("\r\n")
         for index, edit in enumerate(edits):
             context.check_canceled()
@@ -316,20 +296,29 @@ def _check_file_path(parameter: str, path: str) -> None:
         raise ToolValidationError(f"{parameter}: {path[:80]!r} names a folder; add the file's name")
 
 
-def _check_folder(location: FileLocation) -> None:
-    status = location.status()
-    if status is None:
-        raise missing_error(location.path)
-    if not stat.S_ISDIR(status.st_mode):
-        raise ToolExecutionError(f"{location.path!r} is a {file_kind(status)}, not a folder; use get_file_info")
+def _walk_entries(
+    location: FileLocation, glob: Glob | None, context: ToolContext, *, is_recursive: bool
+) -> Generator[dict[str, Any]]:
+    """The entries of a folder that match, and of the folders below it."""
+    prefix = path_prefix(location.path)
+    with location.open_folder() as folder_fd, closing(walk_folder(folder_fd, context)) as visits:
+        for visit in visits:
+            for entry in visit.entries:
+                entry_path = visit.entry_path(entry.name)
+                if glob is None or glob.matches(entry_path):
+                    yield from _describe_entry(entry, prefix + entry_path)
+                # Not .git: its thousands of files are internal to git.
+                is_folder = is_recursive and entry.name != ".git" and entry.is_dir(follow_symlinks=False)
+                if is_folder and (glob is None or glob.can_match_below(entry_path)):
+                    visit.pending_folders.append(entry_path)
 
 
-def _entry_info(entry: os.DirEntry[str], path: str) -> dict[str, Any] | None:
+def _describe_entry(entry: os.DirEntry[str], path: str) -> Iterator[dict[str, Any]]:
     try:
         status = entry.stat(follow_symlinks=False)
     except OSError:
-        return None  # The file was deleted meanwhile.
-    return {
+        return  # The file was deleted meanwhile.
+    yield {
         "name": display_name(entry.name),
         "path": display_name(path),
         "type": file_kind(status),

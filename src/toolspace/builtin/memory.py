@@ -63,7 +63,7 @@ def memory_read(path: str, *, context: ToolContext) -> str:
         path: Such as facts/user.md.
     """
     with _locate(path, context) as location:
-        return _read(location)
+        return file_io.read_text(location)
 
 
 @tool(
@@ -141,18 +141,13 @@ def _change(
 ) -> dict[str, Any]:
     """Changes a file under the folder lock. `change` gets the previous text, or None if there is no file."""
     with _locate(path, context, create=create) as location, folder_lock(location, context):
-        previous_text = None if create and location.status() is None else _read(location)
+        is_new = create and location.find_status() is None
+        previous_text = None if is_new else file_io.read_text(location)
         data = file_io.encode_text(change(previous_text), "utf-8")
         context.check_canceled()
         size = replace_file(location, [data])
         root = os.path.realpath(_memory_dir(context))
         return {"path": display_name(os.path.relpath(location.real_path, root)), "size": size}
-
-
-def _read(location: FileLocation) -> str:
-    with location.open() as file:
-        data = file_io.read_all(file, location.path, os.fstat(file.fileno()).st_size)
-    return file_io.decode_text(data, location.path)
 
 
 def _describe_file(folder_fd: int, name: str, path: str) -> list[dict[str, Any]]:

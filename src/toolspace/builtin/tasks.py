@@ -53,9 +53,8 @@ def session_archive_read(file: str, *, context: ToolContext) -> str:
         raise ToolExecutionError("there is no archive: tools.sessionDir is not set")
     root = os.path.realpath(context.session_dir)
     try:
-        with AllowedPaths([root], base=root, setting="sessionDir").locate(file) as location, location.open() as archive:
-            size = os.fstat(archive.fileno()).st_size
-            return file_io.decode_text(file_io.read_all(archive, file, size), file)
+        with AllowedPaths([root], base=root, setting="sessionDir").locate(file) as location:
+            return file_io.read_text(location)
     except FileMissingError:
         raise FileMissingError(
             f"there is no archive {file!r}; the summary of earlier cycles lists the existing ones"

@@ -1,23 +1,17 @@
-"""Reads the request body of an operation, and encodes arguments as that body: JSON, forms, files, text.
+"""Reads the parameters and the request body of an operation, and combines them into one object of arguments.
 
-`operations` reads bodies; `request_builder` encodes them. JSON is preferred if a document offers several media types.
+`operations` uses it; `request_builder` writes the arguments into requests. JSON is preferred if a document offers
+several media types for a body.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-import re
-import secrets
-from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple, cast
-from urllib.parse import quote, quote_plus
 
 import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.http_messages import CLIENT_HEADERS, is_token
-from toolspace.errors import ToolValidationError
 from toolspace.providers.openapi.document import DocumentFile, JsonObject, OpenApiError, as_list, as_object
 from toolspace.providers.openapi.schemas import (
     SCHEMA_KEYWORDS,
@@ -26,16 +20,12 @@ from toolspace.providers.openapi.schemas import (
     Refs,
     SchemaConverter,
     SchemaDefinition,
+    add_definitions,
 )
-from toolspace.providers.rest.templates import encode_path_segment
-
-# MERGED from parameters: Reads the parameters of an operation, and writes argument values into paths, queries, headers
 
 ParameterLocation = Literal["path", "query", "header", "cookie"]
 ParameterStyle = Literal["simple", "label", "matrix", "form", "spaceDelimited", "pipeDelimited", "deepObject"]
-
-LOCATIONS: tuple[ParameterLocation, ...] = ("path", "query", "header", "cookie")
-"""If two parameters have the same name, the one whose location comes first keeps it."""
+BodyKind = Literal["json", "form", "multipart", "text", "binary"]
 
 _STYLES: dict[ParameterLocation, tuple[ParameterStyle, ...]] = {
     "path": ("simple", "label", "matrix"),
@@ -43,17 +33,31 @@ _STYLES: dict[ParameterLocation, tuple[ParameterStyle, ...]] = {
     "header": ("simple",),
     "cookie": ("form",),
 }
+"""If two parameters have the same name, the one whose location comes first keeps it."""
 _DESCRIBED_ELSEWHERE = frozenset(("accept", "content-type", "authorization"))
 """Headers that OpenAPI describes by bodies, responses and security schemes, not by parameters."""
-# The reserved characters that a query may contain unencoded, without those that end a value or change its meaning.
-_RESERVED = ":/?[]@!$'()*,;="
-_MAX_DEEP_OBJECT_DEPTH = 20
-
-WriteValue = Callable[[Any], str]
-"""Formats a value that stands alone in its place."""
-WritePairs = Callable[[Any], list[str]]
-"""Formats a value as `name=value` texts; none if there is nothing to send."""
-EncodeText = Callable[[str], str]
+_KIND_ORDER: tuple[BodyKind, ...] = ("json", "form", "multipart", "text", "binary")
+_PLAIN_OBJECT_KEYWORDS = frozenset(
+    ("type", "properties", "required", "title", "description", "examples", "default", "deprecated", "allOf")
+)
+_MAX_REFERENCE_CHAIN = 16
+_BASE64_SCHEMA: JsonObject = {"type": "string", "contentEncoding": "base64"}
+_FILE_SCHEMA: JsonObject = {
+    "anyOf": [
+        {**_BASE64_SCHEMA, "description": "The content in base64."},
+        {
+            "type": "object",
+            "properties": {
+                "data": {**_BASE64_SCHEMA, "description": "The content in base64."},
+                "filename": {"type": "string"},
+                "contentType": {"type": "string", "description": "The media type, such as image/png."},
+            },
+            "required": ["data"],
+            "additionalProperties": False,
+        },
+    ]
+}
+"""The argument for binary content, which JSON cannot contain."""
 
 
 class OpenApiParameter(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +75,63 @@ class OpenApiParameter(msgspec.Struct, frozen=True, kw_only=True):
     """The schema of its argument. Operations that share the parameter share the schema."""
     refs: Refs
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """Its location and name. Names of headers ignore case."""
+        return self.location, self.name.lower() if self.location == "header" else self.name
+
+
+class FieldEncoding(msgspec.Struct, frozen=True, kw_only=True):
+    """How one field of a form is sent."""
+
+    style: ParameterStyle | None = None
+    """None: the type of the value decides."""
+    explode: bool = True
+    allow_reserved: bool = False
+    content_type: str | None = None
+    binary: bool = False
+
+    @property
+    def is_json(self) -> bool:
+        return self.content_type is not None and is_json_type(self.content_type)
+
+
+DEFAULT_ENCODING = FieldEncoding()
+
+
+class RequestBody(msgspec.Struct, frozen=True, kw_only=True):
+    """The body that an operation takes."""
+
+    media_type: str
+    kind: BodyKind
+    required: bool
+    schema: Any
+    """The schema of one argument for the whole body."""
+    refs: Refs
+    fields: _Fields | None = None
+    """The properties of a plain object, so that each can be an argument of its own."""
+    encodings: dict[str, FieldEncoding] = {}
+
+
+class _Fields(NamedTuple):
+    properties: JsonObject
+    required: tuple[str, ...]
+    refs: Refs
+
+
+class OperationInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of an operation, and where each goes."""
+
+    parameters: tuple[tuple[str, OpenApiParameter], ...]
+    """Each parameter with the name of its argument."""
+    body: RequestBody | None
+    body_argument: str | None
+    """The argument that is the whole body; None if each field of the body is an argument."""
+    schema: JsonObject
+
+
+# Parameters
+
 
 def read_parameter(node: Any, file: DocumentFile, schemas: SchemaConverter) -> OpenApiParameter | None:
     """Reads a parameter; None for a header that the caller cannot set. Raises `OpenApiError`."""
@@ -78,17 +139,15 @@ def read_parameter(node: Any, file: DocumentFile, schemas: SchemaConverter) -> O
     if parameter is None:
         raise OpenApiError(f"expected a parameter, got {json_text.describe(node)}")
     name, location = parameter.get("name"), parameter.get("in")
-    if not isinstance(name, str) or not name or location not in LOCATIONS:
-        raise OpenApiError(f"a parameter needs a name, and in: {', '.join(LOCATIONS)}; got {name!r} in {location!r}")
+    if not isinstance(name, str) or not name or location not in _STYLES:
+        raise OpenApiError(f"a parameter needs a name, and in: {', '.join(_STYLES)}; got {name!r} in {location!r}")
     if location in ("header", "cookie") and not is_token(name):
         raise OpenApiError(f"the name of the {location} parameter {name!r} cannot be sent")
     if location == "header" and name.lower() in _DESCRIBED_ELSEWHERE | CLIENT_HEADERS:
         return None
     style = parameter.get("style") or _STYLES[location][0]
     if style not in _STYLES[location]:
-        raise OpenApiError(
-            f"the {location} parameter {name!r} has the style {style!r}; use {' or '.join(_STYLES[location])}"
-        )
+        raise OpenApiError(_style_problem(f"the {location} parameter {name!r}", style, location))
     explode = parameter.get("explode")
     refs: Refs = {}
     return OpenApiParameter(
@@ -102,6 +161,10 @@ def read_parameter(node: Any, file: DocumentFile, schemas: SchemaConverter) -> O
         schema=_parameter_schema(parameter, file, schemas, refs),
         refs=refs,
     )
+
+
+def _style_problem(subject: str, style: Any, location: ParameterLocation) -> str:
+    return f"{subject} has the style {style!r}; use {' or '.join(_STYLES[location])}"
 
 
 def implied_path_parameter(name: str) -> OpenApiParameter:
@@ -126,234 +189,7 @@ def _parameter_schema(parameter: JsonObject, file: DocumentFile, schemas: Schema
     return {**schema, **extra} if extra else schema
 
 
-def format_value(value: Any) -> str:
-    """A plain value as text: `true`, `3`, the text itself; anything else as JSON."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
-        return str(int(value))  # In JSON, 3.0 is an integer too.
-    return json_text.encode(value)
-
-
-def percent_encode(text: str) -> str:
-    """Encodes everything except letters, digits and `-._~`."""
-    return quote(text, safe="", errors="replace")
-
-
-def percent_encode_unreserved(text: str) -> str:
-    """Encodes everything that `allowReserved` does not leave unencoded."""
-    return quote(text, safe=_RESERVED, errors="replace")
-
-
-def path_writer(parameter: OpenApiParameter) -> WriteValue:
-    """Writes a value into a path segment. The caller checks the joined segment again."""
-    name, style, explode = parameter.name, parameter.style, parameter.explode
-    prefix, separator = {"simple": ("", ","), "label": (".", "."), "matrix": (";", ";")}[style]
-    encoded_name = percent_encode(name)
-
-    def encode(value: Any) -> str:
-        return encode_path_segment(format_value(value), name)
-
-    def write(value: Any) -> str:
-        if _is_empty(value):  # The shorter path could be another operation: all items instead of one.
-            raise ToolValidationError(f"{name}: empty, but it is a part of the path; give a value")
-        if parameter.as_json:
-            return encode_path_segment(json_text.encode(value), name)
-        if isinstance(value, dict):
-            items = _items(value)
-            if explode:
-                return prefix + separator.join(f"{percent_encode(key)}={encode(item)}" for key, item in items)
-            text = ",".join(f"{encode_path_segment(key, name)},{encode(item)}" for key, item in items)
-            return f";{encoded_name}={text}" if style == "matrix" else prefix + text
-        if isinstance(value, list):
-            texts = [encode(item) for item in _members(value)]
-            if style == "matrix" and explode:
-                return "".join(f";{encoded_name}={text}" for text in texts)
-            if style == "matrix":
-                return f";{encoded_name}={','.join(texts)}"
-            return prefix + (separator if explode else ",").join(texts)
-        return f";{encoded_name}={encode(value)}" if style == "matrix" else prefix + encode(value)
-
-    return write
-
-
-def query_writer(parameter: OpenApiParameter, encode: EncodeText | None = None) -> WritePairs:
-    """Writes a value into a query, or with another `encode` into a form."""
-    name, style, explode = parameter.name, parameter.style, parameter.explode
-    encode = encode or (percent_encode_unreserved if parameter.allow_reserved else percent_encode)
-    encoded_name = (encode if encode is not percent_encode_unreserved else percent_encode)(name)
-    # Encoded even though OpenAPI 3.0 shows them plain: a URL cannot contain a space or a bar.
-    separator = {"spaceDelimited": "%20", "pipeDelimited": "%7C"}.get(style, ",")
-
-    def write(value: Any) -> list[str]:
-        if value is None:
-            return []
-        if parameter.as_json:
-            return [f"{encoded_name}={encode(json_text.encode(value))}"]
-        if isinstance(value, list):
-            texts = [encode(format_value(item)) for item in _members(value)]
-            if explode or style == "deepObject":
-                return [f"{encoded_name}={text}" for text in texts]
-            return [f"{encoded_name}={separator.join(texts)}"] if texts else []
-        if isinstance(value, dict):
-            if style == "deepObject":
-                return [f"{encoded_name}{path}={encode(text)}" for path, text in _deep_items(value, encode, 0)]
-            return _object_pairs(encoded_name, value, encode, separator, explode=explode)
-        return [f"{encoded_name}={encode(format_value(value))}"]
-
-    return write
-
-
-def header_writer(parameter: OpenApiParameter) -> WriteValue:
-    """Writes a value into a header, unencoded. Raises `ToolValidationError` for more than one line."""
-    name, explode = parameter.name, parameter.explode
-
-    def write(value: Any) -> str:
-        if parameter.as_json:
-            text = json_text.encode(value)
-        elif isinstance(value, dict):
-            separator = "=" if explode else ","
-            text = ",".join(f"{key}{separator}{format_value(item)}" for key, item in _items(value))
-        elif isinstance(value, list):
-            text = ",".join(format_value(item) for item in _members(value))
-        else:
-            text = format_value(value)
-        if any((ord(character) < 32 and character != "\t") or ord(character) == 127 for character in text):
-            raise ToolValidationError(f"{name}: a header cannot contain line breaks or other control characters")
-        return json_text.valid_text(text).strip(" \t")
-
-    return write
-
-
-def cookie_writer(parameter: OpenApiParameter) -> WritePairs:
-    """Writes a value into cookies, encoded: a cookie cannot contain a semicolon, a comma or a space."""
-    name, explode = parameter.name, parameter.explode
-
-    def write(value: Any) -> list[str]:
-        if value is None:
-            return []
-        if parameter.as_json:
-            return [f"{name}={percent_encode(json_text.encode(value))}"]
-        if isinstance(value, dict):
-            return _object_pairs(name, value, percent_encode, ",", explode=explode)
-        if isinstance(value, list):
-            texts = [percent_encode(format_value(item)) for item in _members(value)]
-            if explode:
-                return [f"{name}={text}" for text in texts]
-            return [f"{name}={','.join(texts)}"] if texts else []
-        return [f"{name}={percent_encode(format_value(value))}"]
-
-    return write
-
-
-def _object_pairs(name: str, value: Any, encode: EncodeText, separator: str, *, explode: bool) -> list[str]:
-    items = [(encode(key), encode(format_value(item))) for key, item in _items(value)]
-    if explode:
-        return [f"{key}={text}" for key, text in items]
-    return [f"{name}={separator.join(separator.join(item) for item in items)}"] if items else []
-
-
-def _is_empty(value: Any) -> bool:
-    """Whether nothing would be written for it."""
-    if isinstance(value, dict):
-        return not _items(value)
-    return not _members(value) if isinstance(value, list) else value is None
-
-
-def _items(value: Any) -> list[tuple[str, Any]]:
-    return [(name, item) for name, item in cast("dict[str, Any]", value).items() if item is not None]
-
-
-def _members(value: Any) -> list[Any]:
-    return [item for item in cast("list[Any]", value) if item is not None]
-
-
-def _deep_items(value: Any, encode: EncodeText, depth: int) -> Iterator[tuple[str, str]]:
-    """`[a][b]` and the text of that member. Objects that are nested too deeply are written as JSON."""
-    for name, item in _items(value):
-        path = f"[{encode(name)}]"
-        if isinstance(item, dict) and depth < _MAX_DEEP_OBJECT_DEPTH:
-            yield from ((path + rest, text) for rest, text in _deep_items(cast("Any", item), encode, depth + 1))
-        elif isinstance(item, list):
-            yield from ((path, format_value(member)) for member in _members(cast("Any", item)))
-        else:
-            yield path, format_value(item)
-
-
-BodyKind = Literal["json", "form", "multipart", "text", "binary"]
-
-_BASE64_SCHEMA: JsonObject = {"type": "string", "contentEncoding": "base64"}
-_FILE_SCHEMA: JsonObject = {
-    "anyOf": [
-        {**_BASE64_SCHEMA, "description": "The content in base64."},
-        {
-            "type": "object",
-            "properties": {
-                "data": {**_BASE64_SCHEMA, "description": "The content in base64."},
-                "filename": {"type": "string"},
-                "contentType": {"type": "string", "description": "The media type, such as image/png."},
-            },
-            "required": ["data"],
-            "additionalProperties": False,
-        },
-    ]
-}
-"""The argument for binary content, which JSON cannot contain."""
-
-_KIND_ORDER: tuple[BodyKind, ...] = ("json", "form", "multipart", "text", "binary")
-_PLAIN_OBJECT_KEYWORDS = frozenset(
-    ("type", "properties", "required", "title", "description", "examples", "default", "deprecated", "allOf")
-)
-_FIELD_STYLES = ("form", "spaceDelimited", "pipeDelimited", "deepObject")
-_MAX_REFERENCE_CHAIN = 16
-_MEDIA_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+(?:; ?[a-z-]+=[A-Za-z0-9_.+-]+)*")
-
-
-class FieldEncoding(msgspec.Struct, frozen=True, kw_only=True):
-    """How one field of a form is sent."""
-
-    style: ParameterStyle | None = None
-    """None: the type of the value decides."""
-    explode: bool = True
-    allow_reserved: bool = False
-    content_type: str | None = None
-    binary: bool = False
-
-
-_DEFAULT_ENCODING = FieldEncoding()
-
-
-class RequestBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The body that an operation takes."""
-
-    media_type: str
-    kind: BodyKind
-    required: bool
-    schema: Any
-    """The schema of one argument for the whole body."""
-    refs: Refs
-    fields: JsonObject | None = None
-    """The properties of a plain object, so that each can be an argument of its own."""
-    required_fields: tuple[str, ...] = ()
-    field_refs: Refs = {}
-    encodings: dict[str, FieldEncoding] = {}
-
-
-class _Fields(NamedTuple):
-    properties: JsonObject
-    required: tuple[str, ...]
-    refs: Refs
-
-
-class EncodedBody(NamedTuple):
-    content: bytes
-    content_type: str
-
-
-EncodeFields = Callable[[Any], EncodedBody]
-"""Encodes one value: an object of the fields by name, or the whole body."""
+# Bodies
 
 
 def read_request_body(node: Any, file: DocumentFile, schemas: SchemaConverter) -> RequestBody | None:
@@ -399,9 +235,7 @@ def read_request_body(node: Any, file: DocumentFile, schemas: SchemaConverter) -
         required=body.get("required") is True,
         schema=schema,
         refs=refs,
-        fields=fields.properties if fields is not None else None,
-        required_fields=fields.required if fields is not None else (),
-        field_refs=fields.refs if fields is not None else {},
+        fields=fields,
         encodings=encodings,
     )
 
@@ -503,8 +337,8 @@ def _read_encodings(node: Any) -> dict[str, FieldEncoding]:
             continue
         has_style = any(key in encoding for key in ("style", "explode", "allowReserved"))
         style = encoding.get("style", "form") if has_style else None
-        if style is not None and style not in _FIELD_STYLES:
-            raise OpenApiError(f"the field {name!r} has the style {style!r}; use {' or '.join(_FIELD_STYLES)}")
+        if style is not None and style not in _STYLES["query"]:
+            raise OpenApiError(f"the field {name!r} has the style {style!r}; use {' or '.join(_STYLES['query'])}")
         content_type = encoding.get("contentType")
         encodings[name] = FieldEncoding(
             style=style,
@@ -523,7 +357,7 @@ def _add_files(
     properties = dict(fields.properties)
     encodings = dict(encodings)
     for name, node in fields.properties.items():
-        encoding = encodings.get(name) or _DEFAULT_ENCODING
+        encoding = encodings.get(name) or DEFAULT_ENCODING
         schema = _resolve_schema(node, schemas)
         if schema.get("type") == "array" and _is_file(_resolve_schema(schema.get("items"), schemas), encoding):
             properties[name] = {**schema, "items": _FILE_SCHEMA}
@@ -559,134 +393,60 @@ def _is_file(schema: JsonObject, encoding: FieldEncoding) -> bool:
     return content_type is not None and _body_kind(content_type) == "binary"
 
 
-def compile_body_encoder(body: RequestBody) -> EncodeFields:
-    """The function that encodes a body. Compiled once per tool; it raises `ToolValidationError`."""
-    media_type = body.media_type
-    if body.kind == "json":
-        content_type = media_type if is_json_type(media_type) else "application/json"
-        return lambda value: EncodedBody(json_text.encode_bytes(value), content_type)
-    if body.kind == "text":
-        return lambda value: EncodedBody(format_value(value).encode("utf-8", "replace"), media_type)
-    if body.kind == "form":
-        return _compile_form_encoder(body)
-    if body.kind == "multipart":
-        return lambda value: _encode_multipart(_check_object(value), body)
-
-    def encode_binary(value: Any) -> EncodedBody:
-        part = _file_part(value, "body", media_type if "*" not in media_type else "application/octet-stream")
-        return EncodedBody(part.content, part.content_type)
-
-    return encode_binary
+# Arguments
 
 
-def _compile_form_encoder(body: RequestBody) -> EncodeFields:
-    def field_writer(name: str) -> Callable[[Any], list[str]]:
-        encoding = body.encodings.get(name, _DEFAULT_ENCODING)
-        as_json = encoding.content_type is not None and is_json_type(encoding.content_type)
-        encode_text = percent_encode_unreserved if encoding.allow_reserved else _encode_form_text
-        write = query_writer(_field_parameter(name, encoding, as_json=as_json), encode_text)
-        write_json = query_writer(_field_parameter(name, encoding, as_json=True), _encode_form_text)
-        # Without a style, an object is sent as JSON: exploded, it would lose the name of its field.
-        return lambda value: (write_json if encoding.style is None and isinstance(value, dict) else write)(value)
-
-    writers = {name: field_writer(name) for name in body.fields or {}}
-
-    def encode(value: Any) -> EncodedBody:
-        pairs: list[str] = []
-        for name, item in _check_object(value).items():
-            pairs += (writers.get(name) or field_writer(name))(item)
-        return EncodedBody("&".join(pairs).encode(), body.media_type)
-
-    return encode
-
-
-def _field_parameter(name: str, encoding: FieldEncoding, *, as_json: bool) -> OpenApiParameter:
-    """A field as a query parameter: both are written in the same way."""
-    return OpenApiParameter(
-        name=name,
-        location="query",
-        required=False,
-        style=encoding.style or "form",
-        explode=encoding.explode,
-        allow_reserved=encoding.allow_reserved,
-        as_json=as_json,
-        schema=True,
-        refs={},
+def combine_inputs(
+    parameters: list[OpenApiParameter], body: RequestBody | None, schemas: SchemaConverter
+) -> OperationInputs:
+    """Combines parameters and body into one object of arguments. Raises `OpenApiError`."""
+    parameters_by_argument = _name_arguments(parameters)
+    properties: JsonObject = {argument: parameter.schema for argument, parameter in parameters_by_argument.items()}
+    required = [argument for argument, parameter in parameters_by_argument.items() if parameter.required]
+    refs: Refs = {name: None for parameter in parameters for name in parameter.refs}
+    schema: JsonObject = {"type": "object", "properties": properties, "additionalProperties": False}
+    body_argument = None
+    if body is not None:
+        fields = body.fields
+        if fields is not None and properties.keys().isdisjoint(fields.properties):
+            properties.update(fields.properties)
+            refs |= fields.refs
+            if body.required:
+                required += fields.required
+            elif fields.required:
+                # The body may be left out, but a body with some of its fields needs all required ones.
+                schema["dependentRequired"] = {name: list(fields.required) for name in fields.properties}
+        else:
+            body_argument = "body"
+            while body_argument in properties:
+                body_argument = f"request_{body_argument}"
+            properties[body_argument] = body.schema
+            refs |= body.refs
+            if body.required:
+                required.append(body_argument)
+    if required:
+        schema["required"] = required
+    return OperationInputs(
+        parameters=tuple(parameters_by_argument.items()),
+        body=body,
+        body_argument=body_argument,
+        schema=add_definitions(schema, schemas.collect_definitions(refs)) if refs else schema,
     )
 
 
-def _encode_form_text(text: str) -> str:
-    return quote_plus(text, errors="replace")
-
-
-class _Part(NamedTuple):
-    content: bytes
-    content_type: str
-    filename: str | None = None
-
-
-def _encode_multipart(value: dict[str, Any], body: RequestBody) -> EncodedBody:
-    boundary = secrets.token_hex(16)  # Unpredictable, so no content can contain it.
-    pieces: list[bytes] = []
-    for name, item in value.items():
-        encoding = body.encodings.get(name, _DEFAULT_ENCODING)
-        if item is None:
-            continue
-        if isinstance(item, list) and not (encoding.content_type and is_json_type(encoding.content_type)):
-            parts = [_field_part(name, member, encoding) for member in cast("list[Any]", item) if member is not None]
-        else:
-            parts = [_field_part(name, item, encoding)]
-        for part in parts:
-            filename = f'; filename="{_escape_quoted(part.filename)}"' if part.filename is not None else ""
-            head = (
-                f"--{boundary}\r\n"
-                f'Content-Disposition: form-data; name="{_escape_quoted(name)}"{filename}\r\n'
-                f"Content-Type: {part.content_type}\r\n\r\n"
-            )
-            pieces += (head.encode("utf-8", "replace"), part.content, b"\r\n")
-    pieces.append(f"--{boundary}--\r\n".encode())
-    media_type = body.media_type.partition(";")[0].strip()
-    if "*" in media_type:
-        media_type = "multipart/form-data"
-    return EncodedBody(b"".join(pieces), f"{media_type}; boundary={boundary}")
-
-
-def _field_part(name: str, value: Any, encoding: FieldEncoding) -> _Part:
-    content_type = encoding.content_type
-    if encoding.binary:
-        return _file_part(value, name, content_type or "application/octet-stream")
-    if content_type is not None and is_json_type(content_type):
-        return _Part(json_text.encode_bytes(value), content_type)
-    if isinstance(value, dict | list):
-        return _Part(json_text.encode_bytes(cast("object", value)), content_type or "application/json")
-    return _Part(format_value(value).encode("utf-8", "replace"), content_type or "text/plain; charset=utf-8")
-
-
-def _file_part(value: Any, name: str, content_type: str) -> _Part:
-    filename: str = name
-    data = value
-    if isinstance(value, dict):
-        file = cast("dict[str, Any]", value)
-        data = file.get("data")
-        filename = str(file.get("filename") or name).replace("\\", "/").rpartition("/")[2] or name
-        content_type = str(file.get("contentType") or content_type)
-    if not _MEDIA_TYPE.fullmatch(content_type):
-        raise ToolValidationError(f"{name}.contentType: expected a media type such as image/png")
-    try:
-        content = base64.b64decode("".join(str(data).split()), validate=True)
-    except (binascii.Error, ValueError):
-        raise ToolValidationError(f'{name}: expected the content in base64, such as "aGVsbG8="') from None
-    return _Part(content, content_type, filename)
-
-
-def _check_object(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ToolValidationError("body: a form has named fields; give an object")
-    return cast("dict[str, Any]", value)
-
-
-def _escape_quoted(text: str) -> str:
-    """Escapes a name inside quotes as browsers do."""
-    for character, escape in (("\r", "%0D"), ("\n", "%0A"), ('"', "%22"), ("\0", "")):
-        text = text.replace(character, escape)
-    return text
+def _name_arguments(parameters: list[OpenApiParameter]) -> dict[str, OpenApiParameter]:
+    """Parameters by the name of their argument. Equal names in different locations get a suffix."""
+    names = [parameter.name for parameter in parameters]
+    if len(set(names)) == len(names):
+        return dict(zip(names, parameters, strict=True))
+    parameters_by_argument: dict[str, OpenApiParameter] = {}
+    used_names, locations = set(names), list(_STYLES)
+    for parameter in sorted(parameters, key=lambda parameter: locations.index(parameter.location)):
+        argument = parameter.name
+        if argument in parameters_by_argument:
+            argument = f"{argument}_{parameter.location}"
+            while argument in used_names:
+                argument += "_"
+            used_names.add(argument)
+        parameters_by_argument[argument] = parameter
+    return parameters_by_argument

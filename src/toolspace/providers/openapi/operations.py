@@ -27,14 +27,14 @@ from toolspace.providers.openapi.document import (
     as_object,
 )
 from toolspace.providers.openapi.inputs import (
-    LOCATIONS,
     OpenApiParameter,
-    RequestBody,
+    OperationInputs,
+    combine_inputs,
     implied_path_parameter,
     read_parameter,
     read_request_body,
 )
-from toolspace.providers.openapi.schemas import Refs, SchemaConverter, add_definitions
+from toolspace.providers.openapi.schemas import SchemaConverter
 from toolspace.providers.openapi.security import SecurityRequirements, SecuritySchemes
 
 if TYPE_CHECKING:
@@ -52,17 +52,6 @@ class OperationServer(NamedTuple):
 
     url: URL | None
     reason: str = ""
-
-
-class OperationInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of an operation, and where each goes."""
-
-    parameters: tuple[tuple[str, OpenApiParameter], ...]
-    """Each parameter with the name of its argument."""
-    body: RequestBody | None
-    body_argument: str | None
-    """The argument that is the whole body; None if each field of the body is an argument."""
-    schema: JsonObject
 
 
 class OpenApiOperation(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,7 +174,8 @@ class _OperationReader:
     def __init__(self, document: OpenApiDocument, spec: OpenApiSpec, security: SecuritySchemes) -> None:
         self._schemas = SchemaConverter(document, "request")
         self._security = security
-        self._servers = _ServerResolver(document, spec.base_url)
+        self._document = document
+        self._configured_server = OperationServer(_parse_base_url(spec.base_url)) if spec.base_url is not None else None
         self._configured_headers = {("header", name.lower()) for name in spec.headers}
         self._shared_parameters: dict[tuple[str, str], OpenApiParameter | None] = {}
 
@@ -196,9 +186,8 @@ class _OperationReader:
         excluded_keys = self._configured_headers
         if security:
             excluded_keys = excluded_keys | self._security.credential_locations(security)
-        parameters = [
-            parameter for parameter in self._read_parameters(entry) if _parameter_key(parameter) not in excluded_keys
-        ]
+        parameters = [parameter for parameter in self._read_parameters(entry) if parameter.key not in excluded_keys]
+        servers = node.get("servers") or entry.path_item.get("servers") or self._document.data.get("servers")
         body_node = node.get("requestBody")
         body = read_request_body(body_node, entry.file, self._schemas) if body_node is not None else None
         return OpenApiOperation(
@@ -207,8 +196,8 @@ class _OperationReader:
             path=entry.path,
             description=_description(node),
             tags=tuple(_list_texts(node.get("tags"))),
-            inputs=_combine_inputs(parameters, body, self._schemas),
-            server=self._servers.resolve(node, entry.path_item),
+            inputs=combine_inputs(parameters, body, self._schemas),
+            server=self._configured_server or _resolve_server(self._document, servers),
             security=security,
             responses=node.get("responses"),
             file=entry.file,
@@ -221,7 +210,7 @@ class _OperationReader:
             for item in as_list(node.get("parameters")):
                 parameter = self._read_parameter(item, entry.file)
                 if parameter is not None:
-                    parameters[_parameter_key(parameter)] = parameter
+                    parameters[parameter.key] = parameter
         path, _, query = entry.path.partition("?")
         placeholders = dict.fromkeys(PATH_PLACEHOLDER.findall(path))
         if PATH_PLACEHOLDER.search(query):
@@ -229,8 +218,7 @@ class _OperationReader:
         if any(segment in (".", "..") for segment in unquote(path).replace("\\", "/").split("/")):
             raise OpenApiError('its path has the segment "." or "..", which leads out of the service')
         for placeholder in placeholders:
-            if ("path", placeholder) not in parameters:
-                parameters[("path", placeholder)] = implied_path_parameter(placeholder)
+            parameters.setdefault(("path", placeholder), implied_path_parameter(placeholder))
         return [item for item in parameters.values() if item.location != "path" or item.name in placeholders]
 
     def _read_parameter(self, node: Any, file: DocumentFile) -> OpenApiParameter | None:
@@ -244,11 +232,6 @@ class _OperationReader:
         return self._shared_parameters[key]
 
 
-def _parameter_key(parameter: OpenApiParameter) -> tuple[str, str]:
-    name = parameter.name
-    return parameter.location, name.lower() if parameter.location == "header" else name
-
-
 def _description(node: JsonObject) -> str:
     texts = [text.strip() for key in ("summary", "description") if isinstance(text := node.get(key), str)]
     if len(texts) == 2 and texts[1].startswith(texts[0].rstrip(".")):
@@ -259,96 +242,24 @@ def _description(node: JsonObject) -> str:
     return text if len(text) <= MAX_DESCRIPTION else f"{text[: MAX_DESCRIPTION - 1].rstrip()}…"
 
 
-def _combine_inputs(
-    parameters: list[OpenApiParameter], body: RequestBody | None, schemas: SchemaConverter
-) -> OperationInputs:
-    """Combines parameters and body into one object of arguments. Raises `OpenApiError`."""
-    parameters_by_argument = _name_arguments(parameters)
-    properties: JsonObject = {argument: parameter.schema for argument, parameter in parameters_by_argument.items()}
-    required = [argument for argument, parameter in parameters_by_argument.items() if parameter.required]
-    refs: Refs = {name: None for parameter in parameters for name in parameter.refs}
-    schema: JsonObject = {"type": "object", "properties": properties, "additionalProperties": False}
-    body_argument = None
-    if body is not None:
-        if body.fields is not None and properties.keys().isdisjoint(body.fields):
-            properties.update(body.fields)
-            refs |= body.field_refs
-            if body.required:
-                required += body.required_fields
-            elif body.required_fields:
-                # The body may be left out, but a body with some of its fields needs all required ones.
-                schema["dependentRequired"] = {field: list(body.required_fields) for field in body.fields}
-        else:
-            body_argument = "body"
-            while body_argument in properties:
-                body_argument = f"request_{body_argument}"
-            properties[body_argument] = body.schema
-            refs |= body.refs
-            if body.required:
-                required.append(body_argument)
-    if required:
-        schema["required"] = required
-    return OperationInputs(
-        parameters=tuple(parameters_by_argument.items()),
-        body=body,
-        body_argument=body_argument,
-        schema=add_definitions(schema, schemas.collect_definitions(refs)) if refs else schema,
-    )
-
-
-def _name_arguments(parameters: list[OpenApiParameter]) -> dict[str, OpenApiParameter]:
-    """Parameters by the name of their argument. Equal names in different locations get a suffix."""
-    names = [parameter.name for parameter in parameters]
-    if len(set(names)) == len(names):
-        return dict(zip(names, parameters, strict=True))
-    parameters_by_argument: dict[str, OpenApiParameter] = {}
-    used_names = set(names)
-    for parameter in sorted(parameters, key=lambda parameter: LOCATIONS.index(parameter.location)):
-        argument = parameter.name
-        if argument in parameters_by_argument:
-            argument = f"{argument}_{parameter.location}"
-            while argument in used_names:
-                argument += "_"
-            used_names.add(argument)
-        parameters_by_argument[argument] = parameter
-    return parameters_by_argument
-
-
-class _ServerResolver:
-    """Finds the server of each operation: the configured one, or that of the operation, its path or the document."""
-
-    def __init__(self, document: OpenApiDocument, base_url: str | None) -> None:
-        self._document = document
-        self._configured_server = OperationServer(_parse_base_url(base_url)) if base_url is not None else None
-        self._servers_by_id: dict[int, OperationServer] = {}
-
-    def resolve(self, operation: JsonObject, path_item: JsonObject) -> OperationServer:
-        """Raises `OpenApiError` if the document describes an invalid server."""
-        if self._configured_server is not None:
-            return self._configured_server
-        servers: Any = operation.get("servers") or path_item.get("servers") or self._document.data.get("servers")
-        key = id(servers)
-        if key not in self._servers_by_id:
-            self._servers_by_id[key] = self._resolve_first(servers)
-        return self._servers_by_id[key]
-
-    def _resolve_first(self, servers: Any) -> OperationServer:
-        # Without servers, OpenAPI defines the root of the document's own URL.
-        server = as_object(as_list(servers)[0]) if as_list(servers) else {"url": "/"}
-        if server is None or not isinstance(server.get("url"), str):
-            raise OpenApiError("its first server has no url")
-        text = _fill_variables(server["url"], server.get("variables"))
-        try:
-            url = URL(text)
-            if not url.absolute:
-                if self._document.url is None:
-                    return OperationServer(None, f'the server of the document is "{text}", which has no host')
-                url = self._document.url.join(url)
-        except ValueError:
-            raise OpenApiError(f"its server {text!r} is no URL") from None
-        if url.scheme not in ("http", "https") or not url.host:
-            raise OpenApiError(f"its server {text!r} is no http or https URL")
-        return OperationServer(_strip_url(url.with_user(None)))
+def _resolve_server(document: OpenApiDocument, servers: Any) -> OperationServer:
+    """The first of several servers. Raises `OpenApiError` if the document describes it wrongly."""
+    # Without servers, OpenAPI defines the root of the document's own URL.
+    server = as_object(as_list(servers)[0]) if as_list(servers) else {"url": "/"}
+    if server is None or not isinstance(server.get("url"), str):
+        raise OpenApiError("its first server has no url")
+    text = _fill_variables(server["url"], server.get("variables"))
+    try:
+        url = URL(text)
+        if not url.absolute:
+            if document.url is None:
+                return OperationServer(None, f'the server of the document is "{text}", which has no host')
+            url = document.url.join(url)
+    except ValueError:
+        raise OpenApiError(f"its server {text!r} is no URL") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise OpenApiError(f"its server {text!r} is no http or https URL")
+    return OperationServer(_strip_url(url.with_user(None)))
 
 
 def _fill_variables(text: str, variables: Any) -> str:

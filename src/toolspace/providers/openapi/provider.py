@@ -242,8 +242,9 @@ class OpenApiProvider(ToolProvider):
         credentials = self._security.get_credentials(operation.security, server.url)
         build_request = compile_operation(operation, server.url, self._spec.headers, credentials)
         public_only = self._spec.base_url is None and self._public_host not in (None, server.url.raw_host)
-        self._compiled_operations[name] = compiled = _CompiledOperation(build_request, credentials.tokens, public_only)
-        return compiled
+        compiled_operation = _CompiledOperation(build_request, credentials.tokens, public_only)
+        self._compiled_operations[name] = compiled_operation
+        return compiled_operation
 
 
 def _add_token(request: HttpRequest, token: str) -> HttpRequest:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, NamedTuple, cast
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.names import short_hash
@@ -133,8 +135,8 @@ class SchemaConverter:
         if "allOf" in node:
             hidden_names = hidden_names | self._hidden_names(node, file, set())
         for key, value in node.items():
-            if (is_valid := _VALUE_KEYWORDS.get(key)) is not None:
-                if is_valid(value):
+            if (value_type := _VALUE_TYPES.get(key)) is not None:
+                if _is_valid(value, value_type):
                     schema[key] = value
             elif key == "type":
                 _convert_type(value, schema)
@@ -264,89 +266,34 @@ def _is_short_example(value: Any) -> bool:
     return len(value) <= _MAX_EXAMPLE_LENGTH if isinstance(value, str) else isinstance(value, int | float)
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_boolean(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_positive(value: Any) -> bool:
-    return _is_number(value) and value > 0
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
-
-
-def _is_anything(value: Any) -> bool:
-    return True
-
-
-def _is_name_list(value: Any) -> bool:
-    if not isinstance(value, list):
+def _is_valid(value: Any, value_type: Any) -> bool:
+    if isinstance(value_type, type):  # The most frequent keywords, fast.
+        return isinstance(value, value_type)
+    try:
+        msgspec.convert(value, value_type)
+    except msgspec.ValidationError:
         return False
-    names = cast("list[Any]", value)
-    return all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
+    return value_type is not _Dependencies or all(len(set(names)) == len(names) for names in value.values())
 
 
-def _is_dependency(value: Any) -> bool:
-    return isinstance(value, dict) and all(_is_name_list(names) for names in cast("JsonObject", value).values())
-
-
-_VALUE_KEYWORDS: dict[str, Callable[[Any], bool]] = {
-    "title": _is_text,
-    "description": _is_text,
-    "default": _is_anything,
-    "const": _is_anything,
-    "enum": _is_list,
-    "format": _is_text,
-    "deprecated": _is_boolean,
-    "readOnly": _is_boolean,
-    "writeOnly": _is_boolean,
-    "maximum": _is_number,
-    "minimum": _is_number,
-    "exclusiveMaximum": _is_number,
-    "exclusiveMinimum": _is_number,
-    "multipleOf": _is_positive,
-    "maxLength": _is_count,
-    "minLength": _is_count,
-    "maxItems": _is_count,
-    "minItems": _is_count,
-    "maxContains": _is_count,
-    "minContains": _is_count,
-    "maxProperties": _is_count,
-    "minProperties": _is_count,
-    "uniqueItems": _is_boolean,
-    "contentEncoding": _is_text,
-    "contentMediaType": _is_text,
-    "dependentRequired": _is_dependency,
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Dependencies = dict[str, list[str]]
+_VALUE_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("title", "description", "format", "contentEncoding", "contentMediaType"), str),
+    **dict.fromkeys(("default", "const"), object),
+    **dict.fromkeys(("deprecated", "readOnly", "writeOnly", "uniqueItems"), bool),
+    **dict.fromkeys(("maximum", "minimum", "exclusiveMaximum", "exclusiveMinimum"), int | float),
+    **dict.fromkeys(("maxLength", "minLength", "maxItems", "minItems", "maxContains", "minContains"), _Count),
+    **dict.fromkeys(("maxProperties", "minProperties"), _Count),
+    "multipleOf": Annotated[int, msgspec.Meta(gt=0)] | Annotated[float, msgspec.Meta(gt=0)],
+    "enum": list[Any],
+    "dependentRequired": _Dependencies,
 }
-"""Keywords with a plain value, which are copied if the value is valid."""
-SCHEMA_KEYWORDS = frozenset(
-    (
-        "items",
-        "not",
-        "if",
-        "then",
-        "else",
-        "contains",
-        "propertyNames",
-        "additionalProperties",
-        "unevaluatedItems",
-        "unevaluatedProperties",
-        "contentSchema",
-    )
-)
+"""Keywords with a plain value, which are copied if the value has this type."""
+SCHEMA_KEYWORDS = frozenset((
+    "items", "not", "if", "then", "else", "contains", "propertyNames", "additionalProperties", "unevaluatedItems",
+    "unevaluatedProperties", "contentSchema",
+))  # fmt: skip
 """Keywords whose value is a schema."""
 SCHEMA_LIST_KEYWORDS = frozenset(("allOf", "anyOf", "oneOf", "prefixItems"))
 """Keywords whose value is a list of schemas."""

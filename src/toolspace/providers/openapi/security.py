@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
-from urllib.parse import quote_plus, urlencode
+from urllib.parse import quote, quote_plus, urlencode
 
 import msgspec
 from yarl import URL
@@ -21,7 +21,6 @@ from toolspace.core.names import did_you_mean
 from toolspace.core.secret_masking import mask_secrets, register_secrets
 from toolspace.errors import ToolError, ToolPermissionError, ToolTransportError
 from toolspace.providers.openapi.document import JsonObject, OpenApiDocument, OpenApiError, as_list, as_object
-from toolspace.providers.openapi.inputs import percent_encode
 from toolspace.providers.rest.client import HttpClient, HttpRequest, HttpResponse
 
 SecurityRequirements = list[JsonObject]
@@ -33,6 +32,11 @@ _TOKEN_EXPIRY_MARGIN = 30.0
 """Seconds before its expiry after which a token is no longer used: a request takes time to arrive."""
 _TOKEN_TIMEOUT = 30.0
 _NO_EXPIRY = 1e10
+
+
+def percent_encode(text: str) -> str:
+    """Encodes everything except letters, digits and `-._~`."""
+    return quote(text, safe="", errors="replace")
 
 
 class TokenClient(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,9 +260,9 @@ class SecuritySchemes:
                     headers["Authorization"] = f"Bearer {self._get_key(name)}"
                 case None:
                     raise _MissingCredentialError(f'the document does not describe the security scheme "{name}"')
-                case other:
+                case scheme_type:
                     raise _MissingCredentialError(
-                        f'the security scheme "{name}" has the type {other!r}, which is not supported'
+                        f'the security scheme "{name}" has the type {scheme_type!r}, which is not supported'
                     )
         return OperationCredentials(headers, tuple(query), tuple(cookies), tokens)
 
