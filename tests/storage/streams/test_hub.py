@@ -23,7 +23,7 @@ class EventLog:
         self.database = database
         self.loads = 0
         self.fails = 0
-        self.hub = Hub(self.load, self.bounds, max_events=ring, max_bytes=ring_bytes)
+        self.hub = Hub(lambda *place: self.load(*place), self.bounds, max_events=ring, max_bytes=ring_bytes)
 
     async def load(self, stream: str, after: int, limit: int) -> list[StoredEvent]:
         self.loads += 1
@@ -157,16 +157,16 @@ async def test_reading_events_is_retried_while_the_database_fails(log: EventLog)
 @pytest.mark.spec("7.4")
 async def test_hint_during_an_empty_read_is_not_lost(log: EventLog) -> None:
     subscription = await log.hub.subscribe("space:a")
-    load = log.hub.load
+    load = log.load
 
     async def load_and_hear(stream: str, after: int, limit: int) -> list[StoredEvent]:
         events = await load(stream, after, limit)
-        log.hub.load = load
+        log.load = load
         await log.store("space:a")  # After the events that are being read, and announced before that read ends.
         log.hub.notify_appended("space:a", 1)
         return events
 
-    log.hub.load = load_and_hear
+    log.load = load_and_hear
     log.hub.resync()
     assert await read(subscription, 1) == [1]
 
@@ -355,15 +355,15 @@ async def test_subscription_to_all_streams_gets_events_of_other_processes(log: E
 
 async def test_subscription_to_all_streams_keeps_the_order_of_a_stream(log: EventLog) -> None:
     subscription = log.hub.subscribe_all()
-    load = log.hub.load
+    load = log.load
 
     async def load_and_append(stream: str, after: int, limit: int) -> list[StoredEvent]:
         events = await load(stream, after, limit)
-        log.hub.load = load
+        log.load = load
         await log.append("space:a")
         return events
 
-    log.hub.load = load_and_append
+    log.load = load_and_append
     await log.store("space:a", 2)
     log.hub.notify_appended("space:a", 2)
     ids: list[int] = []

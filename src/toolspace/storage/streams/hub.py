@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from toolspace.core.ids import now_ms
@@ -19,21 +19,17 @@ from toolspace.storage.streams.subscriptions import (
     MAX_EVENTS,
     PAGE,
     Cursor,
+    LoadBounds,
+    LoadEvents,
     Ring,
     StreamClosed,
     SubscriberTooSlow,
     Subscription,
+    Topic,
 )
 
 _log = logging.getLogger("toolspace.storage")
 
-LoadEvents = Callable[[str, int, int], Awaitable[list[StoredEvent]]]
-"""`(stream, after, limit)`: the stored events after an id, in order."""
-LoadBounds = Callable[[str], Awaitable[tuple[int, int]]]
-"""The id of the oldest stored event (without any, the next id), and the highest id that the stream ever had."""
-
-_RETRY_SECONDS: Final = (0.05, 0.2, 1.0, 3.0)
-"""The pauses between reads while the database does not answer."""
 _MAX_STREAMS: Final = 10_000
 """Streams whose last id the subscription to all streams remembers."""
 _LOOK_BACK: Final = 64
@@ -49,10 +45,10 @@ class Hub:
         self, load: LoadEvents, bounds: LoadBounds, *, max_events: int = MAX_EVENTS, max_bytes: int = MAX_BYTES
     ) -> None:
         self.load = load
-        self.bounds = bounds
         self.closed = False
+        self._bounds = bounds
         self._limits = {"max_events": max_events, "max_bytes": max_bytes}
-        self._topics: dict[str, _Topic] = {}
+        self._topics: dict[str, Topic] = {}
         self._all_streams = _AllStreams(self, Ring(0, **self._limits))
 
     @property
@@ -68,7 +64,7 @@ class Hub:
         """Gives events to subscribers, after their commit."""
         if not self._topics and not self._all_streams.subscriptions:
             return
-        topics: dict[str, _Topic] = {}
+        topics: dict[str, Topic] = {}
         for event in events:
             topic = self._topics.get(event.stream)
             if topic is not None:
@@ -103,7 +99,8 @@ class Hub:
             raise StreamClosed("the streams are closed")
         topic = self._topics.get(stream)
         if topic is None:
-            topic = self._topics[stream] = _Topic(self, stream, Ring(0, **self._limits))
+            ring = Ring(0, **self._limits)
+            topic = self._topics[stream] = Topic(stream, ring, self.load, self._bounds, self._remove_topic)
         subscription = Subscription(topic)
         topic.subscriptions.add(subscription)
         try:
@@ -122,137 +119,22 @@ class Hub:
 
     def close_stream(self, stream: str) -> None:
         """The subject of the stream was deleted: ends its subscriptions here."""
-        topic = self._topics.get(stream)
-        if topic is not None:
-            for subscription in tuple(topic.subscriptions):
-                subscription.close()
+        if stream in self._topics:
+            self._topics[stream].close()
 
     async def aclose(self) -> None:
         """Ends every subscription: its subscriber gets `StreamClosed`."""
         self.closed = True
         topics = list(self._topics.values())
         for topic in topics:
-            for subscription in tuple(topic.subscriptions):
-                subscription.close()
+            topic.close()
         for subscription in tuple(self._all_streams.subscriptions):
             subscription.close()
         await asyncio.gather(*(topic.stop() for topic in topics), self._all_streams.stop())
 
-    def remove_topic(self, topic: _Topic) -> None:
-        """The stream has no subscribers any more."""
+    def _remove_topic(self, topic: Topic) -> None:
         if self._topics.get(topic.stream) is topic:
             del self._topics[topic.stream]
-
-
-class _Topic:
-    """One stream with subscribers: its ring, and how it catches up with the database."""
-
-    def __init__(self, hub: Hub, stream: str, ring: Ring) -> None:
-        self.hub = hub
-        self.stream = stream
-        self.ring = ring
-        self.subscriptions: set[Subscription] = set()
-        self._is_open = False
-        self._expected_id = 0
-        """The highest id that this process was told of."""
-        self._is_stale = False
-        """Whether the database may have more than that."""
-        self._opening: asyncio.Task[None] | None = None
-        self._catching_up: asyncio.Task[None] | None = None
-
-    async def load(self, after: int, limit: int) -> list[StoredEvent]:
-        return await self.hub.load(self.stream, after, limit)
-
-    async def bounds(self) -> tuple[int, int]:
-        return await self.hub.bounds(self.stream)
-
-    async def open(self) -> None:
-        """Reads the last id of the stream. Subscribers that come at once share one read."""
-        if self._is_open:
-            return
-        if self._opening is None:
-            self._opening = asyncio.create_task(self._open())
-            self._opening.add_done_callback(_retrieve_error)
-        await asyncio.shield(self._opening)
-
-    async def _open(self) -> None:
-        try:
-            _, newest = await self.bounds()
-        finally:
-            self._opening = None
-        self.ring.restart(newest)
-        self._is_open = True
-        self.expect(0)
-
-    def add(self, event: StoredEvent) -> None:
-        """Adds a stored event. The caller wakes the subscribers afterwards."""
-        if not self._is_open:
-            self._expected_id = max(self._expected_id, event.id)
-        elif event.id == self.ring.last + 1:
-            self.ring.append(event)
-        else:
-            # Another process stored events in between, or this one was added before: the database has the order.
-            self.expect(event.id)
-
-    def expect(self, last_id: int) -> None:
-        self._expected_id = max(self._expected_id, last_id)
-        if self._is_open and self._has_more() and self._catching_up is None:
-            self._catching_up = asyncio.create_task(self._catch_up())
-
-    def resync(self) -> None:
-        self._is_stale = True
-        self.expect(0)
-
-    def wake(self) -> None:
-        for subscription in self.subscriptions:
-            subscription.wake()
-
-    def leave(self, subscription: Subscription) -> None:
-        self.subscriptions.discard(subscription)
-        if not self.subscriptions:
-            self.hub.remove_topic(self)
-            if self._catching_up is not None:
-                self._catching_up.cancel()
-
-    async def stop(self) -> None:
-        tasks = [task for task in (self._opening, self._catching_up) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _has_more(self) -> bool:
-        return self._is_stale or self._expected_id > self.ring.last
-
-    async def _catch_up(self) -> None:
-        failures = 0
-        try:
-            while self._has_more():
-                self._is_stale = False
-                expected_id = self._expected_id
-                try:
-                    events = await self.load(self.ring.last, PAGE)
-                except Exception as error:
-                    pause = _RETRY_SECONDS[min(failures, len(_RETRY_SECONDS) - 1)]
-                    _log.warning("Stream %s: reading events failed, retrying in %s s: %s", self.stream, pause, error)
-                    self._is_stale = True
-                    await asyncio.sleep(pause)
-                    failures += 1
-                    continue
-                failures = 0
-                self._is_stale = self._is_stale or len(events) == PAGE
-                if not events and self._expected_id == expected_id:
-                    self._expected_id = self.ring.last  # The expected events were deleted already.
-                self._merge(events)
-        finally:
-            self._catching_up = None
-
-    def _merge(self, events: list[StoredEvent]) -> None:
-        for event in events:
-            if event.id > self.ring.last:
-                if event.id > self.ring.last + 1:
-                    self.ring.restart(event.id - 1)  # The events in between were deleted for their age.
-                self.ring.append(event)
-        self.wake()
 
 
 class _AllStreams:
@@ -380,9 +262,3 @@ class AllStreamsSubscription(Cursor):
     def close(self) -> None:
         super().close()
         self._all_streams.leave(self)
-
-
-def _retrieve_error(task: asyncio.Task[None]) -> None:
-    """Marks the error as retrieved, in case all who waited for it were canceled."""
-    if not task.cancelled():
-        task.exception()

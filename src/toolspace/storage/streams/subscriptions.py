@@ -1,4 +1,4 @@
-"""The recent events of a stream in a ring, and subscriptions as cursors into it. Knows no HTTP.
+"""One stream with subscribers: its recent events in a ring, and subscriptions as cursors into it. Knows no HTTP.
 
 A subscription reads from the ring; only if it starts further back, it reads from the database.
 """
@@ -6,12 +6,21 @@ A subscription reads from the ring; only if it starts further back, it reads fro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Final, Protocol, Self
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Final, Self
 
 from toolspace.core import json_text
 from toolspace.core.records import StoredEvent
 from toolspace.errors import ToolspaceError
+
+_log = logging.getLogger("toolspace.storage")
+
+LoadEvents = Callable[[str, int, int], Awaitable[list[StoredEvent]]]
+"""`(stream, after, limit)`: the stored events after an id, in order."""
+LoadBounds = Callable[[str], Awaitable[tuple[int, int]]]
+"""The id of the oldest stored event (without any, the next id), and the highest id that the stream ever had."""
 
 MAX_EVENTS: Final = 4096
 MAX_BYTES: Final = 16 * 1024 * 1024
@@ -25,6 +34,9 @@ _FIRST_PAGE: Final = 16
 """Stored events that are read before their size is known."""
 _PAGE_BYTES: Final = 64 * 1024
 """Bytes of one read from the database, about: many subscribers may replay large events."""
+
+_RETRY_SECONDS: Final = (0.05, 0.2, 1.0, 3.0)
+"""The pauses between reads while the database does not answer."""
 
 
 def encode_data(event: StoredEvent) -> bytes:
@@ -98,23 +110,6 @@ class StreamClosed(ToolspaceError):
     """There is nothing more to read: the subscription, or the hub, was closed."""
 
 
-class StreamTopic(Protocol):
-    """The stream of a subscription."""
-
-    stream: str
-    ring: Ring
-
-    async def load(self, after: int, limit: int) -> list[StoredEvent]: ...
-
-    async def bounds(self) -> tuple[int, int]: ...
-
-    def expect(self, last_id: int) -> None:
-        """Events up to this id are stored."""
-        ...
-
-    def leave(self, subscription: Subscription) -> None: ...
-
-
 class Cursor:
     """What both kinds of subscription share: waiting, waking and closing."""
 
@@ -162,7 +157,7 @@ class Cursor:
 class Subscription(Cursor):
     """One subscriber of one stream: first stored events, then new ones, in order and each once."""
 
-    def __init__(self, topic: StreamTopic) -> None:
+    def __init__(self, topic: Topic) -> None:
         super().__init__()
         self._topic = topic
         self.cursor = 0
@@ -252,3 +247,120 @@ class Subscription(Cursor):
     def close(self) -> None:
         super().close()
         self._topic.leave(self)
+
+
+class Topic:
+    """One stream with subscribers: its ring, and how it catches up with the database."""
+
+    def __init__(
+        self, stream: str, ring: Ring, load: LoadEvents, bounds: LoadBounds, on_empty: Callable[[Topic], None]
+    ) -> None:
+        """`on_empty` is called when the last subscription has left."""
+        self.stream = stream
+        self.ring = ring
+        self.load = partial(load, stream)
+        self.bounds = partial(bounds, stream)
+        self._on_empty = on_empty
+        self.subscriptions: set[Subscription] = set()
+        self._is_open = False
+        self._expected_id = 0
+        """The highest id that this process was told of."""
+        self._is_stale = False
+        """Whether the database may have more than that."""
+        self._opening: asyncio.Task[None] | None = None
+        self._catching_up: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Reads the last id of the stream. Subscribers that come at once share one read."""
+        if self._is_open:
+            return
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open())
+            # Marks the error as retrieved, in case all who waited for it were canceled.
+            self._opening.add_done_callback(lambda task: None if task.cancelled() else task.exception())
+        await asyncio.shield(self._opening)
+
+    async def _open(self) -> None:
+        try:
+            _, newest = await self.bounds()
+        finally:
+            self._opening = None
+        self.ring.restart(newest)
+        self._is_open = True
+        self.expect(0)
+
+    def add(self, event: StoredEvent) -> None:
+        """Adds a stored event. The caller wakes the subscribers afterwards."""
+        if not self._is_open:
+            self._expected_id = max(self._expected_id, event.id)
+        elif event.id == self.ring.last + 1:
+            self.ring.append(event)
+        else:
+            # Another process stored events in between, or this one was added before: the database has the order.
+            self.expect(event.id)
+
+    def expect(self, last_id: int) -> None:
+        """Events up to this id are stored."""
+        self._expected_id = max(self._expected_id, last_id)
+        if self._is_open and self._has_more() and self._catching_up is None:
+            self._catching_up = asyncio.create_task(self._catch_up())
+
+    def resync(self) -> None:
+        self._is_stale = True
+        self.expect(0)
+
+    def wake(self) -> None:
+        for subscription in self.subscriptions:
+            subscription.wake()
+
+    def leave(self, subscription: Subscription) -> None:
+        self.subscriptions.discard(subscription)
+        if not self.subscriptions:
+            self._on_empty(self)
+            if self._catching_up is not None:
+                self._catching_up.cancel()
+
+    def close(self) -> None:
+        """Ends the subscriptions."""
+        for subscription in tuple(self.subscriptions):
+            subscription.close()
+
+    async def stop(self) -> None:
+        tasks = [task for task in (self._opening, self._catching_up) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _has_more(self) -> bool:
+        return self._is_stale or self._expected_id > self.ring.last
+
+    async def _catch_up(self) -> None:
+        failures = 0
+        try:
+            while self._has_more():
+                self._is_stale = False
+                expected_id = self._expected_id
+                try:
+                    events = await self.load(self.ring.last, PAGE)
+                except Exception as error:
+                    pause = _RETRY_SECONDS[min(failures, len(_RETRY_SECONDS) - 1)]
+                    _log.warning("Stream %s: reading events failed, retrying in %s s: %s", self.stream, pause, error)
+                    self._is_stale = True
+                    await asyncio.sleep(pause)
+                    failures += 1
+                    continue
+                failures = 0
+                self._is_stale = self._is_stale or len(events) == PAGE
+                if not events and self._expected_id == expected_id:
+                    self._expected_id = self.ring.last  # The expected events were deleted already.
+                self._merge(events)
+        finally:
+            self._catching_up = None
+
+    def _merge(self, events: list[StoredEvent]) -> None:
+        for event in events:
+            if event.id > self.ring.last:
+                if event.id > self.ring.last + 1:
+                    self.ring.restart(event.id - 1)  # The events in between were deleted for their age.
+                self.ring.append(event)
+        self.wake()
