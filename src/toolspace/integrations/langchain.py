@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from langchain_core.messages import ToolMessage
 from langchain_core.tools import BaseTool, ToolException
@@ -20,14 +20,18 @@ from pydantic import PrivateAttr
 from toolspace.core.context import ToolContext
 from toolspace.core.result import ImagePart, ToolResult
 from toolspace.core.tool import Tool
-from toolspace.integrations.protocols import LOOP_TOOLS, RunLike, ToolspaceLike
+from toolspace.integrations import LOOP_TOOLS
+
+if TYPE_CHECKING:
+    from toolspace.orchestrator.run import Run
+    from toolspace.toolspace import Toolspace
 
 T = TypeVar("T")
 _START_SECONDS = 10.0
 
 
 def to_langchain_tools(
-    toolspace: ToolspaceLike, *, context: ToolContext | None = None, run: RunLike | None = None
+    toolspace: Toolspace, *, context: ToolContext | None = None, run: Run | None = None
 ) -> list[BaseTool]:
     """Returns the current tools of a toolspace. `context` is the caller; with `run` the calls belong to that run.
 
@@ -58,13 +62,13 @@ class ToolspaceTool(BaseTool):
 
     handle_tool_error: Any = True
     response_format: Literal["content", "content_and_artifact"] = "content_and_artifact"
-    _caller: ToolspaceLike | RunLike = PrivateAttr()
+    _caller: Toolspace | Run = PrivateAttr()
     _context: ToolContext | None = PrivateAttr(default=None)
     _loop_runner: LoopRunner = PrivateAttr()
 
     @classmethod
     def create(
-        cls, tool: Tool, caller: ToolspaceLike | RunLike, context: ToolContext | None, loop_runner: LoopRunner
+        cls, tool: Tool, caller: Toolspace | Run, context: ToolContext | None, loop_runner: LoopRunner
     ) -> ToolspaceTool:
         langchain_tool = cls(
             name=tool.name,

@@ -10,7 +10,7 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -19,15 +19,14 @@ from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode, Tra
 from toolspace.core import json_text
 from toolspace.core.result import ToolResult
 from toolspace.core.secret_masking import mask_secrets
-from toolspace.integrations.protocols import (
-    Instrumentable,
-    InstrumentableToolspace,
-    NextStage,
-    TracedCall,
-    TracedRun,
-    TracedStageContext,
-    TraceNode,
-)
+
+if TYPE_CHECKING:
+    from toolspace.orchestrator.call import Call
+    from toolspace.orchestrator.orchestrator import ToolOrchestrator
+    from toolspace.orchestrator.pipeline import CallHandler, StageContext
+    from toolspace.orchestrator.run import Run
+    from toolspace.orchestrator.run import Span as TraceSpan
+    from toolspace.toolspace import Toolspace
 
 _log = logging.getLogger("toolspace.telemetry")
 _ATTRIBUTES = {
@@ -51,7 +50,7 @@ _MAX_NAME = 200
 
 
 def instrument(
-    toolspace: InstrumentableToolspace | Instrumentable,
+    toolspace: Toolspace | ToolOrchestrator,
     tracer_provider: TracerProvider | None = None,
     *,
     capture_content: bool = False,
@@ -60,8 +59,7 @@ def instrument(
 
     The default provider is the global one. `capture_content` adds arguments and results, with secrets masked.
     """
-    owner = cast("Any", toolspace)
-    orchestrator: Instrumentable = getattr(owner, "orchestrator", owner)
+    orchestrator = cast("ToolOrchestrator", getattr(toolspace, "orchestrator", toolspace))
     runs = _RunRegistry(_get_tracer(tracer_provider))
     remove_stage = orchestrator.add_stage(_CallSpans(runs, capture_content=capture_content))
     remove_listener = orchestrator.on_run(runs.add)
@@ -73,7 +71,7 @@ def instrument(
     return uninstrument
 
 
-def export_run(run_trace: TraceNode | Mapping[str, Any], tracer: Tracer | None = None) -> None:
+def export_run(run_trace: TraceSpan | Mapping[str, Any], tracer: Tracer | None = None) -> None:
     """Creates the spans of a finished run from its trace, or from the JSON of the trace, with their original times."""
     node = run_trace if isinstance(run_trace, Mapping) else run_trace.to_dict()
     _export(node, tracer or _get_tracer(None), None)
@@ -92,14 +90,14 @@ class _CallSpans:
     def __init__(self, runs: _RunRegistry, *, capture_content: bool) -> None:
         self._runs = runs
         self._capture_content = capture_content
-        self._running: dict[TracedCall, Span] = {}
+        self._running: dict[Call, Span] = {}
 
-    def __call__(self, context: TracedStageContext, next: NextStage, /) -> NextStage:
+    def __call__(self, context: StageContext, next: CallHandler, /) -> CallHandler:
         entry = context.entry
         name = _span_name(entry.tool.name, is_registered=entry.is_registered)
         tool_attributes = _tool_attributes(entry.tool.name, entry.tool.description)
 
-        async def run(call: TracedCall) -> ToolResult:
+        async def run(call: Call) -> ToolResult:
             span = self._start_span(call, name, tool_attributes)
             self._running[call] = span
             result = None
@@ -113,7 +111,7 @@ class _CallSpans:
 
         return run
 
-    def _parent(self, call: TracedCall) -> tuple[Context | None, list[Link]]:
+    def _parent(self, call: Call) -> tuple[Context | None, list[Link]]:
         """Returns the parent context and the links: the call that made this one, else the turn of its run."""
         parent = call.parent
         if call.run is not None and (parent is None or parent.run is not call.run):
@@ -124,7 +122,7 @@ class _CallSpans:
             return None, []  # The current span is the parent call, or a span that its tool opened.
         return trace.set_span_in_context(span), []  # The tool called from a thread without the context.
 
-    def _start_span(self, call: TracedCall, name: str, attributes: Mapping[str, Any]) -> Span:
+    def _start_span(self, call: Call, name: str, attributes: Mapping[str, Any]) -> Span:
         parent, links = self._parent(call)
         span = _start(self._runs.tracer, name, parent, attributes, call.started_at, links)
         if span.is_recording():
@@ -136,7 +134,7 @@ class _CallSpans:
             span.add_event("tool_started", timestamp=_nanoseconds(call.started_at))
         return span
 
-    def _end_span(self, span: Span, call: TracedCall, result: ToolResult | None) -> None:
+    def _end_span(self, span: Span, call: Call, result: ToolResult | None) -> None:
         if span.is_recording() and result is not None:
             span.set_attributes(_call_attributes(_call_values(call, result)))
             if self._capture_content and result.ok:
@@ -151,14 +149,14 @@ class _RunRegistry:
 
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
-        self._spans: weakref.WeakKeyDictionary[TracedRun, _RunSpans] = weakref.WeakKeyDictionary()
+        self._spans: weakref.WeakKeyDictionary[Run, _RunSpans] = weakref.WeakKeyDictionary()
 
-    def add(self, run: TracedRun) -> None:
+    def add(self, run: Run) -> None:
         spans = self._spans[run] = _RunSpans(self.tracer, run.trace, run.id)
         # The span of a run that is never closed ends when the run is garbage collected.
         weakref.finalize(run, spans.end).atexit = False
 
-    def get(self, run: TracedRun) -> _RunSpans:
+    def get(self, run: Run) -> _RunSpans:
         if run not in self._spans:
             self.add(run)  # It was created before the instrumentation.
         return self._spans[run]
@@ -167,14 +165,14 @@ class _RunRegistry:
 class _RunSpans:
     """The span of one run and of its current turn."""
 
-    def __init__(self, tracer: Tracer, run_node: TraceNode, run_id: str) -> None:
+    def __init__(self, tracer: Tracer, run_node: TraceSpan, run_id: str) -> None:
         self._tracer = tracer
         self._run_node = run_node
         self._outer_span: SpanContext = trace.get_current_span().get_span_context()
         attributes = {"toolspace.run.id": run_id}
         self._span = _start(tracer, "toolspace.run", None, attributes, run_node.started_at)
         _end_with(run_node, self._span)
-        self._turn: tuple[TraceNode, Span] | None = None
+        self._turn: tuple[TraceSpan, Span] | None = None
 
     def turn_context(self) -> tuple[Context, list[Link]]:
         """Returns the context of the current turn, and a link to the current span if the run was not created in it."""
@@ -200,11 +198,11 @@ class _RunSpans:
         return self._turn[1]
 
 
-def _end_with(node: TraceNode, span: Span) -> None:
+def _end_with(node: TraceSpan, span: Span) -> None:
     """Ends the span when the node of the trace ends."""
     previous_listener = node.on_end
 
-    def end(ended_node: TraceNode) -> None:
+    def end(ended_node: TraceSpan) -> None:
         if previous_listener is not None:
             previous_listener(ended_node)
         _set_status(span, ended_node.status == "ok", ended_node.status)
@@ -285,7 +283,7 @@ def _call_attributes(values: Mapping[str, Any]) -> dict[str, Any]:
     return attributes
 
 
-def _call_values(call: TracedCall, result: ToolResult) -> dict[str, Any]:
+def _call_values(call: Call, result: ToolResult) -> dict[str, Any]:
     arguments = call.arguments
     return {
         "requested": call.requested_name[:_MAX_NAME],
@@ -307,7 +305,7 @@ def _json(arguments: Mapping[str, Any] | None) -> str:
     return json_text.encode(arguments) if arguments else ""
 
 
-def _arguments_text(call: TracedCall) -> str:
+def _arguments_text(call: Call) -> str:
     try:
         return json_text.encode(mask_secrets(json_text.parse_arguments(call.arguments)))
     except ValueError:

@@ -9,7 +9,7 @@ import base64
 import binascii
 import copy
 from collections.abc import Sequence
-from typing import Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import msgspec
 from pydantic_ai import RunContext
@@ -22,7 +22,11 @@ from pydantic_core import SchemaValidator, core_schema
 from toolspace.core.context import ToolContext
 from toolspace.core.result import AudioPart, Content, ImagePart, ResourcePart, ToolResult
 from toolspace.core.tool import Tool
-from toolspace.integrations.protocols import LOOP_TOOLS, RunLike, ToolspaceLike
+from toolspace.integrations import LOOP_TOOLS
+
+if TYPE_CHECKING:
+    from toolspace.orchestrator.run import Run
+    from toolspace.toolspace import Toolspace
 
 
 class ToolspaceToolset(AbstractToolset[AgentDepsT]):
@@ -34,9 +38,9 @@ class ToolspaceToolset(AbstractToolset[AgentDepsT]):
 
     def __init__(
         self,
-        toolspace: ToolspaceLike,
+        toolspace: Toolspace,
         *,
-        run: RunLike | None = None,
+        run: Run | None = None,
         context: ToolContext | None = None,
         max_retries: int | None = None,
         id: str | None = None,

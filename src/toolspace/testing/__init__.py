@@ -14,32 +14,34 @@ The contracts need pytest and pytest-asyncio, in either of its modes. The rest n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from toolspace.core.events import CallEvent, Event, EventType
+from toolspace.orchestrator.event_bus import EventBus
 
 if TYPE_CHECKING:
     from toolspace.models.scripted import ScriptedModel as ScriptedModel
     from toolspace.models.scripted import call as call
     from toolspace.storage.memory_cache import MemoryCache as MemoryCache
     from toolspace.storage.outputs import MemoryOutputs as MemoryOutputs
-    from toolspace.testing.doubles import EventRecorder as EventRecorder
-    from toolspace.testing.doubles import FakeClock as FakeClock
     from toolspace.testing.provider_contract import ProviderContract as ProviderContract
     from toolspace.testing.storage_contracts import CacheContract as CacheContract
     from toolspace.testing.storage_contracts import OutputsContract as OutputsContract
 
 _MODULES = {
     "CacheContract": "toolspace.testing.storage_contracts",
-    "FakeClock": "toolspace.testing.doubles",
     "MemoryCache": "toolspace.storage.memory_cache",
     "MemoryOutputs": "toolspace.storage.outputs",
     "OutputsContract": "toolspace.testing.storage_contracts",
     "ProviderContract": "toolspace.testing.provider_contract",
-    "EventRecorder": "toolspace.testing.doubles",
     "ScriptedModel": "toolspace.models.scripted",
     "call": "toolspace.models.scripted",
 }
 
-__all__ = list(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = ["EventRecorder", "FakeClock"]
+__all__ += list(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
@@ -65,3 +67,72 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_MODULES})
+
+
+class _HasBus(Protocol):
+    @property
+    def bus(self) -> EventBus: ...
+
+
+class EventRecorder:
+    """Records every event of a toolspace or an orchestrator from now on, in order.
+
+    recorder = EventRecorder(ts)
+    task = asyncio.create_task(ts.call("slow"))
+    event = await recorder.wait_for_start("slow")
+    """
+
+    def __init__(self, source: _HasBus, *, timeout: float = 20.0) -> None:
+        self.events: list[Event] = []
+        self.timeout = timeout
+        """Seconds after which waiting for an event fails."""
+        self._changed = asyncio.Event()
+        self.stop = source.bus.subscribe(self._record)
+        """Ends the recording."""
+
+    def types(self) -> list[str]:
+        return [event.type.name for event in self.events]
+
+    def of_type(self, type: EventType) -> list[Event]:
+        return [event for event in self.events if event.type is type]
+
+    def of_call(self, call_id: str) -> list[CallEvent]:
+        return [event for event in self.events if isinstance(event, CallEvent) and event.call_id == call_id]
+
+    async def wait_for(self, matches: Callable[[Event], bool]) -> Event:
+        """Returns the first event that matches, recorded or still to come. Raises `TimeoutError` if there is none."""
+        async with asyncio.timeout(self.timeout):
+            while True:
+                for event in self.events:
+                    if matches(event):
+                        return event
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def wait_for_start(self, tool: str) -> CallEvent:
+        """Returns the event of the start of a call of this tool."""
+
+        def is_start(event: Event) -> bool:
+            is_request = event.type is EventType.TOOL_CALL_REQUESTED
+            return is_request and isinstance(event, CallEvent) and event.tool_name == tool
+
+        event = await self.wait_for(is_start)
+        assert isinstance(event, CallEvent)
+        return event
+
+    def _record(self, event: Event) -> None:
+        self.events.append(event)
+        self._changed.set()
+
+
+class FakeClock:
+    """A clock that stands still until a test moves it. Pass it as `clock=`: `MemoryCache(clock=clock)`."""
+
+    def __init__(self, now: float = 1_000_000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds

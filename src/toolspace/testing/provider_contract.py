@@ -19,7 +19,7 @@ from toolspace.core.validation import compile_schema
 from toolspace.errors import ERROR_CLASSES
 from toolspace.orchestrator.settings import ProviderRules, ToolRules
 from toolspace.storage.outputs import MemoryOutputs
-from toolspace.testing.doubles import EventRecorder
+from toolspace.testing import EventRecorder
 from toolspace.toolspace import Toolspace
 
 T = TypeVar("T")

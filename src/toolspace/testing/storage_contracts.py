@@ -10,7 +10,7 @@ import pytest
 
 from toolspace.core.interfaces import CachedResult, OutputStore, ResultCache, StoredOutput
 from toolspace.errors import ToolspaceError
-from toolspace.testing.doubles import FakeClock
+from toolspace.testing import FakeClock
 
 MEBIBYTE = 1 << 20
 TTL = 600.0

@@ -23,7 +23,8 @@ class EventLog:
         self.database = database
         self.loads = 0
         self.fails = 0
-        self.hub = Hub(lambda *place: self.load(*place), self.bounds, max_events=ring, max_bytes=ring_bytes)
+        load = lambda *place: self.load(*place)  # noqa: E731, PLW0108 - a test may replace `load`
+        self.hub = Hub(load, self.bounds, max_events=ring, max_bytes=ring_bytes)
 
     async def load(self, stream: str, after: int, limit: int) -> list[StoredEvent]:
         self.loads += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.storage.caches.cache_contract import Clock, LocalCacheContract
+from tests.storage.cache_contract import Clock, LocalCacheContract
 from toolspace.core.interfaces import CachedResult
 from toolspace.storage.memory_cache import MemoryCache
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.caches.cache_contract import Clock
-from tests.storage.outputs.output_contract import TTL, LocalOutputsContract, all_lines, store
+from tests.storage.cache_contract import Clock
+from tests.storage.output_contract import TTL, LocalOutputsContract, all_lines, store
 from toolspace.errors import ToolspaceError
 from toolspace.storage.disk_outputs import DiskOutputs
 

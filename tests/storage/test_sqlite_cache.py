@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.caches.cache_contract import Clock, LocalCacheContract
+from tests.storage.cache_contract import Clock, LocalCacheContract
 from toolspace.core.interfaces import CachedResult
 from toolspace.errors import ToolspaceError
 from toolspace.storage.sqlite_cache import SqliteCache

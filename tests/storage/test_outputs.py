@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.storage.caches.cache_contract import Clock
-from tests.storage.outputs.output_contract import TTL, LocalOutputsContract, store
+from tests.storage.cache_contract import Clock
+from tests.storage.output_contract import TTL, LocalOutputsContract, store
 from toolspace.errors import ToolspaceError
 from toolspace.storage.outputs import MemoryOutputs
 
