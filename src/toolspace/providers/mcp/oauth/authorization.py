@@ -194,7 +194,7 @@ class HttpAuth(httpx2.Auth, ABC):
         except ProviderError as error:
             if request.method != "POST":  # A stream that cannot be opened: no request waits for a response.
                 raise
-            replace_with_error(response, error)
+            await replace_with_error(response, error)
             return
         limit_body(response)  # The client reads it before it sends the request again.
         request.headers["Authorization"] = authorization
@@ -202,7 +202,7 @@ class HttpAuth(httpx2.Auth, ABC):
         if response.status_code == 401:
             if request.method != "POST":
                 raise self.refused_error()
-            replace_with_error(response, self.refused_error())
+            await replace_with_error(response, self.refused_error())
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._name!r})"

@@ -7,7 +7,6 @@ nothing, and does not import the MCP SDK.
 from __future__ import annotations
 
 import asyncio
-import base64
 import functools
 import re
 import ssl
@@ -19,6 +18,7 @@ from urllib.parse import quote
 import httpx2
 import msgspec
 
+from toolspace.core.http_messages import basic_authorization
 from toolspace.core.secret_masking import mask_secrets
 from toolspace.errors import ProviderError
 from toolspace.providers.mcp.oauth.settings import OAuthSettings, find_url_problem
@@ -89,33 +89,21 @@ class _LimitedBody(httpx2.AsyncByteStream):
         await self._stream.aclose()
 
 
-class _ReplacedBody(httpx2.AsyncByteStream):
-    """A body that replaces the one of a response."""
-
-    def __init__(self, body: bytes, stream: httpx2.AsyncByteStream) -> None:
-        self._body, self._stream = body, stream
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        yield self._body
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-
 def limit_body(response: httpx2.Response) -> None:
     """Limits how much of a response is read."""
     assert isinstance(response.stream, httpx2.AsyncByteStream)
     response.stream = _LimitedBody(response.stream)
 
 
-def replace_with_error(response: httpx2.Response, error: ProviderError) -> None:
+async def replace_with_error(response: httpx2.Response, error: ProviderError) -> None:
     """Replaces a response's body by a JSON-RPC error, which fails one request.
 
     Raising an exception instead would end the SDK's whole connection.
     """
     assert isinstance(response.stream, httpx2.AsyncByteStream)
+    await response.stream.aclose()
     body = {"jsonrpc": "2.0", "id": None, "error": {"code": _INTERNAL_ERROR, "message": str(error)}}
-    response.stream = _ReplacedBody(msgspec.json.encode(body), response.stream)
+    response.stream = httpx2.ByteStream(msgspec.json.encode(body))
     for name in ("content-length", "content-encoding", "transfer-encoding"):
         response.headers.pop(name, None)
     response.headers["content-type"] = "application/json"
@@ -226,10 +214,10 @@ async def refresh_login(
 
 
 async def revoke_login(login: StoredLogin, settings: OAuthSettings, http: OAuthHttpClient) -> None:
-    """Revokes a login at the authorization server (RFC 7009), if it has an endpoint for that."""
-    if login.revocation_endpoint is not None:
-        token = login.refresh_token or login.access_token
-        await http.send(_build_token_request(login.revocation_endpoint, {"token": token}, login, settings))
+    """Revokes a login at the revocation endpoint of the authorization server (RFC 7009)."""
+    assert login.revocation_endpoint is not None
+    token = login.refresh_token or login.access_token
+    await http.send(_build_token_request(login.revocation_endpoint, {"token": token}, login, settings))
 
 
 def _build_token_request(url: str, data: dict[str, str], login: StoredLogin, settings: OAuthSettings) -> httpx2.Request:
@@ -238,7 +226,7 @@ def _build_token_request(url: str, data: dict[str, str], login: StoredLogin, set
     data = {**data, "client_id": login.client_id}
     if secret is not None and login.client_auth == "client_secret_basic":
         credentials = f"{quote(login.client_id, safe='')}:{quote(secret, safe='')}"
-        headers["Authorization"] = f"Basic {base64.b64encode(credentials.encode()).decode()}"
+        headers["Authorization"] = basic_authorization(credentials)
     elif secret is not None and login.client_auth == "client_secret_post":
         data["client_secret"] = secret
     return httpx2.Request("POST", url, data=data, headers=headers)

@@ -50,89 +50,87 @@ class OAuthSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_oauth_settings(server: str, value: object) -> OAuthSettings:
     """Parses a server's `auth`: a mapping, or just `oauth`. Raises ConfigError, which names the key."""
-    if isinstance(value, str):
-        value = {"type": value}
+    try:
+        return _parse_settings({"type": value} if isinstance(value, str) else value)
+    except _InvalidSetting as error:
+        raise ConfigError(f"server {server!r}: auth{error}") from None
+
+
+class _InvalidSetting(ValueError):
+    """What is wrong, as the end of a sentence that begins with `auth`."""
+
+
+def _parse_settings(value: object) -> OAuthSettings:
     if not isinstance(value, Mapping):
-        raise ConfigError(f"server {server!r}: auth must be a mapping or `oauth`, not {type(value).__name__}")
+        raise _InvalidSetting(f" must be a mapping or `oauth`, not {type(value).__name__}")
     auth = cast("Mapping[Any, Any]", value)
-    where = f"server {server!r}: auth"
     for key in auth:
         if key not in _KEYS:
-            raise ConfigError(f"{where} has an unknown key {str(key)!r}{did_you_mean(str(key), _KEYS)}")
+            raise _InvalidSetting(f" has an unknown key {str(key)!r}{did_you_mean(str(key), _KEYS)}")
     kind = auth.get("type", "authorization_code")
     grant = _GRANTS.get(kind) if isinstance(kind, str) else None
     if grant is None:
-        raise ConfigError(f"{where}.type must be authorization_code or client_credentials, not {kind!r}")
+        raise _InvalidSetting(f".type must be authorization_code or client_credentials, not {kind!r}")
     for key in _TEXT_KEYS:
         text = auth.get(key)
         if text is not None and not (isinstance(text, str) and text.strip()):
-            raise ConfigError(
-                f"{where}.{key} must be a non-empty text"
-            )  # The value is not shown: it may be the secret.
+            raise _InvalidSetting(f".{key} must be a non-empty text")  # Not the value: it may be the secret.
+    port = auth.get("redirectPort")
+    if port is not None and (not isinstance(port, int) or isinstance(port, bool) or not 1 <= port <= 65535):
+        raise _InvalidSetting(f".redirectPort must be a port from 1 to 65535, not {port!r}")
     settings = OAuthSettings(
         grant=grant,
         client_id=auth.get("clientId"),
         client_secret=auth.get("clientSecret"),
         client_auth=auth.get("tokenEndpointAuthMethod"),
-        scope=_parse_scope(where, auth),
-        redirect_port=_parse_port(where, auth.get("redirectPort")),
+        scope=_parse_scope(auth),
+        redirect_port=port,
         client_metadata_url=auth.get("clientMetadataUrl"),
         issuer=auth.get("issuer"),
     )
-    _check_combination(where, settings, auth)
+    _check_combination(settings, auth)
     return settings
 
 
-def _parse_scope(where: str, auth: Mapping[Any, Any]) -> str | None:
-    if auth.get("scope") is not None and auth.get("scopes") is not None:
-        raise ConfigError(f"{where} has both scope and scopes; keep one")
-    value = auth.get("scope") if auth.get("scope") is not None else auth.get("scopes")
-    if value is None:
+def _parse_scope(auth: Mapping[Any, Any]) -> str | None:
+    values = [auth[key] for key in ("scope", "scopes") if auth.get(key) is not None]
+    if len(values) > 1:
+        raise _InvalidSetting(" has both scope and scopes; keep one")
+    if not values:
         return None
-    parts = list(cast("list[object]", value)) if isinstance(value, list | tuple) else [value]
+    parts = list(cast("list[object]", values[0])) if isinstance(values[0], list | tuple) else values
     if all(isinstance(part, str) for part in parts):
-        scope = " ".join(" ".join(cast("list[str]", parts)).split())
-        if not scope:
-            return None
-        if _SCOPE.fullmatch(scope):
-            return scope
-    raise ConfigError(f"{where}.scope must be words separated by spaces, or a list of them, not {value!r}")
+        scope = " ".join(" ".join(parts).split())
+        if not scope or _SCOPE.fullmatch(scope):
+            return scope or None
+    raise _InvalidSetting(f".scope must be words separated by spaces, or a list of them, not {values[0]!r}")
 
 
-def _parse_port(where: str, port: object) -> int | None:
-    if port is None:
-        return None
-    if not isinstance(port, int) or isinstance(port, bool) or not 1 <= port <= 65535:
-        raise ConfigError(f"{where}.redirectPort must be a port from 1 to 65535, not {port!r}")
-    return port
-
-
-def _check_combination(where: str, settings: OAuthSettings, auth: Mapping[Any, Any]) -> None:
-    """Raises ConfigError if settings contradict each other."""
+def _check_combination(settings: OAuthSettings, auth: Mapping[Any, Any]) -> None:
+    """Raises if settings contradict each other."""
     if settings.grant == "client_credentials":
-        for key, value in (("clientId", settings.client_id), ("clientSecret", settings.client_secret)):
-            if value is None:
-                raise ConfigError(f"{where} of type client_credentials needs {key}")
+        for key in ("clientId", "clientSecret"):
+            if auth.get(key) is None:
+                raise _InvalidSetting(f" of type client_credentials needs {key}")
         for key in _AUTHORIZATION_CODE_KEYS:
             if auth.get(key) is not None:
-                raise ConfigError(f"{where}.{key} is for type authorization_code; remove it")
+                raise _InvalidSetting(f".{key} is for type authorization_code; remove it")
     if settings.client_secret is not None and settings.client_id is None:
-        raise ConfigError(f"{where} has a clientSecret without its clientId")
+        raise _InvalidSetting(" has a clientSecret without its clientId")
     if settings.client_auth is not None:
         if settings.client_auth not in _AUTH_METHODS:
-            raise ConfigError(
-                f"{where}.tokenEndpointAuthMethod must be {' or '.join(_AUTH_METHODS)}, not {settings.client_auth!r}"
-            )
+            methods = " or ".join(_AUTH_METHODS)
+            raise _InvalidSetting(f".tokenEndpointAuthMethod must be {methods}, not {settings.client_auth!r}")
         if settings.client_secret is None:
-            raise ConfigError(f"{where}.tokenEndpointAuthMethod needs a clientSecret")
+            raise _InvalidSetting(".tokenEndpointAuthMethod needs a clientSecret")
     if (metadata_url := settings.client_metadata_url) is not None:
         if settings.client_id is not None:
-            raise ConfigError(f"{where} has both clientId and clientMetadataUrl; keep one")
+            raise _InvalidSetting(" has both clientId and clientMetadataUrl; keep one")
         parts = split_url(metadata_url)
         if parts is None or parts.scheme != "https" or parts.path in ("", "/"):
-            raise ConfigError(f"{where}.clientMetadataUrl must be an https URL with a path")
+            raise _InvalidSetting(".clientMetadataUrl must be an https URL with a path")
     if settings.issuer is not None and (problem := find_url_problem(settings.issuer)) is not None:
-        raise ConfigError(f"{where}.issuer {problem}")
+        raise _InvalidSetting(f".issuer {problem}")
 
 
 def split_url(url: str) -> SplitResult | None:

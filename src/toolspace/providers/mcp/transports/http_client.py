@@ -138,8 +138,8 @@ async def send_within_origin(client: httpx2.AsyncClient, request: httpx2.Request
     return await client.send(request, stream=True)
 
 
-def same_origin(url: httpx2.URL, other: httpx2.URL) -> bool:
-    return (url.scheme, url.host, url.port) == (other.scheme, other.host, other.port)
+def same_origin(first: httpx2.URL, second: httpx2.URL) -> bool:
+    return (first.scheme, first.host, first.port) == (second.scheme, second.host, second.port)
 
 
 def may_have_been_sent(error: Exception) -> bool:

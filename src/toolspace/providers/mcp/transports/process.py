@@ -157,10 +157,10 @@ class ServerProcess(asyncio.SubprocessProtocol):
         self._is_paused = False
         self._writable = asyncio.Event()
         self._writable.set()
-        self._exited = asyncio.Event()
-        self._closed = asyncio.Event()
+        self._exit_event = asyncio.Event()
+        self._close_event = asyncio.Event()
         self._end_timer: asyncio.TimerHandle | None = None
-        self._stopping: asyncio.Task[None] | None = None
+        self._stop_task: asyncio.Task[None] | None = None
 
     @property
     def exit_code(self) -> int | None:
@@ -218,9 +218,9 @@ class ServerProcess(asyncio.SubprocessProtocol):
 
         Takes the grace period and a few seconds at most, whatever the server does.
         """
-        if self._stopping is None:
-            self._stopping = asyncio.get_running_loop().create_task(self._stop(grace_seconds))
-        await wait_until_done(self._stopping)
+        if self._stop_task is None:
+            self._stop_task = asyncio.get_running_loop().create_task(self._stop(grace_seconds))
+        await wait_until_done(self._stop_task)
 
     async def _stop(self, grace_seconds: float) -> None:
         processes = frozenset((self._identity,))
@@ -230,7 +230,7 @@ class ServerProcess(asyncio.SubprocessProtocol):
             processes |= find_descendants(self._identity, self.mark)
             if (pipe := self._pipe(0)) is not None:
                 pipe.close()
-            await _wait(self._exited, grace_seconds)
+            await _wait(self._exit_event, grace_seconds)
             for kind, seconds in _STOP_ROUNDS:
                 survivors = find_descendants(self._identity, self.mark, processes)
                 if not survivors:
@@ -238,14 +238,14 @@ class ServerProcess(asyncio.SubprocessProtocol):
                 processes |= survivors
                 send_signal(kind, self.pid, survivors)
                 await _wait_for_end(survivors, seconds)
-            await _wait(self._exited, _REAP_SECONDS)
+            await _wait(self._exit_event, _REAP_SECONDS)
         except asyncio.CancelledError:  # The event loop is closing: no time for a grace period.
             survivors = find_descendants(self._identity, self.mark, processes)
             send_signal(KILL_SIGNAL, self.pid, survivors)
             raise
         finally:
             self._release()
-        await _wait(self._closed, _REAP_SECONDS)
+        await _wait(self._close_event, _REAP_SECONDS)
 
     def _release(self) -> None:
         if self._end_timer is not None:
@@ -277,11 +277,11 @@ class ServerProcess(asyncio.SubprocessProtocol):
         self._check_end()
 
     def process_exited(self) -> None:
-        self._exited.set()
+        self._exit_event.set()
         self._check_end()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._closed.set()
+        self._close_event.set()
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -291,9 +291,9 @@ class ServerProcess(asyncio.SubprocessProtocol):
 
     def _check_end(self) -> None:
         """The ends of the process and of its pipes are reported in any order, and some of them never."""
-        if self._exited.is_set() and not self._open_pipes:
+        if self._exit_event.is_set() and not self._open_pipes:
             self._finish()
-        elif (self._exited.is_set() or 1 not in self._open_pipes) and self._end_timer is None:
+        elif (self._exit_event.is_set() or 1 not in self._open_pipes) and self._end_timer is None:
             self._end_timer = asyncio.get_running_loop().call_later(_LAST_OUTPUT_SECONDS, self._finish)
 
     def _finish(self) -> None:
@@ -302,7 +302,7 @@ class ServerProcess(asyncio.SubprocessProtocol):
         if not self.is_ended:
             self.is_ended = True
             self._writable.set()
-            if self._stopping is None:
+            if self._stop_task is None:
                 self._on_end()
 
     def _add_error_output(self, data: bytes) -> None:
