@@ -78,8 +78,8 @@ def test_an_invalid_expression_is_a_configuration_error_with_its_line(
 
 
 def test_all_invalid_definitions_are_reported_together(open_toolspace: OpenToolspace) -> None:
-    other = {"name": "other", "executionType": "prebuilt", "execution": {"action": "sendMesage"}}
-    message = configuration_error(open_toolspace, define_tool("compute", {"expression": "1 +"}), other)
+    other_tool = {"name": "other", "executionType": "prebuilt", "execution": {"action": "sendMesage"}}
+    message = configuration_error(open_toolspace, define_tool("compute", {"expression": "1 +"}), other_tool)
     assert "tools[0].execution.expression" in message
     assert "tools[1].execution.action" in message
 
@@ -163,11 +163,16 @@ def test_an_invalid_request_is_a_configuration_error(
 
 
 @pytest.mark.spec("6.1")
-@pytest.mark.parametrize(("execution_type", "who"), [("external", "a worker"), ("space", "a person in a space")])
-async def test_external_tools_need_the_gateway(open_toolspace: OpenToolspace, execution_type: str, who: str) -> None:
+@pytest.mark.parametrize(("execution_type", "executor"), [("external", "a worker"), ("space", "a person in a space")])
+async def test_external_tools_need_the_gateway(
+    open_toolspace: OpenToolspace, execution_type: str, executor: str
+) -> None:
     async with open_toolspace(define_tool(execution_type)) as ts:
         result = await ts.call("it", {})
-        assert result.error == f'tool "it" is executed by {who}; start the gateway (toolspace serve) and call it there'
+        assert (
+            result.error
+            == f'tool "it" is executed by {executor}; start the gateway (toolspace serve) and call it there'
+        )
         assert (result.error_kind, result.executed) == ("execution_error", False)
 
 

@@ -38,12 +38,14 @@ async def test_a_final_report_ends_the_run(format: str, status: str) -> None:
             "agent__final_report", {"status": status, "format": format, **content, "metadata": {"k": 1}}
         )
         late = await run.call("add", {"a": 1})
-        again = await run.call("agent__final_report", {"status": "success", "format": "tty", "content": "other"})
+        second_report = await run.call(
+            "agent__final_report", {"status": "success", "format": "tty", "content": "other"}
+        )
     assert result.ok, result.error
     assert run.is_finished
     assert run.final_report == {"status": status, "format": format, **content, "metadata": {"k": 1}}
     assert (late.error_kind, late.executed) == ("limit_exceeded", False)
-    assert not again.ok
+    assert not second_report.ok
 
 
 @pytest.mark.spec("3.30")
@@ -56,8 +58,8 @@ async def test_a_json_report_is_checked_against_the_schema_and_a_mismatch_goes_b
         assert "content_json.n: expected integer" in (wrong.error or "")
         assert "content_json.x: no such parameter" in (wrong.error or "")
         assert not run.is_finished
-        other = await run.call("agent__final_report", {"status": "success", "format": "tty", "content": "x"})
-        assert 'asks for "json"' in (other.error or "")
+        other_report = await run.call("agent__final_report", {"status": "success", "format": "tty", "content": "x"})
+        assert 'asks for "json"' in (other_report.error or "")
         right = await run.call("agent__final_report", {**report, "content": '{"n": 3}'})
         assert right.ok
         assert run.final_report is not None
@@ -101,11 +103,11 @@ async def test_task_status_is_an_event_and_reminds_of_the_final_report() -> None
     async with Toolspace() as ts:
         recorder = EventRecorder(ts)
         run = ts.run()
-        going = await run.call("agent__task_status", {**STATUS, "status": "in-progress"})
-        assert going.result == {"received": True}
+        first_status = await run.call("agent__task_status", {**STATUS, "status": "in-progress"})
+        assert first_status.result == {"received": True}
         assert run.final_report_reminder is None
-        done = await run.call("agent__task_status", STATUS)
-        assert "agent__final_report" in done.result["next"]
+        final_status = await run.call("agent__task_status", STATUS)
+        assert "agent__final_report" in final_status.result["next"]
         assert run.final_report_reminder is not None
         await run.call("agent__final_report", {"status": "success", "format": "pipe", "content": "x"})
         assert run.final_report_reminder is None
@@ -164,15 +166,15 @@ async def test_one_failure_never_fails_the_batch() -> None:
 
 @pytest.mark.spec("3.32")
 async def test_calls_of_a_batch_respect_queues_limits_and_permissions() -> None:
-    inside = most = 0
+    running_calls = most = 0
 
     @tool(queue="narrow")
     async def busy() -> int:
-        nonlocal inside, most
-        inside += 1
-        most = max(most, inside)
+        nonlocal running_calls, most
+        running_calls += 1
+        most = max(most, running_calls)
         await asyncio.sleep(0)
-        inside -= 1
+        running_calls -= 1
         return most
 
     @tool
@@ -248,7 +250,7 @@ async def test_cancelling_a_batch_cancels_its_calls() -> None:
     assert sorted(stopped) == [1, 2]
 
 
-def numbered(count: int) -> list[Any]:
+def numbered_tools(count: int) -> list[Any]:
     def make(n: int) -> Any:
         @tool(name=f"filler_{n}", description=f"Does the unremarkable thing number {n} with care and without haste.")
         async def filler(value: str, amount: int = 1) -> None: ...
@@ -285,7 +287,7 @@ async def list_directory(path: str) -> None:
     ],
 )
 async def test_tools_are_found_by_what_they_do(query: str, best: str) -> None:
-    async with Toolspace(tools=[*numbered(50), send_invoice, list_directory]) as ts:
+    async with Toolspace(tools=[*numbered_tools(50), send_invoice, list_directory]) as ts:
         matches = (await ts.call("agent__find_tools", {"query": query})).result["tools"]
     assert matches[0]["name"] == best
     assert matches[0]["parameters"]["type"] == "object"
@@ -303,7 +305,7 @@ async def test_no_match_is_an_empty_list_and_an_empty_query_is_rejected() -> Non
 async def test_beyond_a_threshold_the_model_gets_a_search_tool_and_its_results() -> None:
     few = Toolspace(tools=[send_invoice], settings=Settings(tool_search_threshold=1_000))
     assert [definition["function"]["name"] for definition in few.to_llm_tools()] == ["send_invoice"]
-    many = Toolspace(tools=[*numbered(100), send_invoice], settings=Settings(tool_search_threshold=1_000))
+    many = Toolspace(tools=[*numbered_tools(100), send_invoice], settings=Settings(tool_search_threshold=1_000))
     async with many as ts:
         run = ts.run()
         tool_names = [definition["function"]["name"] for definition in ts.to_llm_tools(run=run)]
@@ -315,8 +317,8 @@ async def test_beyond_a_threshold_the_model_gets_a_search_tool_and_its_results()
         assert "send_invoice" in tool_names
         assert "filler_1" not in tool_names
         assert "send_invoice" not in [definition["function"]["name"] for definition in ts.to_llm_tools(run=ts.run())]
-    unbounded = Toolspace(tools=numbered(100), settings=Settings(tool_search_threshold=None))
-    assert len(unbounded.to_llm_tools()) == 100
+    unlimited_toolspace = Toolspace(tools=numbered_tools(100), settings=Settings(tool_search_threshold=None))
+    assert len(unlimited_toolspace.to_llm_tools()) == 100
 
 
 async def test_internal_tools_are_offered_in_runs_and_always_callable() -> None:

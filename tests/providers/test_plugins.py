@@ -168,10 +168,10 @@ def names(ts: Toolspace) -> list[str]:
 
 def plug(ts: Toolspace, namespace: str) -> Any:
     """The provider of the test behind a namespace."""
-    (mounted,) = [
+    (mounted_provider,) = [
         provider for provider in ts.orchestrator.providers if provider.namespace == namespace and provider.list_tools()
     ]
-    return mounted.inner  # type: ignore[attr-defined]
+    return mounted_provider.inner  # type: ignore[attr-defined]
 
 
 def log_of(provider: Any) -> list[str]:
@@ -243,9 +243,9 @@ def test_a_package_that_cannot_be_imported_is_reported_with_the_reason(
     install: Callable[..., Path], code: str, value: str, message: str
 ) -> None:
     install("plug_bad", code, greeter=value)
-    with pytest.raises(ConfigError, match=message) as caught:
+    with pytest.raises(ConfigError, match=message) as error_info:
         load_provider("greeter", {})
-    assert 'the provider "greeter" of plug_bad 1.2 (plug_bad:Plug) cannot be imported' in str(caught.value)
+    assert 'the provider "greeter" of plug_bad 1.2 (plug_bad:Plug) cannot be imported' in str(error_info.value)
 
 
 def test_entry_points_are_read_only_if_a_provider_is_configured(write: Callable[..., Path], folder: Path) -> None:
@@ -299,16 +299,18 @@ def test_an_invalid_entry_says_what_to_write(folder: Path, uses: str, settings: 
 @pytest.mark.spec("3.1")
 def test_an_error_in_user_code_names_its_line(folder: Path) -> None:
     (folder / "bad.py").write_text("x = 1\ny = 1 / 0\n")
-    with pytest.raises(ConfigError, match=r"bad.py:Plug cannot be imported: .*bad\.py:2: ZeroDivisionError") as caught:
+    with pytest.raises(
+        ConfigError, match=r"bad.py:Plug cannot be imported: .*bad\.py:2: ZeroDivisionError"
+    ) as error_info:
         load_provider("./bad.py:Plug", {}, base_dir=folder)
-    assert "functions" not in str(caught.value)
+    assert "functions" not in str(error_info.value)
 
 
 @pytest.mark.spec("3.2")
 def test_all_errors_are_reported_together_with_their_lines(open_with_providers: OpenToolspace, folder: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error_info:
         open_with_providers(a="no_such_one", b={"uses": "./plug.py:Plug", "settings": {"x": 1}}, c="./plug.py:Plug")
-    first, second = str(caught.value).splitlines()
+    first, second = str(error_info.value).splitlines()
     assert first.startswith(f"{folder / 'toolspace.yaml'}:2 (providers.a): no installed package offers")
     assert second.startswith(f"{folder / 'toolspace.yaml'}:3 (providers.b): ./plug.py:Plug: there is no setting")
 
@@ -319,9 +321,9 @@ def test_no_message_shows_a_secret(write: Callable[..., Path], shape: str) -> No
     settings = {"url": "https://${HOST}/x", "api_key": "opensesame-1"}
     entry = {"uses": "./plug.py:Picky", "settings": settings}
     path = write(providers={"a": entry} if shape == "mapping" else [{"name": "a", **entry}])
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error_info:
         Toolspace.open(path, environ={"HOST": "hidden.example"})
-    message = str(caught.value)
+    message = str(error_info.value)
     assert "cannot be made with the settings api_key, url: ValueError: cannot reach [hidden] with [hidden]" in message
     assert "sesame" not in message
     assert "hidden.example" not in message
@@ -332,11 +334,13 @@ def test_no_message_shows_a_secret(write: Callable[..., Path], shape: str) -> No
 
 @pytest.mark.spec("3.2")
 async def test_the_namespace_comes_from_the_entry_the_provider_or_the_name(open_with_providers: OpenToolspace) -> None:
-    own = "./plug.py:Named"
-    async with open_with_providers(a=own, b={"uses": own, "namespace": "other"}, c="./plug.py:Plug") as ts:
+    own_provider = "./plug.py:Named"
+    async with open_with_providers(
+        a=own_provider, b={"uses": own_provider, "namespace": "other"}, c="./plug.py:Plug"
+    ) as ts:
         assert {name.split("__")[0] for name in names(ts)} == {"own", "other", "c"}
     with pytest.raises(ConfigError, match=r'providers.b\): the namespace "own" is that of providers.a already'):
-        open_with_providers(a=own, b=own)
+        open_with_providers(a=own_provider, b=own_provider)
 
 
 @pytest.mark.spec("3.2")
@@ -359,10 +363,10 @@ async def test_explaining_a_tool_names_the_line_of_its_provider(write: Callable[
     )
     line = next(n for n, text in enumerate(path.read_text().splitlines(), 1) if text.strip() == "a:")
     ts = Toolspace.open(path, environ={})
-    explained = ts.orchestrator.explain("a__say")
-    assert explained is not None
-    assert (explained[1].timeout.value, explained[1].queue.value, explained[1].cache.value) == (7.0, "q", 60.0)
-    assert explained[1].timeout.source.startswith(f"{path}:{line} (providers.a")
+    explanation = ts.orchestrator.explain("a__say")
+    assert explanation is not None
+    assert (explanation[1].timeout.value, explanation[1].queue.value, explanation[1].cache.value) == (7.0, "q", 60.0)
+    assert explanation[1].timeout.source.startswith(f"{path}:{line} (providers.a")
     overridden = ts.orchestrator.explain("a__rest")
     assert overridden is not None
     assert overridden[1].timeout.value == 9.0
@@ -383,8 +387,8 @@ async def test_a_provider_decides_who_gets_a_tool_and_gives_instructions(open_wi
 
 @pytest.mark.spec("5.4")
 async def test_a_reload_replaces_only_changed_providers(write: Callable[..., Path]) -> None:
-    def config(**changed: Any) -> dict[str, Any]:
-        return {name: {"uses": "./plug.py:Plug", "settings": {"greeting": name}} for name in ("kept", "old")} | changed
+    def config(**changes: Any) -> dict[str, Any]:
+        return {name: {"uses": "./plug.py:Plug", "settings": {"greeting": name}} for name in ("kept", "old")} | changes
 
     async with Toolspace.open(write(providers=config()), environ={}) as ts:
         kept_plug, old, log = plug(ts, "kept"), plug(ts, "old"), log_of(plug(ts, "kept"))
@@ -417,9 +421,9 @@ async def test_rules_change_without_a_restart(write: Callable[..., Path]) -> Non
         assert plug(ts, "a") is before
         assert names(ts) == ["a__say"]
         assert log_of(before) == ["made a", "started a"]
-        explained = ts.orchestrator.explain("a__say")
-        assert explained is not None
-        assert explained[1].timeout.value == 5.0
+        explanation = ts.orchestrator.explain("a__say")
+        assert explanation is not None
+        assert explanation[1].timeout.value == 5.0
 
 
 @pytest.mark.spec("5.4")
@@ -524,18 +528,18 @@ async def test_a_provider_that_fails_to_start_after_a_reload_is_retried(write: C
 @pytest.mark.spec("5.4")
 async def test_a_hanging_provider_can_be_removed(write: Callable[..., Path]) -> None:
     async with Toolspace.open(write(), environ={}) as ts:
-        hanging = {"uses": "./plug.py:Plug", "settings": {"greeting": "stuck", "hangs": True}}
-        write(providers={"a": hanging, "b": "./plug.py:Plug"})
+        hanging_settings = {"uses": "./plug.py:Plug", "settings": {"greeting": "stuck", "hangs": True}}
+        write(providers={"a": hanging_settings, "b": "./plug.py:Plug"})
         recorder = EventRecorder(ts)
-        starting = asyncio.create_task(ts.reload())
+        reload_task = asyncio.create_task(ts.reload())
         await recorder.wait_for(lambda _: "a__say" in names(ts))
-        stuck = plug(ts, "a")
-        await stuck.hanging.wait()
+        stuck_provider = plug(ts, "a")
+        await stuck_provider.hanging.wait()
         write(providers={"b": "./plug.py:Plug"})
         await ts.reload()
-        await wait_until_closed(stuck)
-        await starting
-        assert log_of(stuck)[-1] == "closed stuck"
+        await wait_until_closed(stuck_provider)
+        await reload_task
+        assert log_of(stuck_provider)[-1] == "closed stuck"
         assert ts.orchestrator.unavailable_providers() == {}
         assert (await ts.call("b__say")).ok
 

@@ -55,7 +55,7 @@ def test_callers_can_update_the_statistics() -> None:
 
 def test_an_unsupported_type_hint_is_rejected_at_registration() -> None:
     @tool
-    async def odd(what: NoSuchType) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+    async def odd(value: NoSuchType) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
     class Handle:
         pass

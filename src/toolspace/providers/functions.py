@@ -218,8 +218,8 @@ def _list_tools(module: ModuleType, spec: str) -> list[Tool]:
             continue
         if public_names is None and not _is_defined_in(value, module):
             imported_names.append(name)
-            continue
-        tools.setdefault(id(value), value)
+        else:
+            tools.setdefault(id(value), value)
     if not tools:
         hint = "; decorate a function with @tool"
         if imported_names:
@@ -244,16 +244,15 @@ def _get_tools(module: ModuleType, name: str, spec: str) -> list[Tool]:
     items = list(cast("list[object]", value)) if isinstance(value, list | tuple) else [value]
     if not items:
         raise ConfigError(f"{spec}: the list is empty")
-    return [_convert_to_tool(item, spec) for item in items]
-
-
-def _convert_to_tool(item: object, spec: str) -> Tool:
-    if not isinstance(item, Tool) and (not callable(item) or isinstance(item, type)):
-        raise ConfigError(f"{spec}: a {type(item).__name__} is no tool; name a function or a Tool")
-    try:
-        return as_tool(cast("Callable[..., Any]", item))
-    except RegistrationError as error:
-        raise ConfigError(f"{spec}: {error}") from error
+    tools: list[Tool] = []
+    for item in items:
+        if not isinstance(item, Tool) and (not callable(item) or isinstance(item, type)):
+            raise ConfigError(f"{spec}: a {type(item).__name__} is no tool; name a function or a Tool")
+        try:
+            tools.append(as_tool(cast("Callable[..., Any]", item)))
+        except RegistrationError as error:
+            raise ConfigError(f"{spec}: {error}") from error
+    return tools
 
 
 class _SourceLoader(importlib.machinery.SourceFileLoader):

@@ -78,12 +78,10 @@ def _load_installed_factory(name: str) -> object:
     entry_points = installed_providers.get(name, [])
     if not entry_points:
         names = (
-            f"; installed are {', '.join(sorted(installed_providers))}"
-            if installed_providers
-            else "; none is installed"
+            f"installed are {', '.join(sorted(installed_providers))}" if installed_providers else "none is installed"
         )
         raise ConfigError(
-            f'no installed package offers a provider "{name}"{did_you_mean(name, installed_providers)}{names}. '
+            f'no installed package offers a provider "{name}"{did_you_mean(name, installed_providers)}; {names}. '
             "For one of your own: uses: package.module:Name"
         )
     if len(entry_points) > 1:
@@ -226,7 +224,10 @@ class MountedProvider(ToolProvider):
         self._is_retired = False
         self._warmup_task: asyncio.Task[None] | None = None
         self._unsubscribe = inner.on_change(self.notify_changed)
-        self._source_file = _find_source_file(inner)
+        try:
+            self._source_file = Path(inspect.getfile(type(inner)))
+        except (TypeError, OSError):  # Defined in a shell, or compiled.
+            self._source_file = None
         self._source = _read_source(self._source_file)
 
     def is_code_unchanged(self) -> bool:
@@ -274,13 +275,6 @@ class MountedProvider(ToolProvider):
             self._warmup_task.cancel()
             await asyncio.wait((self._warmup_task,))
         await self.inner.aclose()
-
-
-def _find_source_file(provider: ToolProvider) -> Path | None:
-    try:
-        return Path(inspect.getfile(type(provider)))
-    except (TypeError, OSError):  # Defined in a shell, or compiled.
-        return None
 
 
 def _read_source(file: Path | None) -> bytes:

@@ -21,9 +21,9 @@ def value(source: str, input: dict[str, Any] | None = None) -> Any:
 
 
 def fault(source: str, input: dict[str, Any] | None = None) -> str:
-    with pytest.raises(ExpressionError) as raised:
+    with pytest.raises(ExpressionError) as error_info:
         value(source, input)
-    return str(raised.value)
+    return str(error_info.value)
 
 
 ORDER = {"items": [{"price": 2.5, "n": 2}, {"price": 0.1, "n": 3}], "name": "Ann", "tags": ["b", "a"], "empty": None}
@@ -108,9 +108,9 @@ def test_an_expression_has_its_value(source: str, expected: Any) -> None:
     ],
 )
 def test_an_invalid_expression_is_rejected_at_compile_time(source: str, message: str) -> None:
-    with pytest.raises(ExpressionError) as raised:
+    with pytest.raises(ExpressionError) as error_info:
         Expression(source)
-    assert message in str(raised.value)
+    assert message in str(error_info.value)
 
 
 @pytest.mark.parametrize(

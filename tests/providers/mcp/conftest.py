@@ -56,7 +56,7 @@ def server_log(tmp_path: Path) -> ServerLog:
 
 
 @pytest.fixture
-def scripted(server_log: ServerLog) -> Callable[..., McpProvider]:
+def create_scripted(server_log: ServerLog) -> Callable[..., McpProvider]:
     """Creates providers of the scripted server. The words say how it misbehaves."""
 
     def make(*words: str, options: ConnectionOptions | None = None, name: str = "s", **fields: Any) -> McpProvider:

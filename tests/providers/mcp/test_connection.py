@@ -39,10 +39,10 @@ async def test_calls_do_not_start_a_failing_server_without_pause(
         provider = McpProvider("w", ServerSpec(url=service.url))
         await provider.warmup()
     loop, context = asyncio.get_running_loop(), ToolContext()
-    began = loop.time()
+    start_time = loop.time()
 
     async def keep_calling() -> None:
-        while loop.time() < began + 2.5:
+        while loop.time() < start_time + 2.5:
             result = await provider.execute("t", {}, context)
             assert (result.error_kind, result.executed) == ("transport_error", False)
             await asyncio.sleep(0.001)
@@ -56,24 +56,24 @@ async def test_calls_do_not_start_a_failing_server_without_pause(
 
 @pytest.mark.spec("3.13")
 async def test_server_that_dies_when_ready_is_not_started_without_pause(
-    scripted: CreateProvider, server_log: ServerLog
+    create_scripted: CreateProvider, server_log: ServerLog
 ) -> None:
-    provider = scripted()
+    provider = create_scripted()
     async with open_toolspace(provider) as ts:
-        began = asyncio.get_running_loop().time()
-        while asyncio.get_running_loop().time() < began + 3:
+        start_time = asyncio.get_running_loop().time()
+        while asyncio.get_running_loop().time() < start_time + 3:
             await ts.call("s__die")
     assert len(server_log.starts) <= 6
 
 
 @pytest.mark.spec("3.13")
-async def test_reason_of_a_death_during_listing_is_reported(scripted: CreateProvider) -> None:
-    async with open_toolspace(scripted("die-at-list")) as ts:
+async def test_reason_of_a_death_during_listing_is_reported(create_scripted: CreateProvider) -> None:
+    async with open_toolspace(create_scripted("die-at-list")) as ts:
         assert "the disk is full" in ts.orchestrator.unavailable_providers()["s"]
 
 
-def test_unclosed_provider_works_in_the_next_event_loop(scripted: CreateProvider, server_log: ServerLog) -> None:
-    provider = scripted()
+def test_unclosed_provider_works_in_the_next_event_loop(create_scripted: CreateProvider, server_log: ServerLog) -> None:
+    provider = create_scripted()
 
     async def use() -> Any:
         await asyncio.wait_for(provider.warmup(), 20)
@@ -87,8 +87,8 @@ def test_unclosed_provider_works_in_the_next_event_loop(scripted: CreateProvider
             os.kill(pid, 0)
 
 
-def test_call_in_the_next_event_loop_starts_the_server_again(scripted: CreateProvider) -> None:
-    provider = scripted()
+def test_call_in_the_next_event_loop_starts_the_server_again(create_scripted: CreateProvider) -> None:
+    provider = create_scripted()
 
     async def call() -> Any:
         return await asyncio.wait_for(provider.execute("echo", {"text": "a"}, ToolContext()), 20)
@@ -100,8 +100,8 @@ def test_call_in_the_next_event_loop_starts_the_server_again(scripted: CreatePro
     assert provider.status().state == "stopped"
 
 
-async def test_server_in_use_by_another_event_loop_is_refused(scripted: CreateProvider) -> None:
-    provider = scripted()
+async def test_server_in_use_by_another_event_loop_is_refused(create_scripted: CreateProvider) -> None:
+    provider = create_scripted()
     async with open_toolspace(provider):
         call = asyncio.to_thread(lambda: asyncio.run(provider.warmup()))
         with pytest.raises(ProviderError, match="in use in another event loop"):
@@ -110,17 +110,17 @@ async def test_server_in_use_by_another_event_loop_is_refused(scripted: CreatePr
 
 @pytest.mark.spec("3.13")
 async def test_server_that_stops_reading_is_restarted(
-    scripted: CreateProvider, server_log: ServerLog, monkeypatch: pytest.MonkeyPatch
+    create_scripted: CreateProvider, server_log: ServerLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "PROBE_SECONDS", 0.2)
-    provider = scripted("stop-reading")
+    provider = create_scripted("stop-reading")
     async with open_toolspace(provider, rules=ProviderRules(rules=ToolRules(timeout=0.5))) as ts:
         assert (await ts.call("s__echo", {"text": "x" * 1_000_000})).error_kind == "timeout"
         await until(lambda: len(server_log.starts) == 2)
 
 
-async def test_several_calls_may_share_a_context(scripted: CreateProvider) -> None:
-    provider, context = scripted(), ToolContext()
+async def test_several_calls_may_share_a_context(create_scripted: CreateProvider) -> None:
+    provider, context = create_scripted(), ToolContext()
     async with open_toolspace(provider):
         results = await asyncio.gather(*(provider.execute("echo", {"text": "a"}, context) for _ in range(5)))
     assert [result.result for result in results] == ["a"] * 5
@@ -132,9 +132,9 @@ async def test_several_calls_may_share_a_context(scripted: CreateProvider) -> No
     ids=["any-error", "session", "version", "internal"],
 )
 async def test_tool_error_does_not_restart_the_server(
-    scripted: CreateProvider, server_log: ServerLog, code: int, text: str
+    create_scripted: CreateProvider, server_log: ServerLog, code: int, text: str
 ) -> None:
-    async with open_toolspace(scripted()) as ts:
+    async with open_toolspace(create_scripted()) as ts:
         result = await ts.call("s__refuse", {"code": code, "text": text})
         assert (result.error_kind, result.error, result.extras["code"]) == ("execution_error", text, code)
         assert (await ts.call("s__echo", {"text": "a"})).ok
@@ -146,8 +146,8 @@ def contexts_alive() -> int:
     return sum(isinstance(item, ToolContext) for item in gc.get_objects())
 
 
-async def test_cancellation_at_any_moment_leaks_nothing(scripted: CreateProvider, server_log: ServerLog) -> None:
-    provider = scripted()
+async def test_cancellation_at_any_moment_leaks_nothing(create_scripted: CreateProvider, server_log: ServerLog) -> None:
+    provider = create_scripted()
     dice = random.Random(7)
     async with open_toolspace(provider) as ts:
         await ts.call("s__echo", {"text": "a"})
@@ -169,9 +169,9 @@ async def test_cancellation_at_any_moment_leaks_nothing(scripted: CreateProvider
 
 
 async def test_cancellation_while_the_server_dies_leaks_nothing(
-    scripted: CreateProvider, server_log: ServerLog
+    create_scripted: CreateProvider, server_log: ServerLog
 ) -> None:
-    provider = scripted()
+    provider = create_scripted()
     dice = random.Random(8)
     async with open_toolspace(provider) as ts:
         for turn in range(40):
@@ -190,9 +190,9 @@ async def test_cancellation_while_the_server_dies_leaks_nothing(
 
 @pytest.mark.spec("3.13")
 async def test_call_right_after_a_kill_succeeds_or_may_have_run(
-    scripted: CreateProvider, server_log: ServerLog
+    create_scripted: CreateProvider, server_log: ServerLog
 ) -> None:
-    provider = scripted()
+    provider = create_scripted()
     async with open_toolspace(provider) as ts:
         for _ in range(3):
             await until(lambda: provider.status().state == "ready")
@@ -201,8 +201,8 @@ async def test_call_right_after_a_kill_succeeds_or_may_have_run(
             assert result.ok or (result.error_kind == "transport_error" and result.executed), result
 
 
-async def test_all_calls_end_when_their_server_dies(scripted: CreateProvider, server_log: ServerLog) -> None:
-    provider = scripted()
+async def test_all_calls_end_when_their_server_dies(create_scripted: CreateProvider, server_log: ServerLog) -> None:
+    provider = create_scripted()
     async with open_toolspace(provider) as ts:
         calls = [asyncio.ensure_future(ts.call("s__wait")) for _ in range(100)]
         await until(lambda: server_log.lines.count("waiting") == 100)
@@ -215,35 +215,35 @@ async def test_all_calls_end_when_their_server_dies(scripted: CreateProvider, se
     assert len(server_log.starts) == 2
 
 
-@pytest.mark.parametrize("when", ["call", "start", "reconnect"])
+@pytest.mark.parametrize("moment", ["call", "start", "reconnect"])
 async def test_close_is_immediate_and_leaves_no_process(
-    scripted: CreateProvider, server_log: ServerLog, when: str
+    create_scripted: CreateProvider, server_log: ServerLog, moment: str
 ) -> None:
-    provider = scripted("hang" if when == "start" else "plain")
+    provider = create_scripted("hang" if moment == "start" else "plain")
     ts = Toolspace()
     ts.orchestrator.register(provider)
-    starting = asyncio.ensure_future(ts.__aenter__())
-    if when == "start":
+    start_task = asyncio.ensure_future(ts.__aenter__())
+    if moment == "start":
         await until(lambda: server_log.starts)
     else:
-        await starting
+        await start_task
     calls: list[asyncio.Future[Any]] = []
-    if when == "call":
+    if moment == "call":
         calls = [asyncio.ensure_future(ts.call("s__wait")) for _ in range(3)]
         await until(lambda: server_log.lines.count("waiting") == 3)
-    if when == "reconnect":
+    if moment == "reconnect":
         os.kill(server_log.starts[0], signal.SIGKILL)
         await until(lambda: provider.status().state == "reconnecting")
     async with asyncio.timeout(10):
         await ts.aclose()
-    await asyncio.gather(starting, return_exceptions=True)
+    await asyncio.gather(start_task, return_exceptions=True)
     assert [call.result().error_kind for call in calls] == ["canceled"] * len(calls)
     assert provider.status().state == "stopped"
     await until(lambda: not any(_alive(pid) for pid in server_log.starts))
 
 
-async def test_restart_ends_running_calls(scripted: CreateProvider, server_log: ServerLog) -> None:
-    provider = scripted()
+async def test_restart_ends_running_calls(create_scripted: CreateProvider, server_log: ServerLog) -> None:
+    provider = create_scripted()
     async with open_toolspace(provider) as ts:
         calls = [asyncio.ensure_future(ts.call("s__wait")) for _ in range(3)]
         await until(lambda: server_log.lines.count("waiting") == 3)
@@ -255,8 +255,8 @@ async def test_restart_ends_running_calls(scripted: CreateProvider, server_log: 
         assert provider.status().calls_in_flight == 0
 
 
-async def test_hanging_start_can_be_restarted(scripted: CreateProvider, server_log: ServerLog) -> None:
-    provider = scripted("hang-once")
+async def test_hanging_start_can_be_restarted(create_scripted: CreateProvider, server_log: ServerLog) -> None:
+    provider = create_scripted("hang-once")
     ts = Toolspace(providers=[provider])
     ts.startup_wait = StartupWait(seconds=0.1)
     async with ts:
@@ -268,8 +268,10 @@ async def test_hanging_start_can_be_restarted(scripted: CreateProvider, server_l
 
 
 @pytest.mark.spec("3.12")
-async def test_calls_racing_an_idle_stop_are_all_answered(scripted: CreateProvider, server_log: ServerLog) -> None:
-    provider = scripted(idle_timeout=0.05)
+async def test_calls_racing_an_idle_stop_are_all_answered(
+    create_scripted: CreateProvider, server_log: ServerLog
+) -> None:
+    provider = create_scripted(idle_timeout=0.05)
     async with open_toolspace(provider) as ts:
         for turn in range(12):
             await asyncio.sleep(0.04 + turn * 0.002)
@@ -278,9 +280,9 @@ async def test_calls_racing_an_idle_stop_are_all_answered(scripted: CreateProvid
 
 @pytest.mark.spec("3.14")
 async def test_endless_change_notifications_do_not_cause_endless_listing(
-    scripted: CreateProvider, server_log: ServerLog
+    create_scripted: CreateProvider, server_log: ServerLog
 ) -> None:
-    async with open_toolspace(scripted("changing")) as ts:
+    async with open_toolspace(create_scripted("changing")) as ts:
         before = server_log.lines.count("listed")
         await asyncio.sleep(1)
         assert (await ts.call("s__echo", {"text": "a"})).ok
@@ -288,18 +290,18 @@ async def test_endless_change_notifications_do_not_cause_endless_listing(
 
 
 @pytest.mark.spec("3.14")
-async def test_endless_tool_list_is_cut(scripted: CreateProvider) -> None:
-    async with open_toolspace(scripted("endless-list")) as ts:
+async def test_endless_tool_list_is_cut(create_scripted: CreateProvider) -> None:
+    async with open_toolspace(create_scripted("endless-list")) as ts:
         assert (await ts.call("s__echo", {"text": "a"})).ok
 
 
 @pytest.mark.spec("3.10")
 @pytest.mark.parametrize("word", ["garbage-discover", "silent-discover"])
 async def test_server_that_breaks_at_discovery_gets_the_handshake(
-    scripted: CreateProvider, word: str, monkeypatch: pytest.MonkeyPatch
+    create_scripted: CreateProvider, word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mcp.client.session.DISCOVER_TIMEOUT_SECONDS", 0.3)
-    provider = scripted(word)
+    provider = create_scripted(word)
     async with open_toolspace(provider) as ts:
         assert provider.status().era == "handshake"
         assert (await ts.call("s__echo", {"text": "a"})).ok
@@ -315,16 +317,18 @@ class Asked:
 
 
 @pytest.mark.spec("3.16")
-async def test_ambiguous_question_is_asked_without_a_context(scripted: CreateProvider, server_log: ServerLog) -> None:
+async def test_ambiguous_question_is_asked_without_a_context(
+    create_scripted: CreateProvider, server_log: ServerLog
+) -> None:
     elicit = Asked()
-    provider = scripted(options=ConnectionOptions(callbacks=McpCallbacks(elicit=elicit)))
+    provider = create_scripted(options=ConnectionOptions(callbacks=McpCallbacks(elicit=elicit)))
     async with open_toolspace(provider) as ts:
         await ts.call("s__ask", {"text": "alone"}, context=ToolContext(user_id="ann"))
-        waiting = asyncio.ensure_future(ts.call("s__wait", context=ToolContext(user_id="bob"), call_id="b"))
+        wait_call = asyncio.ensure_future(ts.call("s__wait", context=ToolContext(user_id="bob"), call_id="b"))
         await server_log.until("waiting")
         await ts.call("s__ask", {"text": "two"}, context=ToolContext(user_id="ann"))
         ts.cancel("b")
-        await waiting
+        await wait_call
         # Bob's call is over, but the server may not know that yet and still ask for it.
         await ts.call("s__ask", {"text": "late"}, context=ToolContext(user_id="ann"))
     assert elicit.questions == [("alone", "ann"), ("two", None), ("late", None)]

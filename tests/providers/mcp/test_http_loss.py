@@ -43,7 +43,7 @@ class Sessions:
         self.session_ids: set[str] = set()
         self.calls: list[str] = []
         self.gate = asyncio.Event()
-        self.arrived = asyncio.Event()
+        self.arrival = asyncio.Event()
         self.url = ""
 
     def forget(self) -> None:
@@ -75,7 +75,7 @@ class Sessions:
             name = message["params"]["name"]
             self.calls.append(name)
             if name == "wait":
-                self.arrived.set()
+                self.arrival.set()
                 await self.gate.wait()
             if name == "tear":
                 assert request.transport is not None
@@ -90,7 +90,7 @@ class Sessions:
 
 
 @asynccontextmanager
-async def running(service: Sessions) -> AsyncIterator[Sessions]:
+async def run_service(service: Sessions) -> AsyncIterator[Sessions]:
     app = web.Application()
     app.router.add_route("*", "/mcp", service.handle)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
@@ -118,7 +118,7 @@ REFUSALS = {
 @pytest.mark.spec("3.13")
 @pytest.mark.parametrize("how", list(REFUSALS))
 async def test_unknown_session_is_opened_again_and_the_call_runs_once(how: str) -> None:
-    async with running(Sessions(REFUSALS[how]())) as server:
+    async with run_service(Sessions(REFUSALS[how]())) as server:
         provider = McpProvider("w", ServerSpec(url=server.url))
         async with open_toolspace(provider) as ts:
             assert provider.status().era == "handshake"
@@ -130,7 +130,7 @@ async def test_unknown_session_is_opened_again_and_the_call_runs_once(how: str) 
 
 
 async def test_tool_error_about_sessions_does_not_repeat_the_call() -> None:
-    async with running(Sessions(REFUSALS["typescript"]())) as server:
+    async with run_service(Sessions(REFUSALS["typescript"]())) as server:
         provider = McpProvider("w", ServerSpec(url=server.url))
         async with open_toolspace(provider) as ts:
             result = await ts.call("w__t", {"complain": True})
@@ -141,40 +141,40 @@ async def test_tool_error_about_sessions_does_not_repeat_the_call() -> None:
 
 @pytest.mark.spec("3.13")
 async def test_broken_response_fails_only_its_call_in_the_handshake_era() -> None:
-    async with running(Sessions(REFUSALS["bare-404"]())) as server:
+    async with run_service(Sessions(REFUSALS["bare-404"]())) as server:
         async with open_toolspace(McpProvider("w", ServerSpec(url=server.url))) as ts:
-            waiting = asyncio.ensure_future(ts.call("w__wait"))
-            await server.arrived.wait()
+            waiting_call = asyncio.ensure_future(ts.call("w__wait"))
+            await server.arrival.wait()
             torn = await ts.call("w__tear")
             assert (torn.error_kind, torn.executed) == ("transport_error", True)
             assert (await ts.call("w__t")).ok
             server.gate.set()
-            assert (await waiting).result == "fine"
+            assert (await waiting_call).result == "fine"
         assert server.calls == ["wait", "tear", "t"]
 
 
 @pytest.mark.spec("3.13")
 async def test_broken_response_fails_only_its_call(service: StatelessServer) -> None:
-    arrived, gate = asyncio.Event(), asyncio.Event()
+    arrival, gate = asyncio.Event(), asyncio.Event()
 
     async def answer(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
         if message["params"]["arguments"].get("tear"):
             assert request.transport is not None
             request.transport.abort()
         if message["params"]["arguments"].get("wait"):
-            arrived.set()
+            arrival.set()
             await gate.wait()
         return reply(message, text("fine"))
 
     service.on_call = answer
     async with connected(service) as ts:
-        waiting = asyncio.ensure_future(ts.call("w__t", {"wait": True}))
-        await arrived.wait()
+        waiting_call = asyncio.ensure_future(ts.call("w__t", {"wait": True}))
+        await arrival.wait()
         torn = await ts.call("w__t", {"tear": True})
         assert (torn.error_kind, torn.executed) == ("transport_error", True)
         assert (await ts.call("w__t")).ok
         gate.set()
-        assert (await waiting).result == "fine"
+        assert (await waiting_call).result == "fine"
 
 
 @pytest.mark.spec("3.13")
@@ -182,18 +182,18 @@ async def test_server_replaced_by_one_of_the_other_era_is_negotiated_again(servi
     provider = McpProvider("w", ServerSpec(url=service.url))
     async with open_toolspace(provider) as ts:
         assert provider.status().era == "stateless"
-        other = Sessions(REFUSALS["uninitialized"]())
-        service.handle_instead = other.handle
+        other_service = Sessions(REFUSALS["uninitialized"]())
+        service.handle_instead = other_service.handle
         assert (await ts.call("w__t")).result == "fine"
         assert provider.status().era == "handshake"
-        assert other.calls == ["t"]
+        assert other_service.calls == ["t"]
 
 
 async def test_close_ends_http_calls(service: StatelessServer) -> None:
-    arrived = asyncio.Event()
+    arrival = asyncio.Event()
 
     async def hang(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        arrived.set()
+        arrival.set()
         await asyncio.sleep(60)
         raise AssertionError
 
@@ -201,7 +201,7 @@ async def test_close_ends_http_calls(service: StatelessServer) -> None:
     async with asyncio.timeout(10):
         async with connected(service) as ts:
             call = asyncio.ensure_future(ts.call("w__t"))
-            await arrived.wait()
+            await arrival.wait()
         assert (await call).error_kind == "canceled"
 
 
@@ -248,9 +248,9 @@ async def test_concurrent_questions_reach_their_own_users() -> None:
     server = MCPServer("asks")
 
     @server.tool()
-    async def ask(who: str, ctx: Context) -> str:
-        result = await ctx.elicit(who, ColourAnswer)
-        return f"{who}: {result.data.colour if result.action == 'accept' else result.action}"
+    async def ask(user: str, ctx: Context) -> str:
+        result = await ctx.elicit(user, ColourAnswer)
+        return f"{user}: {result.data.colour if result.action == 'accept' else result.action}"
 
     both = asyncio.Barrier(2)
     questions: list[tuple[str, str | None]] = []
@@ -270,7 +270,7 @@ async def test_concurrent_questions_reach_their_own_users() -> None:
         async with open_toolspace(provider) as ts:
             assert provider.status().era == "handshake"
             results = await asyncio.gather(
-                *(ts.call("w__ask", {"who": user}, context=ToolContext(user_id=user)) for user in ("ann", "bob"))
+                *(ts.call("w__ask", {"user": user}, context=ToolContext(user_id=user)) for user in ("ann", "bob"))
             )
     assert sorted(questions) == [("ann", "ann"), ("bob", "bob")]
     assert [result.result for result in results] == [{"result": "ann: ann's"}, {"result": "bob: bob's"}]
@@ -302,14 +302,14 @@ async def test_connect_timeout_counts_as_not_sent(monkeypatch: pytest.MonkeyPatc
     with ExitStack() as stack:
         full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         for _ in range(8):  # More than its backlog.
-            waiting = stack.enter_context(socket.socket())
-            waiting.setblocking(False)
-            waiting.connect_ex(full.getsockname())
+            waiting_call = stack.enter_context(socket.socket())
+            waiting_call.setblocking(False)
+            waiting_call.connect_ex(full.getsockname())
         way = stateless_http.StatelessHttpDispatcher(f"http://127.0.0.1:{full.getsockname()[1]}/mcp", {})
         async with open_session(peer, way):
-            with pytest.raises(ServerUnreachable, match="cannot connect") as raised:
+            with pytest.raises(ServerUnreachable, match="cannot connect") as error_info:
                 await way.send_raw_request("tools/call", {})
-    assert not raised.value.was_sent
+    assert not error_info.value.was_sent
 
 
 @pytest.mark.spec("3.14")

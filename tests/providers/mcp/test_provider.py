@@ -21,40 +21,40 @@ CreateProvider = Callable[..., McpProvider]
 
 
 @pytest.mark.spec("3.14")
-async def test_all_pages_of_tools_are_listed(scripted: CreateProvider) -> None:
-    async with open_toolspace(scripted()) as ts:
+async def test_all_pages_of_tools_are_listed(create_scripted: CreateProvider) -> None:
+    async with open_toolspace(create_scripted()) as ts:
         names = {tool.name for tool in ts.list_tools()}
     assert {"s__echo", "s__die", "s__structured", "s__deaf"} <= names
 
 
 @pytest.mark.spec("3.17")
-async def test_tool_that_needs_tasks_is_left_out(scripted: CreateProvider) -> None:
-    provider = scripted()
+async def test_tool_that_needs_tasks_is_left_out(create_scripted: CreateProvider) -> None:
+    provider = create_scripted()
     async with open_toolspace(provider) as ts:
         assert ts.find_tool("s__needs_task") is None
         assert provider.status().left_out == ("needs_task: needs MCP tasks, which are not supported yet",)
 
 
 @pytest.mark.spec("3.15")
-async def test_instructions_reach_the_system_prompt(scripted: CreateProvider) -> None:
-    async with open_toolspace(scripted()) as ts:
+async def test_instructions_reach_the_system_prompt(create_scripted: CreateProvider) -> None:
+    async with open_toolspace(create_scripted()) as ts:
         assert "Handle with care." in ts.orchestrator.instructions()
 
 
 @pytest.mark.spec("3.15")
 async def test_arguments_are_coerced_or_refused_before_they_are_sent(
-    scripted: CreateProvider, server_log: ServerLog
+    create_scripted: CreateProvider, server_log: ServerLog
 ) -> None:
-    async with open_toolspace(scripted()) as ts:
+    async with open_toolspace(create_scripted()) as ts:
         assert (await ts.call("s__echo", {"text": "ab", "times": "2"})).result == "abab"
-        refused = await ts.call("s__echo", {"text": "ab", "times": "many"})
-    assert refused.error_kind == "invalid_parameters"
+        refusal = await ts.call("s__echo", {"text": "ab", "times": "many"})
+    assert refusal.error_kind == "invalid_parameters"
     assert server_log.calls == ["echo"]
 
 
 @pytest.mark.spec("3.15")
-async def test_tool_error_is_a_failure_and_never_cached(scripted: CreateProvider, server_log: ServerLog) -> None:
-    async with open_toolspace(scripted(), rules=ProviderRules(rules=ToolRules(cache=60))) as ts:
+async def test_tool_error_is_a_failure_and_never_cached(create_scripted: CreateProvider, server_log: ServerLog) -> None:
+    async with open_toolspace(create_scripted(), rules=ProviderRules(rules=ToolRules(cache=60))) as ts:
         for _ in range(2):
             result = await ts.call("s__fail")
             assert (result.ok, result.error_kind, result.error) == (False, "execution_error", "it is broken")
@@ -64,8 +64,8 @@ async def test_tool_error_is_a_failure_and_never_cached(scripted: CreateProvider
 
 
 @pytest.mark.spec("3.15")
-async def test_every_content_part_is_kept_with_a_text_line(scripted: CreateProvider) -> None:
-    async with open_toolspace(scripted()) as ts:
+async def test_every_content_part_is_kept_with_a_text_line(create_scripted: CreateProvider) -> None:
+    async with open_toolspace(create_scripted()) as ts:
         result = await ts.call("s__parts")
     _, image, audio, resource, transport, unknown = result.content
     assert isinstance(image, ImagePart)
@@ -80,15 +80,15 @@ async def test_every_content_part_is_kept_with_a_text_line(scripted: CreateProvi
 
 
 @pytest.mark.spec("3.15")
-async def test_structured_content_is_the_result(scripted: CreateProvider) -> None:
-    async with open_toolspace(scripted()) as ts:
+async def test_structured_content_is_the_result(create_scripted: CreateProvider) -> None:
+    async with open_toolspace(create_scripted()) as ts:
         assert (await ts.call("s__structured")).result == {"n": 5}
 
 
 @pytest.mark.spec("3.14")
-async def test_progress_becomes_events(scripted: CreateProvider) -> None:
+async def test_progress_becomes_events(create_scripted: CreateProvider) -> None:
     reports: list[tuple[float, float | None, str | None]] = []
-    async with open_toolspace(scripted()) as ts:
+    async with open_toolspace(create_scripted()) as ts:
         ts.bus.subscribe(
             lambda event: reports.append((event.progress, event.total, event.message)), EventType.TOOL_CALL_PROGRESS
         )
@@ -98,8 +98,10 @@ async def test_progress_becomes_events(scripted: CreateProvider) -> None:
 
 
 @pytest.mark.spec("3.14")
-async def test_changed_tools_reach_models_without_a_restart(scripted: CreateProvider, server_log: ServerLog) -> None:
-    async with open_toolspace(scripted()) as ts:
+async def test_changed_tools_reach_models_without_a_restart(
+    create_scripted: CreateProvider, server_log: ServerLog
+) -> None:
+    async with open_toolspace(create_scripted()) as ts:
         with ts.bus.open_queue(EventType.TOOLS_CHANGED) as changes:
             assert (await ts.call("s__grow")).ok
             await asyncio.wait_for(changes.get(), 20)
@@ -109,8 +111,10 @@ async def test_changed_tools_reach_models_without_a_restart(scripted: CreateProv
 
 @pytest.mark.spec("3.14")
 @pytest.mark.spec("4.5")
-async def test_cancelled_call_is_cancelled_on_the_server(scripted: CreateProvider, server_log: ServerLog) -> None:
-    async with open_toolspace(scripted()) as ts:
+async def test_cancelled_call_is_cancelled_on_the_server(
+    create_scripted: CreateProvider, server_log: ServerLog
+) -> None:
+    async with open_toolspace(create_scripted()) as ts:
         call = asyncio.ensure_future(ts.call("s__wait", call_id="mine"))
         await server_log.until("waiting")
         assert ts.cancel("mine")
@@ -124,9 +128,9 @@ async def test_cancelled_call_is_cancelled_on_the_server(scripted: CreateProvide
 @pytest.mark.spec("3.14")
 @pytest.mark.spec("4.4")
 async def test_timeout_cancels_the_call_and_keeps_a_live_server(
-    scripted: CreateProvider, server_log: ServerLog
+    create_scripted: CreateProvider, server_log: ServerLog
 ) -> None:
-    async with open_toolspace(scripted(), rules=ProviderRules(overrides={"wait": ToolRules(timeout=0.5)})) as ts:
+    async with open_toolspace(create_scripted(), rules=ProviderRules(overrides={"wait": ToolRules(timeout=0.5)})) as ts:
         assert (await ts.call("s__wait")).error_kind == "timeout"
         await server_log.until("cancelled")
         assert (await ts.call("s__echo", {"text": "still here"})).ok
@@ -135,10 +139,10 @@ async def test_timeout_cancels_the_call_and_keeps_a_live_server(
 
 @pytest.mark.spec("3.13")
 async def test_server_that_fails_the_probe_after_a_timeout_is_restarted(
-    scripted: CreateProvider, server_log: ServerLog, monkeypatch: pytest.MonkeyPatch
+    create_scripted: CreateProvider, server_log: ServerLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "PROBE_SECONDS", 0.2)
-    provider = scripted()
+    provider = create_scripted()
     async with open_toolspace(provider, rules=ProviderRules(overrides={"deaf": ToolRules(timeout=0.5)})) as ts:
         assert (await ts.call("s__deaf")).error_kind == "timeout"
         await until(lambda: len(server_log.starts) == 2)
@@ -149,8 +153,10 @@ async def test_server_that_fails_the_probe_after_a_timeout_is_restarted(
 
 
 @pytest.mark.spec("3.13")
-async def test_server_killed_between_calls_is_started_again(scripted: CreateProvider, server_log: ServerLog) -> None:
-    provider = scripted()
+async def test_server_killed_between_calls_is_started_again(
+    create_scripted: CreateProvider, server_log: ServerLog
+) -> None:
+    provider = create_scripted()
     async with open_toolspace(provider) as ts:
         assert (await ts.call("s__echo", {"text": "a"})).ok
         os.kill(server_log.starts[0], signal.SIGKILL)
@@ -160,8 +166,8 @@ async def test_server_killed_between_calls_is_started_again(scripted: CreateProv
 
 
 @pytest.mark.spec("3.13")
-async def test_sent_call_is_not_sent_twice(scripted: CreateProvider, server_log: ServerLog) -> None:
-    async with open_toolspace(scripted()) as ts:
+async def test_sent_call_is_not_sent_twice(create_scripted: CreateProvider, server_log: ServerLog) -> None:
+    async with open_toolspace(create_scripted()) as ts:
         result = await ts.call("s__die")
         assert (result.error_kind, result.executed) == ("transport_error", True)
         assert "may have run" in (result.error or "")
@@ -171,15 +177,15 @@ async def test_sent_call_is_not_sent_twice(scripted: CreateProvider, server_log:
 
 @pytest.mark.spec("3.13")
 @pytest.mark.parametrize("kind", ["safe", "idempotent"])
-async def test_repeatable_call_is_sent_again(scripted: CreateProvider, server_log: ServerLog, kind: str) -> None:
-    async with open_toolspace(scripted()) as ts:
+async def test_repeatable_call_is_sent_again(create_scripted: CreateProvider, server_log: ServerLog, kind: str) -> None:
+    async with open_toolspace(create_scripted()) as ts:
         assert (await ts.call(f"s__die_once_{kind}")).result == "alive again"
     assert server_log.calls == [f"die_once_{kind}"] * 2
 
 
 @pytest.mark.spec("3.13")
 async def test_reconnect_delays_grow_to_a_minute(
-    scripted: CreateProvider, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    create_scripted: CreateProvider, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert connection.RECONNECT_SECONDS == (0, 1, 2, 5, 10, 30, 60)
     monkeypatch.setattr(
@@ -190,16 +196,16 @@ async def test_reconnect_delays_grow_to_a_minute(
         return [line.rpartition("retrying in ")[2] for line in caplog.messages if "retrying in" in line]
 
     with caplog.at_level("INFO", "toolspace.mcp"):
-        async with open_toolspace(scripted("die-at-start")):
+        async with open_toolspace(create_scripted("die-at-start")):
             await until(lambda: len(pauses()) > 8)
     assert pauses()[:9] == [f"{seconds / 1000:g} s" for seconds in (0, 1, 2, 5, 10, 30, 60, 60, 60)]
 
 
 @pytest.mark.spec("3.12")
 async def test_idle_server_is_stopped_and_started_by_the_next_call(
-    scripted: CreateProvider, server_log: ServerLog
+    create_scripted: CreateProvider, server_log: ServerLog
 ) -> None:
-    provider = scripted(idle_timeout=0.2)
+    provider = create_scripted(idle_timeout=0.2)
     async with open_toolspace(provider) as ts:
         await until(lambda: provider.status().state == "idle")
         await until(lambda: not _alive(server_log.starts[0]))
@@ -209,8 +215,10 @@ async def test_idle_server_is_stopped_and_started_by_the_next_call(
 
 
 @pytest.mark.spec("3.12")
-async def test_running_call_keeps_its_server_from_being_idle(scripted: CreateProvider, server_log: ServerLog) -> None:
-    provider = scripted(idle_timeout=0.1)
+async def test_running_call_keeps_its_server_from_being_idle(
+    create_scripted: CreateProvider, server_log: ServerLog
+) -> None:
+    provider = create_scripted(idle_timeout=0.1)
     async with open_toolspace(provider, rules=ProviderRules(rules=ToolRules(timeout=1))) as ts:
         assert (await ts.call("s__wait")).error_kind == "timeout"
     assert len(server_log.starts) == 1
@@ -218,37 +226,37 @@ async def test_running_call_keeps_its_server_from_being_idle(scripted: CreatePro
 
 @pytest.mark.parametrize("word", ["garbage", "flood"])
 async def test_garbage_output_affects_neither_call_nor_connection(
-    scripted: CreateProvider, server_log: ServerLog, word: str
+    create_scripted: CreateProvider, server_log: ServerLog, word: str
 ) -> None:
-    async with open_toolspace(scripted()) as ts:
+    async with open_toolspace(create_scripted()) as ts:
         assert (await ts.call(f"s__{word}")).result == f"after the {word}"
         assert (await ts.call("s__echo", {"text": "a"})).ok
     assert len(server_log.starts) == 1
 
 
 @pytest.mark.spec("4.6")
-async def test_result_of_5_mb_is_stored(scripted: CreateProvider) -> None:
-    async with open_toolspace(scripted()) as ts:
+async def test_result_of_5_mb_is_stored(create_scripted: CreateProvider) -> None:
+    async with open_toolspace(create_scripted()) as ts:
         result = await ts.call("s__big", {"bytes": 5_000_000})
     assert result.result["tool_output"]["bytes"] == 5_000_000
 
 
 @pytest.mark.spec("3.12")
 async def test_hanging_server_does_not_delay_others(
-    scripted: CreateProvider, server_log: ServerLog, tmp_path: ServerLog, monkeypatch: pytest.MonkeyPatch
+    create_scripted: CreateProvider, server_log: ServerLog, tmp_path: ServerLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good = [scripted(name=f"good{index}") for index in range(5)]
-    hanging = scripted("hang", name="hanging")
-    async with open_toolspace(*good, hanging) as ts:
+    good = [create_scripted(name=f"good{index}") for index in range(5)]
+    hanging_server = create_scripted("hang", name="hanging")
+    async with open_toolspace(*good, hanging_server) as ts:
         assert {f"good{index}__echo" for index in range(5)} <= {tool.name for tool in ts.list_tools()}
-        assert hanging.status().state == "starting"
+        assert hanging_server.status().state == "starting"
         assert "still starting" in ts.orchestrator.unavailable_providers()["hanging"]
         assert (await ts.call("good0__echo", {"text": "a"})).ok
 
 
 @pytest.mark.spec("3.2")
-async def test_failed_start_is_reported_and_retried(scripted: CreateProvider, server_log: ServerLog) -> None:
-    provider = scripted("die-at-start")
+async def test_failed_start_is_reported_and_retried(create_scripted: CreateProvider, server_log: ServerLog) -> None:
+    provider = create_scripted("die-at-start")
     async with open_toolspace(provider) as ts:
         result = await ts.call("s__echo", {"text": "a"})
         assert (result.error_kind, result.executed) == ("transport_error", False)
@@ -258,16 +266,16 @@ async def test_failed_start_is_reported_and_retried(scripted: CreateProvider, se
 
 
 @pytest.mark.spec("3.2")
-async def test_toolspace_does_not_start_without_a_required_server(scripted: CreateProvider) -> None:
+async def test_toolspace_does_not_start_without_a_required_server(create_scripted: CreateProvider) -> None:
     with pytest.raises(ProviderError, match="cannot find the database"):
-        async with open_toolspace(scripted("die-at-start"), rules=ProviderRules(required=True)):
+        async with open_toolspace(create_scripted("die-at-start"), rules=ProviderRules(required=True)):
             pass
 
 
 @pytest.mark.spec("3.10")
 @pytest.mark.parametrize("word", ["refuse-discover", "plain"])
-async def test_server_of_the_handshake_era_is_supported(scripted: CreateProvider, word: str) -> None:
-    provider = scripted(word)
+async def test_server_of_the_handshake_era_is_supported(create_scripted: CreateProvider, word: str) -> None:
+    provider = create_scripted(word)
     async with open_toolspace(provider) as ts:
         status = provider.status()
         assert (status.era, status.protocol_version) == ("handshake", "2025-11-25")
@@ -275,8 +283,8 @@ async def test_server_of_the_handshake_era_is_supported(scripted: CreateProvider
         assert (await ts.call("s__echo", {"text": "a"})).ok
 
 
-async def test_manual_restart_gives_a_new_process(scripted: CreateProvider, server_log: ServerLog) -> None:
-    provider = scripted()
+async def test_manual_restart_gives_a_new_process(create_scripted: CreateProvider, server_log: ServerLog) -> None:
+    provider = create_scripted()
     async with open_toolspace(provider) as ts:
         before = provider.status().pid
         status = await ts.restart_server("s")

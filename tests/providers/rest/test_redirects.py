@@ -52,10 +52,10 @@ async def test_an_unsafe_request_does_not_follow_redirects(method: str) -> None:
 
 @pytest.mark.spec("3.21")
 async def test_another_server_receives_no_secrets() -> None:
-    async with http_server() as other, http_server(redirect_to(other.url("/there"))) as server:
+    async with http_server() as other_server, http_server(redirect_to(other_server.url("/there"))) as server:
         result = await call(rest_spec(server.url(), headers=KEYS))
     assert result.ok, result.error
-    (request,) = other.requests
+    (request,) = other_server.requests
     assert request.headers["accept-language"] == "fr"
     assert not {"authorization", "cookie", "x-api-key"} & set(request.headers)
     assert "hush" not in str(request)
@@ -81,9 +81,9 @@ async def test_a_location_that_is_no_http_url_is_an_error(location: str) -> None
 @pytest.mark.spec("3.21")
 def test_a_redirect_from_https_to_http_is_refused() -> None:
     request = HttpRequest("GET", URL("https://api.example/a?key=hush"))
-    with pytest.raises(ToolPermissionError, match=r"from https to http$") as caught:
+    with pytest.raises(ToolPermissionError, match=r"from https to http$") as error_info:
         redirect_request(request, "http://api.example/a")
-    assert "hush" not in str(caught.value)
+    assert "hush" not in str(error_info.value)
     assert redirect_request(request, "//other.example/b").url == URL("https://other.example/b")
 
 
@@ -117,18 +117,24 @@ async def test_a_public_server_cannot_redirect_to_a_private_address(host: str) -
 @pytest.mark.spec("3.21")
 async def test_a_configured_private_server_may_redirect_to_another() -> None:
     client = HttpClient(classify_address=special)
-    async with http_server(host="127.0.0.3") as other, http_server(redirect_to(other.url("/there"))) as server:
+    async with (
+        http_server(host="127.0.0.3") as other_server,
+        http_server(redirect_to(other_server.url("/there"))) as server,
+    ):
         async with rest_toolspace(rest_spec(server.url()), client=client) as toolspace:
             result = await toolspace.call("rest__t", {})
         await client.aclose()
     assert result.ok, result.error
-    assert len(other.requests) == 1
+    assert len(other_server.requests) == 1
 
 
 @pytest.mark.spec("3.21")
 async def test_a_public_server_may_redirect_to_another_public_one() -> None:
     client = HttpClient(classify_address=lambda address: None)
-    async with http_server(host="127.0.0.3") as other, http_server(redirect_to(other.url("/there"))) as server:
+    async with (
+        http_server(host="127.0.0.3") as other_server,
+        http_server(redirect_to(other_server.url("/there"))) as server,
+    ):
         async with rest_toolspace(rest_spec(server.url()), client=client) as toolspace:
             result = await toolspace.call("rest__t", {})
         await client.aclose()

@@ -69,12 +69,12 @@ async def test_unused_parameters_go_to_the_json_body(method: str) -> None:
         await call(rest_spec(server.url(), method=method), {"only": 1})
         await call(rest_spec(server.url(), method=method), {})
 
-    merged, alone, nothing = server.requests
-    assert merged.target == "/a/1"
-    assert json.loads(merged.body) == {"fixed": 1, "of": 1, "more": [None, "x"], "none": None}
-    assert json.loads(alone.body) == {"only": 1}
-    assert nothing.body == b""
-    assert "content-type" not in nothing.headers or method != "GET"
+    merged_request, lone_request, empty_request = server.requests
+    assert merged_request.target == "/a/1"
+    assert json.loads(merged_request.body) == {"fixed": 1, "of": 1, "more": [None, "x"], "none": None}
+    assert json.loads(lone_request.body) == {"only": 1}
+    assert empty_request.body == b""
+    assert "content-type" not in empty_request.headers or method != "GET"
 
 
 @pytest.mark.spec("3.20")
@@ -121,14 +121,14 @@ async def test_a_path_value_that_leaves_its_segment_is_rejected(value: str) -> N
 
 @pytest.mark.spec("3.20")
 @pytest.mark.parametrize(
-    ("value", "written"),
+    ("value", "encoded_value"),
     [("a/b", "a%2Fb"), ("a?b#c", "a%3Fb%23c"), ("a@b:80", "a%40b%3A80"), ("50%", "50%25"), ("ä", "%C3%A4"),
      ("...", "..."), ("v1.2", "v1.2"), (True, "true"), ([1, 2], "1%2C2"), ("a\\b", "a%5Cb")],
 )  # fmt: skip
-async def test_a_path_value_is_percent_encoded(value: object, written: str) -> None:
+async def test_a_path_value_is_percent_encoded(value: object, encoded_value: str) -> None:
     async with http_server() as server:
         await call(rest_spec(server.url("/files/${parameters.id}/raw")), {"id": value})
-    assert server.requests[0].target == f"/files/{written}/raw"
+    assert server.requests[0].target == f"/files/{encoded_value}/raw"
 
 
 @pytest.mark.spec("3.20")
@@ -195,9 +195,9 @@ def test_no_value_adds_a_header(value: str) -> None:
 def test_a_value_cannot_break_out_of_json_text(value: Any) -> None:
     body = '{"raw": ${parameters.x}, "text": "<${parameters.x}>", "quote": "\\"${parameters.s}"}'
     build = compile_request(rest_spec("https://api.example/", method="POST", body=body))
-    sent = build({"x": value, "s": '","admin":true,"'}).body
-    assert isinstance(sent, bytes)
-    read = json.loads(sent)
+    sent_body = build({"x": value, "s": '","admin":true,"'}).body
+    assert isinstance(sent_body, bytes)
+    read = json.loads(sent_body)
     assert list(read) == ["raw", "text", "quote"]
     assert read["raw"] == value
     assert read["quote"] == '"","admin":true,"'
@@ -207,7 +207,7 @@ def test_a_value_cannot_break_out_of_json_text(value: Any) -> None:
 
 @pytest.mark.spec("3.20")
 @pytest.mark.parametrize(
-    ("content_type", "body", "sent"),
+    ("content_type", "body", "sent_body"),
     [
         ("application/x-www-form-urlencoded", {"a": "${parameters.x}", "b": [1, 2]}, b"a=%22%3C%26&b=1&b=2"),
         ("application/x-www-form-urlencoded", "a=${parameters.x}&b=1", b"a=%22%3C%26&b=1"),
@@ -217,11 +217,11 @@ def test_a_value_cannot_break_out_of_json_text(value: Any) -> None:
         ("application/json", "${parameters.x}", b'"\\"<&"'),
     ],
 )
-async def test_a_body_is_escaped_by_its_content_type(content_type: str, body: Any, sent: bytes) -> None:
+async def test_a_body_is_escaped_by_its_content_type(content_type: str, body: Any, sent_body: bytes) -> None:
     async with http_server() as server:
         spec = rest_spec(server.url(), method="POST", headers={"Content-Type": content_type}, body=body)
         await call(spec, {"x": '"<&'})
-    assert server.requests[0].body == sent
+    assert server.requests[0].body == sent_body
     assert server.requests[0].headers["content-type"] == content_type
 
 

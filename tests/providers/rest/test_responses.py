@@ -145,8 +145,12 @@ async def test_a_failed_response_is_shortened_and_shows_no_secret() -> None:
 
 async def test_secrets_that_a_service_sends_back_are_masked() -> None:
     async def echo(request: web.Request) -> web.Response:
-        sent = {"key": request.headers["X-Key"], "asked": request.raw_path, "said": request.headers["Authorization"]}
-        return web.json_response({**sent, "access_token": "its-own-token"}, status=403)
+        fields = {
+            "key": request.headers["X-Key"],
+            "asked": request.raw_path,
+            "said": request.headers["Authorization"],
+        }
+        return web.json_response({**fields, "access_token": "its-own-token"}, status=403)
 
     async with http_server(echo) as at:
         spec = rest_spec(
@@ -168,10 +172,12 @@ async def test_a_large_response_is_stored() -> None:
         rest_toolspace(rest_spec(server.url())) as toolspace,
     ):
         result = await toolspace.call("rest__t", {})
-        stored = result.result["tool_output"]
-        assert stored["bytes"] == len(text)
+        stored_output = result.result["tool_output"]
+        assert stored_output["bytes"] == len(text)
         assert result.extras["status"] == 200
-        read = await toolspace.call("agent__read_output", {"handle": stored["handle"], "pattern": "^line 149999$"})
+        read = await toolspace.call(
+            "agent__read_output", {"handle": stored_output["handle"], "pattern": "^line 149999$"}
+        )
     assert "line 149999" in read.text
 
 
@@ -204,10 +210,10 @@ class HttpClientOf:
 async def test_a_response_beyond_the_limit_is_an_error(content_type: str) -> None:
     body = b'"' + b"x" * (3 << 20) + b'"'
     async with http_server(respond_with(body, content_type)) as server, HttpClientOf(server.url()) as send:
-        with pytest.raises(Exception, match=r"has more than 2,097,152 bytes") as caught:
+        with pytest.raises(Exception, match=r"has more than 2,097,152 bytes") as error_info:
             await send(HttpLimits(max_text_bytes=2 << 20, max_binary_bytes=2 << 20))
-    assert caught.value.kind == "limit_exceeded"  # pyright: ignore
-    assert caught.value.executed  # pyright: ignore
+    assert error_info.value.kind == "limit_exceeded"  # pyright: ignore
+    assert error_info.value.executed  # pyright: ignore
 
 
 @pytest.mark.spec("3.21")
@@ -257,15 +263,15 @@ async def test_a_failed_tls_handshake_is_not_executed() -> None:
 
 @pytest.mark.spec("1.7")
 @pytest.mark.parametrize(
-    "sent",
+    "sent_bytes",
     [b"", b"garbage\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf",
      b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nContent-Length: 100\r\n\r\n{}\n",
      b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\nContent-Encoding: gzip\r\n\r\nnot gzip!",
      b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000 + b"\r\n\r\n"],
     ids=["nothing", "garbage", "half", "half-a-stream", "broken-gzip", "endless-header"],
 )  # fmt: skip
-async def test_an_invalid_response_counts_as_executed(sent: bytes) -> None:
-    async with raw_server(sent) as server:
+async def test_an_invalid_response_counts_as_executed(sent_bytes: bytes) -> None:
+    async with raw_server(sent_bytes) as server:
         result = await call(rest_spec(server.url("/?key=hush"), method="POST"), {"a": 1})
     assert result.error_kind == "transport_error"
     assert result.executed
@@ -297,10 +303,10 @@ async def test_a_timeout_closes_the_connection(has_started: bool) -> None:
 
 @pytest.mark.spec("4.5")
 async def test_cancelling_closes_the_connection() -> None:
-    arrived, closed = asyncio.Event(), asyncio.Event()
+    arrival, closed = asyncio.Event(), asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        arrived.set()
+        arrival.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -308,11 +314,11 @@ async def test_cancelling_closes_the_connection() -> None:
         return web.Response()
 
     async with http_server(answer) as server, rest_toolspace(rest_spec(server.url())) as toolspace:
-        running = asyncio.create_task(toolspace.call("rest__t", {}))
+        call_task = asyncio.create_task(toolspace.call("rest__t", {}))
         async with asyncio.timeout(20):
-            await arrived.wait()
-            running.cancel()
-            await asyncio.wait((running,))
+            await arrival.wait()
+            call_task.cancel()
+            await asyncio.wait((call_task,))
             await closed.wait()
 
 

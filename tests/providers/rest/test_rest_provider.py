@@ -20,7 +20,7 @@ from toolspace.providers.rest.client import HttpClient
 from toolspace.providers.rest.provider import RestProvider, RestSpec, build_request_handler
 from toolspace.testing import ProviderContract
 
-working: list[web.Request] = []
+open_requests: list[web.Request] = []
 """The slow requests that a server is processing."""
 
 
@@ -29,11 +29,11 @@ async def answer(request: web.Request) -> web.StreamResponse:
         case "/wrong":
             return web.Response(status=500)
         case "/slow":
-            working.append(request)
+            open_requests.append(request)
             try:
                 await asyncio.Event().wait()
             finally:
-                working.remove(request)
+                open_requests.remove(request)
     return web.json_response({"at": request.path})
 
 
@@ -43,7 +43,7 @@ class TestRestProvider(ProviderContract):
     slow_call = ("slow", {})
 
     def is_working(self, provider: ToolProvider) -> bool:
-        return bool(working)
+        return bool(open_requests)
 
     @pytest.fixture
     async def provider(self) -> AsyncIterator[ToolProvider]:  # pyright: ignore
@@ -59,8 +59,8 @@ class TestRestProvider(ProviderContract):
 
 @pytest.mark.spec("3.20")
 def test_annotations_follow_from_the_method() -> None:
-    def annotations(method: str, **configured: bool) -> Annotations:
-        spec = RestSpec(name="t", url="https://api.example/", method=method, annotations=Annotations(**configured))
+    def annotations(method: str, **settings: bool) -> Annotations:
+        spec = RestSpec(name="t", url="https://api.example/", method=method, annotations=Annotations(**settings))
         (rest_tool,) = RestProvider([spec]).list_tools()
         assert rest_tool.category is ToolCategory.REST
         return rest_tool.annotations

@@ -70,23 +70,23 @@ async def test_a_stream_of_texts_is_their_joined_text() -> None:
 
 @pytest.mark.spec("3.21")
 async def test_partial_results_arrive_before_the_end() -> None:
-    received = asyncio.Event()
+    reception = asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": NDJSON})
         await response.prepare(request)
         await response.write(b"1\n")
-        await received.wait()
+        await reception.wait()
         await response.write(b"2\n")
         return response
 
     async with http_server(answer) as server, rest_toolspace(rest_spec(server.url())) as toolspace:
         recorder = EventRecorder(toolspace)
-        running = asyncio.create_task(toolspace.call("rest__t", {}))
+        call_task = asyncio.create_task(toolspace.call("rest__t", {}))
         await recorder.wait_for(lambda event: event.type is EventType.TOOL_CALL_PARTIAL)
-        assert not running.done()
-        received.set()
-        assert (await running).result == [1, 2]
+        assert not call_task.done()
+        reception.set()
+        assert (await call_task).result == [1, 2]
 
 
 @pytest.mark.spec("3.21")
@@ -116,9 +116,9 @@ async def test_a_large_stream_is_stored_on_disk() -> None:
         rest_toolspace(rest_spec(server.url())) as toolspace,
     ):
         result = await toolspace.call("rest__t", {})
-    stored = result.result["tool_output"]
-    assert stored["reason"] == "size_limit_exceeded"
-    assert stored["bytes"] > 80_000_000
+    stored_output = result.result["tool_output"]
+    assert stored_output["reason"] == "size_limit_exceeded"
+    assert stored_output["bytes"] > 80_000_000
     assert result.extras["status"] == 200
 
 
@@ -155,7 +155,7 @@ def test_chunk_boundaries_do_not_matter(values: list[Any], cuts: list[int], end:
 def test_no_bytes_break_the_readers(data: bytes, cuts: list[int]) -> None:
     async def check() -> None:
         for reader in (read_json_lines, read_json_sequence, read_events):
-            whole = await read(reader, data, [])
-            assert await read(reader, data, cuts) == whole
+            whole_result = await read(reader, data, [])
+            assert await read(reader, data, cuts) == whole_result
 
     asyncio.run(check())

@@ -17,6 +17,7 @@ from typing import Any, cast
 from toolspace.core import json_text
 from toolspace.core.names import did_you_mean
 from toolspace.providers.expressions.functions import (
+    COMPARISONS,
     FUNCTIONS,
     MAX_RESULT_LENGTH,
     OPERATORS,
@@ -24,12 +25,7 @@ from toolspace.providers.expressions.functions import (
     EvaluationScope,
     ExpressionError,
     MissingValueError,
-    add_values,
-    check_comparable,
-    contains,
-    is_equal,
     json_length,
-    power,
     require_finite,
     require_number,
     require_text,
@@ -48,14 +44,6 @@ _CONSTANTS: Mapping[str, Any] = {"true": True, "false": False, "null": None}
 _SPECIAL_FUNCTIONS = ("default", "has")
 """Functions whose first argument may be missing in the input."""
 _FORMAT = re.compile(r"(,?(\.\d{1,2}f|d)?|(\.\d{1,2})?%)")
-_ARITHMETIC_SIGNS: Mapping[type[ast.operator], str] = {
-    ast.Sub: "-",
-    ast.Mult: "*",
-    ast.Div: "/",
-    ast.FloorDiv: "//",
-    ast.Mod: "%",
-}
-_ORDER_SIGNS: Mapping[type[ast.cmpop], str] = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 
 
 class Expression:
@@ -139,7 +127,7 @@ class _Compiler:
             case ast.BoolOp(op=op, values=values):
                 return _compile_boolean([self._node(value) for value in values], stop=isinstance(op, ast.Or))
             case ast.Compare(left=first, ops=ops, comparators=operands):
-                return self._compare(node, first, ops, operands)
+                return self._compare(first, ops, operands)
             case ast.IfExp(test=test, body=body, orelse=orelse):
                 test, body, orelse = self._node(test), self._node(body), self._node(orelse)
                 return lambda scope: body(scope) if test(scope) else orelse(scope)
@@ -203,35 +191,14 @@ class _Compiler:
         return evaluate
 
     def _binary(self, node: ast.AST, first: Evaluate, op: ast.operator, second: Evaluate) -> Evaluate:
-        if isinstance(op, ast.Add):
-            return lambda scope: add_values(scope, first(scope), second(scope))
-        if isinstance(op, ast.Pow):
-
-            def evaluate_power(scope: EvaluationScope) -> Any:
-                scope.spend(1)
-                return power(first(scope), second(scope))
-
-            return evaluate_power
-        if type(op) not in _ARITHMETIC_SIGNS:
+        operate = OPERATORS.get(type(op))
+        if operate is None:
             raise _error_at(node, f"the operator {type(op).__name__} is not allowed in an expression")
-        sign = _ARITHMETIC_SIGNS[type(op)]
-        compute = OPERATORS[sign]
+        return lambda scope: operate(scope, first(scope), second(scope))
 
-        def evaluate(scope: EvaluationScope) -> Any:
-            scope.spend(1)
-            first_number, second_number = require_number(first(scope), sign), require_number(second(scope), sign)
-            try:
-                return require_finite(compute(first_number, second_number), sign)
-            except ZeroDivisionError:
-                raise ExpressionError("division by zero") from None
-            except OverflowError:
-                raise ExpressionError(f"{sign} has no finite result") from None
-
-        return evaluate
-
-    def _compare(self, node: ast.AST, first: ast.expr, ops: list[ast.cmpop], operands: list[ast.expr]) -> Evaluate:
+    def _compare(self, first: ast.expr, ops: list[ast.cmpop], operands: list[ast.expr]) -> Evaluate:
         evaluate_first = self._node(first)
-        steps = [(self._comparison(node, op), self._node(item)) for op, item in zip(ops, operands, strict=True)]
+        steps = [(COMPARISONS[type(op)], self._node(item)) for op, item in zip(ops, operands, strict=True)]
 
         def evaluate(scope: EvaluationScope) -> bool:
             scope.spend(1)
@@ -244,21 +211,6 @@ class _Compiler:
             return True
 
         return evaluate
-
-    def _comparison(self, node: ast.AST, op: ast.cmpop) -> Callable[[EvaluationScope, Any, Any], bool]:
-        match op:
-            case ast.Eq() | ast.Is():
-                return is_equal
-            case ast.NotEq() | ast.IsNot():
-                return lambda scope, first, second: not is_equal(scope, first, second)
-            case ast.In():
-                return lambda scope, first, second: contains(scope, second, first)
-            case ast.NotIn():
-                return lambda scope, first, second: not contains(scope, second, first)
-            case _:
-                sign = _ORDER_SIGNS[type(op)]
-                compare = OPERATORS[sign]
-                return lambda scope, first, second: check_comparable(first, second, sign) and compare(first, second)
 
     def _object(self, node: ast.AST, keys: list[ast.expr | None], values: list[ast.expr]) -> Evaluate:
         pairs: list[tuple[Evaluate, Evaluate]] = []
@@ -361,16 +313,12 @@ class _Compiler:
 def _check_count(node: ast.Call, name: str, function: Callable[..., Any], count: int) -> None:
     """Raises if a function does not take this number of arguments beside the scope."""
     code = function.__code__
-    minimum = code.co_argcount - 1 - len(function.__defaults__ or ())
     maximum: float = code.co_argcount - 1
+    minimum = code.co_argcount - 1 - len(function.__defaults__ or ())
+    expected = f"{minimum}" if minimum == maximum else f"{minimum} to {maximum}"
     if code.co_flags & inspect.CO_VARARGS:
-        minimum, maximum = 1, math.inf
+        minimum, maximum, expected = 1, math.inf, "at least 1"
     if not minimum <= count <= maximum:
-        expected = f"{minimum} to {maximum}"
-        if minimum == maximum:
-            expected = f"{minimum}"
-        elif maximum == math.inf:
-            expected = f"at least {minimum}"
         raise _error_at(node, f"{name} takes {expected} arguments, not {count}")
 
 

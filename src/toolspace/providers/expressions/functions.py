@@ -5,6 +5,7 @@ Every operation spends its steps before it creates anything. `compiler` uses it.
 
 from __future__ import annotations
 
+import ast
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -124,7 +125,8 @@ def json_length(value: object, lengths: dict[int, int] | None = None) -> int:
     return length
 
 
-def power(base: object, exponent: object) -> int | float:
+def _power(scope: EvaluationScope, base: object, exponent: object) -> int | float:
+    scope.spend(1)
     first, second = require_number(base, "**"), require_number(exponent, "**")
     # Checked before computing: a large power of an integer takes long.
     if isinstance(first, int) and abs(first) > 1 and second * math.log2(abs(first)) > _MAX_BITS:
@@ -133,6 +135,23 @@ def power(base: object, exponent: object) -> int | float:
         return require_finite(first**second, "**")
     except (OverflowError, ZeroDivisionError):
         raise ExpressionError("** has no finite result") from None
+
+
+def _arithmetic(sign: str, compute: Callable[[Any, Any], Any]) -> Function:
+    def run(scope: EvaluationScope, first: Any, second: Any) -> int | float:
+        scope.spend(1)
+        try:
+            return require_finite(compute(require_number(first, sign), require_number(second, sign)), sign)
+        except ZeroDivisionError:
+            raise ExpressionError("division by zero") from None
+        except OverflowError:
+            raise ExpressionError(f"{sign} has no finite result") from None
+
+    return run
+
+
+def _order(sign: str, compare: Callable[[Any, Any], bool]) -> Function:
+    return lambda scope, first, second: check_comparable(first, second, sign) and compare(first, second)
 
 
 def is_equal(scope: EvaluationScope, first: object, second: object) -> bool:
@@ -181,20 +200,7 @@ def check_comparable(first: object, second: object, operation: str) -> bool:
     raise ExpressionError(f"{operation} cannot compare {type_name(first)} with {type_name(second)}")
 
 
-OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": lambda first, second: first / second,
-    "//": lambda first, second: first // second,
-    "%": operator.mod,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-
-
-def add_values(scope: EvaluationScope, first: object, second: object) -> Any:
+def _add(scope: EvaluationScope, first: object, second: object) -> Any:
     scope.spend(1)
     if is_number(first) and is_number(second):
         return require_finite(require_number(first, "+") + require_number(second, "+"), "+")
@@ -207,6 +213,29 @@ def add_values(scope: EvaluationScope, first: object, second: object) -> Any:
         scope.spend(len(first_items) + len(second_items))
         return [*first_items, *second_items]
     raise ExpressionError(f"+ cannot add {types}; write str(…) for the text of a value")
+
+
+OPERATORS: Mapping[type[ast.operator], Function] = {
+    ast.Add: _add,
+    ast.Sub: _arithmetic("-", operator.sub),
+    ast.Mult: _arithmetic("*", operator.mul),
+    ast.Div: _arithmetic("/", operator.truediv),
+    ast.FloorDiv: _arithmetic("//", operator.floordiv),
+    ast.Mod: _arithmetic("%", operator.mod),
+    ast.Pow: _power,
+}
+COMPARISONS: Mapping[type[ast.cmpop], Function] = {
+    ast.Eq: is_equal,
+    ast.Is: is_equal,
+    ast.NotEq: lambda scope, first, second: not is_equal(scope, first, second),
+    ast.IsNot: lambda scope, first, second: not is_equal(scope, first, second),
+    ast.In: lambda scope, first, second: contains(scope, second, first),
+    ast.NotIn: lambda scope, first, second: not contains(scope, second, first),
+    ast.Lt: _order("<", operator.lt),
+    ast.LtE: _order("<=", operator.le),
+    ast.Gt: _order(">", operator.gt),
+    ast.GtE: _order(">=", operator.ge),
+}
 
 
 # Functions

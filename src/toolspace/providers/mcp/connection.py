@@ -271,11 +271,11 @@ class ServerConnection:
             transport="http" if transport is None else transport.transport,
             pid=None if transport is None else transport.pid,
             era="stateless" if session.is_stateless else "handshake",
-            protocol_version=session.protocol_version,
+            protocol_version=session.client.protocol_version or "",
             server=session.server_label,
             restarts=self._status.restarts + is_restart,
         )
-        self.instructions = session.instructions
+        self.instructions = session.client.instructions or ""
         self._publish_tools(tool_list)
         self._session = session
         self._last_used = time.monotonic()

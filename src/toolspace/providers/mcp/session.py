@@ -152,18 +152,10 @@ class McpSession:
         return self.client.discover_result is not None
 
     @property
-    def protocol_version(self) -> str:
-        return self.client.protocol_version or ""
-
-    @property
     def server_label(self) -> str | None:
         """The name and version that the server reports."""
         info = self.client.server_info
         return f"{info.name} {info.version}".strip() if info is not None else None
-
-    @property
-    def instructions(self) -> str:
-        return self.client.instructions or ""
 
     @property
     def announces_changes(self) -> bool:

@@ -14,7 +14,6 @@ from yarl import URL
 
 from toolspace.core.addresses import Address, special_kind
 from toolspace.core.context import ToolContext
-from toolspace.core.http_messages import IDEMPOTENT_METHODS, SAFE_METHODS
 from toolspace.core.result import ToolResult
 
 if TYPE_CHECKING:
@@ -38,16 +37,6 @@ class HttpRequest(msgspec.Struct, frozen=True):
     body: bytes | None = None
     public_only: bool = False
     """Whether it may reach only public addresses, because the host comes from a document on the web."""
-
-    @property
-    def is_safe(self) -> bool:
-        """Whether it changes nothing, so that the client may follow redirects."""
-        return self.method in SAFE_METHODS
-
-    @property
-    def is_idempotent(self) -> bool:
-        """Whether the client may send it again."""
-        return self.method in IDEMPOTENT_METHODS
 
     def __repr__(self) -> str:
         return f"HttpRequest({self.method} {self.url.with_query(None)})"

@@ -356,39 +356,24 @@ def _fill_label(parts: TemplateParts, parameters: Mapping[str, Any]) -> str:
 
 
 def _compile_path(path: str, placeholders: list[Placeholder]) -> FillText:
-    segments: list[str | FillText] = []
-    for segment in path.split("/")[1:]:
-        parts = _restore_placeholders(segment, placeholders)
-        if all(isinstance(part, str) for part in parts):
-            literal = "/" + _encode_literal("".join(cast("tuple[str, ...]", parts)), _PATH_SAFE)
-            if segments and isinstance(segments[-1], str):
-                segments[-1] += literal
-            else:
-                segments.append(literal)
-        else:
-            segments.append(_compile_segment(parts))
-    if len(segments) == 1 and isinstance(segments[0], str):
-        literal_path = segments[0]
+    if _MARK not in path:
+        literal_path = _encode_literal(path, _PATH_SAFE + "/")
         return lambda parameters: literal_path
-    return lambda parameters: "".join(
-        segment if isinstance(segment, str) else segment(parameters) for segment in segments
-    )
+    segments = [_compile_segment(_restore_placeholders(segment, placeholders)) for segment in path.split("/")[1:]]
+    return lambda parameters: "".join(fill(parameters) for fill in segments)
 
 
 def _compile_segment(parts: TemplateParts) -> FillText:
     parts = tuple(_encode_literal(part, _PATH_SAFE) if isinstance(part, str) else part for part in parts)
-    if len(parts) == 1 and isinstance(placeholder := parts[0], Placeholder):
-        return lambda parameters: (
-            "/" + encode_path_segment(_get_required_text(placeholder, parameters), placeholder.name)
-        )
+    names = ", ".join(part.name for part in parts if isinstance(part, Placeholder))
 
     def fill(parameters: Mapping[str, Any]) -> str:
         text = "".join(
             part if isinstance(part, str) else encode_path_segment(_get_required_text(part, parameters), part.name)
             for part in parts
         )
-        # Two harmless parts can be harmful together: `.` in the template and `.` in the argument.
-        check_path_segment(text, ", ".join(part.name for part in parts if isinstance(part, Placeholder)))
+        if len(parts) > 1:  # Two harmless parts can be harmful together: `.` in the template and in the argument.
+            check_path_segment(text, names)
         return "/" + text
 
     return fill

@@ -11,6 +11,7 @@ import random
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 
 import aiohttp
@@ -21,10 +22,10 @@ from yarl import URL
 from toolspace.core.addresses import canonical_host, is_same_origin, parse_address
 from toolspace.core.context import ToolContext
 from toolspace.core.http_errors import CONNECT_SECONDS, HTTP_FAILURES
-from toolspace.core.http_messages import REDIRECT_STATUSES, display_url, join_headers
+from toolspace.core.http_messages import IDEMPOTENT_METHODS, REDIRECT_STATUSES, SAFE_METHODS, display_url, join_headers
 from toolspace.core.result import ToolResult
 from toolspace.errors import ToolExecutionError, ToolPermissionError
-from toolspace.providers.rest.client import ClassifyAddress, HttpHeaders, HttpLimits, HttpRequest, HttpResponse
+from toolspace.providers.rest.client import ClassifyAddress, HttpLimits, HttpRequest, HttpResponse
 from toolspace.providers.rest.response import read_result, read_up_to, transport_error
 
 _RETRY_STATUSES = frozenset((429, 503))
@@ -44,12 +45,13 @@ class RestTransport:
 
     async def send(self, request: HttpRequest, context: ToolContext, limits: HttpLimits) -> ToolResult:
         """Sends a request and reads the result; see `HttpClient.send`."""
+        max_attempts = limits.max_attempts if request.method in IDEMPOTENT_METHODS else 1
         attempt = 1
         while True:
             response = await self._open_response(request, limits)
             try:
                 wait = 0.0
-                retries = response.status in _RETRY_STATUSES and request.is_idempotent and attempt < limits.max_attempts
+                retries = response.status in _RETRY_STATUSES and attempt < max_attempts
                 if retries:
                     wait = retry_delay(response.headers.get("Retry-After"), attempt)
                     retries = wait <= limits.max_retry_wait and wait < context.remaining_seconds
@@ -62,9 +64,7 @@ class RestTransport:
                 await read_up_to(response, _MAX_DISCARDED_BYTES)
             finally:
                 response.close()  # Closes the connection, unless the body was read and the pool has it back.
-            context.report_progress(
-                attempt, limits.max_attempts, f"HTTP {response.status}; trying again in {wait:.1f} s"
-            )
+            context.report_progress(attempt, max_attempts, f"HTTP {response.status}; trying again in {wait:.1f} s")
             await asyncio.sleep(wait)
             attempt += 1
 
@@ -111,7 +111,7 @@ class RestTransport:
         for _ in range(limits.max_redirects + 1):
             response = await _send(session, request)
             location = response.headers.get("Location") if response.status in REDIRECT_STATUSES else None
-            if location is None or not request.is_safe:
+            if location is None or request.method not in SAFE_METHODS:
                 return response
             response.close()
             next_request = redirect_request(request, location)
@@ -161,8 +161,12 @@ class _PublicResolver(AbstractResolver):
 
 def retry_delay(retry_after: str | None, attempt: int) -> float:
     """Seconds until the next attempt: as `Retry-After` says, otherwise exponential backoff with jitter."""
-    wait = _parse_retry_after(retry_after.strip()) if retry_after else None
-    return _FIRST_RETRY_WAIT * 2 ** (attempt - 1) * random.uniform(0.5, 1.0) if wait is None else wait
+    text = (retry_after or "").strip()
+    if text.isascii() and text.isdigit():
+        return float(text[:10])
+    with suppress(ValueError, OverflowError):
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    return _FIRST_RETRY_WAIT * 2 ** (attempt - 1) * random.uniform(0.5, 1.0)
 
 
 def redirect_request(request: HttpRequest, location: str) -> HttpRequest:
@@ -184,21 +188,9 @@ def redirect_request(request: HttpRequest, location: str) -> HttpRequest:
         )
     if is_same_origin(source, target):
         return msgspec.structs.replace(request, url=target)
-    return msgspec.structs.replace(request, url=target, headers=_cross_origin_headers(request.headers), body=None)
-
-
-def _cross_origin_headers(headers: HttpHeaders) -> HttpHeaders:
-    items = headers.items() if isinstance(headers, Mapping) else headers
-    return [(name, value) for name, value in items if name.lower() in _CROSS_ORIGIN_HEADERS]
-
-
-def _parse_retry_after(text: str) -> float | None:
-    if text.isascii() and text.isdigit():
-        return float(text[:10])
-    try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    except (ValueError, OverflowError):
-        return None
+    items = request.headers.items() if isinstance(request.headers, Mapping) else request.headers
+    headers = [(name, value) for name, value in items if name.lower() in _CROSS_ORIGIN_HEADERS]
+    return msgspec.structs.replace(request, url=target, headers=headers, body=None)
 
 
 def _open_session(resolver: AbstractResolver | None) -> aiohttp.ClientSession:

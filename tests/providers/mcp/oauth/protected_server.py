@@ -52,7 +52,7 @@ class AuthorizationServer:
         self.hold = asyncio.Event()
         """While it is not set, renewals wait."""
         self.hold.set()
-        self.renewing = asyncio.Event()
+        self.renewal_event = asyncio.Event()
         self.renewals = 0
         self.authorizations: list[AuthorizationParams] = []
         self.request_headers: list[dict[str, str]] = []
@@ -112,7 +112,7 @@ class AuthorizationServer:
     async def exchange_refresh_token(self, client: Any, refresh_token: RefreshToken, scopes: list[str]) -> OAuthToken:
         del self.refresh[refresh_token.token]  # A refresh token is valid once.
         self.renewals += 1
-        self.renewing.set()
+        self.renewal_event.set()
         await self.hold.wait()
         return self.issue(refresh_token.client_id, scopes, refresh_token.resource)
 
@@ -120,8 +120,12 @@ class AuthorizationServer:
         return self.access.get(token)
 
     async def revoke_token(self, token: AccessToken | RefreshToken) -> None:
-        self.access = {key: issued for key, issued in self.access.items() if issued.client_id != token.client_id}
-        self.refresh = {key: issued for key, issued in self.refresh.items() if issued.client_id != token.client_id}
+        self.access = {
+            key: stored_token for key, stored_token in self.access.items() if stored_token.client_id != token.client_id
+        }
+        self.refresh = {
+            key: stored_token for key, stored_token in self.refresh.items() if stored_token.client_id != token.client_id
+        }
 
     async def exchange_identity_assertion(self, client: Any, params: Any) -> OAuthToken:
         raise NotImplementedError
@@ -181,7 +185,7 @@ def _replay(body: bytes) -> Receive:
 class ProtectedServer:
     def __init__(self, url: str, issuer: str, authorization_server: AuthorizationServer) -> None:
         self.url, self.issuer, self.authorization_server = url, issuer, authorization_server
-        self.entered, self.leave = asyncio.Event(), asyncio.Event()
+        self.entered_event, self.leave = asyncio.Event(), asyncio.Event()
         """Events of the slow tool."""
 
     def spec(self, **changes: Any) -> ServerSpec:
@@ -194,7 +198,7 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving(app: Any, listening_socket: socket.socket) -> AsyncGenerator[None]:
+async def run_app(app: Any, listening_socket: socket.socket) -> AsyncGenerator[None]:
     server = _Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
     task = asyncio.create_task(server.serve(sockets=[listening_socket]))
     try:
@@ -232,12 +236,12 @@ async def protected_server(*, sse: bool = False) -> AsyncGenerator[ProtectedServ
 
     @mcp.tool()
     async def linger() -> str:
-        server.entered.set()
+        server.entered_event.set()
         await server.leave.wait()
         return "at last"
 
     app = mcp.sse_app() if sse else mcp.streamable_http_app(json_response=True)
-    async with serving(authorization_server.app(issuer), auth_socket), serving(app, mcp_socket):
+    async with run_app(authorization_server.app(issuer), auth_socket), run_app(app, mcp_socket):
         yield server
 
 

@@ -33,7 +33,7 @@ from tests.providers.mcp.oauth.protected_server import (
     greet_through,
     open_socket,
     protected_server,
-    serving,
+    run_app,
 )
 from toolspace.errors import ConfigError, ProviderError
 from toolspace.providers.mcp.oauth.authorization import create_http_auth, login, logout
@@ -264,7 +264,7 @@ async def test_credentials_go_only_to_the_configured_issuer(server: ProtectedSer
 async def test_slow_tool_does_not_delay_other_calls(logged_in_server: ProtectedServer, store: TokenStore) -> None:
     async with connected(logged_in_server.url, create_auth(logged_in_server, store)) as client:
         slow = asyncio.create_task(client.call_tool("linger", {}))
-        await logged_in_server.entered.wait()
+        await logged_in_server.entered_event.wait()
         await client.call_tool("greet", {"name": "you"})
         assert not slow.done()
         logged_in_server.leave.set()
@@ -374,7 +374,7 @@ async def test_concurrent_processes_renew_once(
         worker.stdin.write(b"go\n")
     assert [await hear(worker) for worker in workers] == ["going", "going"]
     own_header = asyncio.create_task(create_auth(logged_in_server, store).get_authorization())
-    await logged_in_server.authorization_server.renewing.wait()
+    await logged_in_server.authorization_server.renewal_event.wait()
     logged_in_server.authorization_server.hold.set()
     worker_headers = [await hear(worker) for worker in workers]
     assert set(worker_headers) == {await own_header}
@@ -390,7 +390,7 @@ async def test_cancelled_caller_does_not_lose_the_new_token(
     logged_in_server.authorization_server.hold.clear()
     auth = create_auth(logged_in_server, store)
     caller = asyncio.create_task(auth.get_authorization())
-    await logged_in_server.authorization_server.renewing.wait()
+    await logged_in_server.authorization_server.renewal_event.wait()
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
@@ -515,8 +515,8 @@ async def test_logout_deletes_and_revokes_the_login(logged_in_server: ProtectedS
 async def test_logout_works_without_the_authorization_server(
     logged_in_server: ProtectedServer, store: TokenStore
 ) -> None:
-    nowhere, url = open_socket()
-    nowhere.close()
+    closed_socket, url = open_socket()
+    closed_socket.close()
     change(login_file_of(logged_in_server, store), revocation_endpoint=f"{url}/revoke")
     assert await logout("guarded", logged_in_server.spec(), store) is True
     assert login_file_of(logged_in_server, store).read() is None
@@ -530,10 +530,10 @@ async def test_tokens_are_never_logged_or_shown(
         assert await greet_through(server.url, auth) == "hello you"
         server.authorization_server.expire()
         assert await greet_through(server.url, auth) == "hello you"
-    ours = "\n".join(
+    own_records = "\n".join(
         record.getMessage() for record in caplog.records if record.name.startswith(("toolspace", "mcp.client"))
     )
-    for text in (ours, repr(auth), repr(store)):
+    for text in (own_records, repr(auth), repr(store)):
         assert "at-" not in text
         assert "rt-" not in text
 
@@ -557,8 +557,8 @@ async def hostile_server(metadata: Any = None, *, prm: str | None = None, **answ
     listening_socket, origin = open_socket()
 
     async def refuse(request: Request) -> Response:
-        where = prm or f"{origin}/prm"
-        return Response(status_code=401, headers={"WWW-Authenticate": f'Bearer resource_metadata="{where}"'})
+        metadata_url = prm or f"{origin}/prm"
+        return Response(status_code=401, headers={"WWW-Authenticate": f'Bearer resource_metadata="{metadata_url}"'})
 
     async def resource(request: Request) -> Response:
         return JSONResponse({"resource": f"{origin}/mcp", "authorization_servers": [origin]})
@@ -569,7 +569,7 @@ async def hostile_server(metadata: Any = None, *, prm: str | None = None, **answ
         usual = {f"{key}_endpoint": f"{origin}/{key}" for key in ("authorization", "token", "registration")}
         return JSONResponse({"issuer": origin, **usual, **(metadata or {})})
 
-    def answering(path: str, value: Any) -> Route:
+    def json_route(path: str, value: Any) -> Route:
         async def give(request: Request) -> Response:
             return value if isinstance(value, Response) else JSONResponse(value)
 
@@ -580,8 +580,8 @@ async def hostile_server(metadata: Any = None, *, prm: str | None = None, **answ
         Route("/prm", resource),
         Route("/.well-known/oauth-authorization-server", issuer),
     ]
-    routes += [answering(path, value) for path, value in answers.items()]
-    async with serving(Starlette(routes=routes), listening_socket):
+    routes += [json_route(path, value) for path, value in answers.items()]
+    async with run_app(Starlette(routes=routes), listening_socket):
         yield ServerSpec(url=f"{origin}/mcp", auth={"type": "authorization_code"})
 
 
@@ -678,7 +678,7 @@ async def test_server_that_refuses_a_new_token_is_reported(store: TokenStore) ->
 
 async def test_server_without_login_is_reported(store: TokenStore) -> None:
     listening_socket, origin = open_socket()
-    async with serving(Starlette(), listening_socket):
+    async with run_app(Starlette(), listening_socket):
         with pytest.raises(ProviderError, match=r"server 'open' does not ask for a login \(HTTP 404\)"):
             await login("open", ServerSpec(url=f"{origin}/mcp"), store, open_no_page)
 
@@ -692,7 +692,7 @@ async def test_endless_refusal_is_cut_off(logged_in_server: ProtectedServer, sto
     stored_login = login_file_of(logged_in_server, store).read()
     assert stored_login is not None
     store.login_file(name="evil", url=f"{origin}/", client_id=None).write(stored_login)
-    async with serving(Starlette(routes=[Route("/", refuse, methods=["POST"])]), listening_socket):
+    async with run_app(Starlette(routes=[Route("/", refuse, methods=["POST"])]), listening_socket):
         auth = create_http_auth("evil", ServerSpec(url=f"{origin}/"), store=store, open_login_page=None)
         async with httpx2.AsyncClient(auth=auth, verify=TRUST) as client:
             with pytest.raises(ProviderError, match="longer than 256 KiB"):

@@ -191,15 +191,15 @@ def test_remove_returns_whether_there_was_a_login(login_file: LoginFile) -> None
 
 
 async def test_lock_is_exclusive(login_file: LoginFile, folder: Path) -> None:
-    inside = most = 0
+    holders = most = 0
 
-    async def work(own: LoginFile) -> None:
-        nonlocal inside, most
-        async with own.lock():
-            inside += 1
-            most = max(most, inside)
+    async def work(own_file: LoginFile) -> None:
+        nonlocal holders, most
+        async with own_file.lock():
+            holders += 1
+            most = max(most, holders)
             await asyncio.sleep(0)
-            inside -= 1
+            holders -= 1
 
     await asyncio.gather(*(work(login_file_in(folder)) for _ in range(10)))
     assert most == 1
@@ -228,13 +228,13 @@ async def test_lock_of_another_process_holds_until_it_ends(folder: Path) -> None
         async with login_file_in(folder, url="u").lock():
             pass
 
-    taking = asyncio.create_task(take())
+    lock_task = asyncio.create_task(take())
     for _ in range(10):
         await asyncio.sleep(0)
-    assert not taking.done()
+    assert not lock_task.done()
     holder.kill()
     await holder.wait()
-    await taking
+    await lock_task
 
 
 def test_repr_shows_no_secret(login_file: LoginFile, folder: Path) -> None:

@@ -161,10 +161,10 @@ def answer(request: dict) -> None:
             sys.stderr.write("the disk is full\n")
             sys.stderr.flush()
             os._exit(9)
-        listed = [*TOOLS, *([tool("grown")] if more_tools.is_set() else [])]
+        tools = [*TOOLS, *([tool("grown")] if more_tools.is_set() else [])]
         start = int((request.get("params") or {}).get("cursor") or 0)
-        result = {"tools": listed[start : start + 5]}
-        if start + 5 < len(listed):
+        result = {"tools": tools[start : start + 5]}
+        if start + 5 < len(tools):
             result["nextCursor"] = str(start + 5)
         elif "endless-list" in WORDS:
             result["nextCursor"] = str(start + 1)

@@ -51,18 +51,18 @@ async def serve(app: Starlette) -> AsyncIterator[str]:
     server = uvicorn.Server(
         uvicorn.Config(app, port=0, log_level="error", ws="none", timeout_graceful_shutdown=1, lifespan="on")
     )
-    running = asyncio.create_task(server.serve())
+    server_task = asyncio.create_task(server.serve())
     while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
         await asyncio.sleep(0.001)
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
-        await running
+        await server_task
 
 
 @asynccontextmanager
-async def answering(answer: Answer) -> AsyncIterator[str]:
+async def run_server(answer: Answer) -> AsyncIterator[str]:
     """A server that answers every request in the same way."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -196,7 +196,7 @@ async def test_server_that_gave_up_sse_is_reached_over_http() -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         return await current(request)
 
-    async with answering(answer) as url:
+    async with run_server(answer) as url:
         async with open_transport("old", http(url)) as transport:
             await transport.streams[1].send(SessionMessage(JSONRPCRequest(jsonrpc="2.0", id=1, method="ping")))
             await until(lambda: transport.transport == "sse")
@@ -217,7 +217,7 @@ async def test_end_of_an_sse_stream_is_noticed_without_a_call() -> None:
         await hang_up.wait()
         return response
 
-    async with answering(answer) as url, open_transport("old", http(url, transport="sse")) as transport:
+    async with run_server(answer) as url, open_transport("old", http(url, transport="sse")) as transport:
         hang_up.set()
         await transport.lost_event.wait()
         assert transport.loss_reason == "the server closed its event stream"
@@ -237,7 +237,7 @@ async def test_invalid_start_of_an_sse_stream_is_refused(first: bytes, expected:
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.Response(body=first, content_type="text/event-stream")
 
-    async with answering(answer) as url:
+    async with run_server(answer) as url:
         with pytest.raises(ProviderError, match=expected):
             async with open_transport("old", http(url, transport="sse")):
                 pass
@@ -253,10 +253,10 @@ async def test_failed_sse_post_fails_one_call() -> None:
         await asyncio.Event().wait()
         return response
 
-    async with answering(answer) as url, open_transport("old", http(url, transport="sse")) as transport:
-        with pytest.raises(BaseExceptionGroup) as caught:
+    async with run_server(answer) as url, open_transport("old", http(url, transport="sse")) as transport:
+        with pytest.raises(BaseExceptionGroup) as error_info:
             await client(transport).__aenter__()
-        assert "HTTP 503" in str(caught.value.exceptions[0])
+        assert "HTTP 503" in str(error_info.value.exceptions[0])
         assert not transport.lost_event.is_set()
 
 
@@ -275,7 +275,7 @@ async def _breaks_in_the_middle(request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def _unauthorized(request: web.Request) -> web.StreamResponse:
+async def _refuse_authorization(request: web.Request) -> web.StreamResponse:
     return web.Response(status=401, text="who are you? ?token=abcdefgh12345")
 
 
@@ -305,7 +305,7 @@ async def _redirects(request: web.Request) -> web.StreamResponse:
     [
         (_breaks, "the connection to 127.0.0.1 broke", {"sent": True}),
         (_breaks_in_the_middle, "the connection to 127.0.0.1 broke", {"sent": True}),
-        (_unauthorized, "HTTP 401 Unauthorized: who are you? ?token=[hidden]", {"status": 401}),
+        (_refuse_authorization, "HTTP 401 Unauthorized: who are you? ?token=[hidden]", {"status": 401}),
         (_broken, "the server answered with HTTP 500 Internal Server Error", {"status": 500}),
         (_huge, "the server's answer is larger than 100,000 bytes", {"sent": True}),
         (_bomb, "the server's answer is larger than 100,000 bytes", {"sent": True}),
@@ -317,25 +317,25 @@ async def _redirects(request: web.Request) -> web.StreamResponse:
 @pytest.mark.spec("3.13")
 async def test_failed_request_fails_only_itself(answer: Answer, expected: str, data: Any) -> None:
     async with (
-        answering(HandshakeServer(answer)) as url,
+        run_server(HandshakeServer(answer)) as url,
         open_transport("web", http(url), max_message_bytes=100_000) as transport,
         client(transport) as session,
     ):
-        with pytest.raises(MCPError) as caught:
+        with pytest.raises(MCPError) as error_info:
             await session.call_tool("t", {})
-        assert expected in caught.value.message
-        assert caught.value.data == data
+        assert expected in error_info.value.message
+        assert error_info.value.data == data
         assert (await session.call_tool("t", {})).content[0].text == "fine"  # type: ignore[union-attr]
         assert not transport.lost_event.is_set()
 
 
 async def test_refused_connection_counts_as_not_sent() -> None:
-    async with answering(HandshakeServer()) as url:
+    async with run_server(HandshakeServer()) as url:
         pass
     async with open_transport("gone", http(f"{url}/?api_key=hunter2hunter2")) as transport:
-        with pytest.raises(BaseExceptionGroup) as caught:
+        with pytest.raises(BaseExceptionGroup) as error_info:
             await client(transport).__aenter__()
-    error = caught.value.exceptions[0]
+    error = error_info.value.exceptions[0]
     assert isinstance(error, MCPError)
     assert error.message.startswith("cannot connect to 127.0.0.1")
     assert error.data == {"sent": False}
@@ -343,40 +343,40 @@ async def test_refused_connection_counts_as_not_sent() -> None:
 
 
 async def test_headers_and_auth_are_sent_to_one_origin_only() -> None:
-    other = HandshakeServer()
+    other_service = HandshakeServer()
 
     class Login(httpx2.Auth):
         def auth_flow(self, request: httpx2.Request) -> Any:
             request.headers["x-login"] = "me"
             yield request
 
-    async with answering(other) as elsewhere:
+    async with run_server(other_service) as elsewhere:
 
-        async def away(request: web.Request) -> web.StreamResponse:
+        async def redirect_away(request: web.Request) -> web.StreamResponse:
             return web.Response(status=307, headers={"location": f"{elsewhere}/"})
 
-        service = HandshakeServer(away)
+        service = HandshakeServer(redirect_away)
         async with (
-            answering(service) as url,
+            run_server(service) as url,
             open_transport("web", http(url, headers={"X-Api-Key": "k"}), auth=Login()) as transport,
             client(transport) as session,
         ):
             with pytest.raises(MCPError, match="not followed"):
                 await session.call_tool("t", {})
     assert {(headers["x-api-key"], headers["x-login"]) for headers in service.headers} == {("k", "me")}
-    assert other.headers == []
+    assert other_service.headers == []
 
 
 async def test_redirect_within_the_origin_is_followed() -> None:
     service = HandshakeServer()
 
-    async def moved(request: web.Request) -> web.StreamResponse:
+    async def redirect(request: web.Request) -> web.StreamResponse:
         if request.path == "/mcp":
             return web.Response(status=308, headers={"location": "/mcp/"})
         return await service(request)
 
     async with (
-        answering(moved) as url,
+        run_server(redirect) as url,
         open_transport("web", http(f"{url}/mcp")) as transport,
         client(transport) as session,
     ):
@@ -389,10 +389,10 @@ async def test_failed_auth_fails_the_request_with_its_message() -> None:
             raise ProviderError("server 'web' needs a login")
             yield request
 
-    async with answering(HandshakeServer()) as url, open_transport("web", http(url), auth=Login()) as transport:
-        with pytest.raises(BaseExceptionGroup) as caught:
+    async with run_server(HandshakeServer()) as url, open_transport("web", http(url), auth=Login()) as transport:
+        with pytest.raises(BaseExceptionGroup) as error_info:
             await client(transport).__aenter__()
-    assert "server 'web' needs a login" in str(caught.value.exceptions[0])
+    assert "server 'web' needs a login" in str(error_info.value.exceptions[0])
 
 
 async def test_hanging_server_does_not_delay_closing() -> None:
@@ -407,7 +407,7 @@ async def test_hanging_server_does_not_delay_closing() -> None:
         async with open_transport("web", http(url)) as transport, client(transport) as session:
             await session.call_tool("t", {})
 
-    async with answering(HandshakeServer(hang)) as url:
+    async with run_server(HandshakeServer(hang)) as url:
         task = asyncio.create_task(hold(url))
         await hung.wait()
         task.cancel()
@@ -417,7 +417,7 @@ async def test_hanging_server_does_not_delay_closing() -> None:
 async def test_libraries_log_neither_urls_nor_messages(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with (
-        answering(HandshakeServer()) as url,
+        run_server(HandshakeServer()) as url,
         open_transport("web", http(f"{url}/?api_key=hunter2hunter2")) as transport,
         client(transport) as session,
     ):
@@ -445,11 +445,11 @@ def test_certificates_are_loaded_once() -> None:
     ids=["ftp", "file", "space", "port", "no-host", "websocket", "none"],
 )
 async def test_invalid_url_is_reported_without_showing_it(spec: ServerSpec, expected: str) -> None:
-    with pytest.raises(ProviderError) as caught:
+    with pytest.raises(ProviderError) as error_info:
         async with open_transport("web", spec):
             pass
-    assert expected in str(caught.value)
-    assert "passwd" not in str(caught.value)
+    assert expected in str(error_info.value)
+    assert "passwd" not in str(error_info.value)
 
 
 @pytest.mark.parametrize(
@@ -458,7 +458,7 @@ async def test_invalid_url_is_reported_without_showing_it(spec: ServerSpec, expe
     ids=["newline", "letter", "name", "end"],
 )
 async def test_invalid_header_is_reported_without_its_value(headers: dict[str, str]) -> None:
-    with pytest.raises(ProviderError, match="characters that HTTP does not allow") as caught:
+    with pytest.raises(ProviderError, match="characters that HTTP does not allow") as error_info:
         async with open_transport("web", http("http://127.0.0.1:1/", headers=headers)):
             pass
-    assert "nter2" not in str(caught.value)
+    assert "nter2" not in str(error_info.value)

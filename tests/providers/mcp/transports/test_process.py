@@ -31,7 +31,7 @@ class Running:
 
     def __init__(self) -> None:
         self.output = b""
-        self.ended = asyncio.Event()
+        self.end_event = asyncio.Event()
         self._more = asyncio.Event()
         self.process: ServerProcess
 
@@ -53,94 +53,94 @@ class Running:
 
 
 async def start(spec: ServerSpec) -> Running:
-    running = Running()
-    running.process = await start_process("plain", spec, receive=running.hear, on_end=running.ended.set)
-    return running
+    server = Running()
+    server.process = await start_process("plain", spec, receive=server.hear, on_end=server.end_event.set)
+    return server
 
 
 @pytest.mark.spec("3.12")
 async def test_server_has_its_own_session_and_ends_with_its_input() -> None:
-    running = await start(plain())
-    process = running.process
+    server = await start(plain())
+    process = server.process
     assert os.getsid(process.pid) == os.getpgid(process.pid) == process.pid
-    assert await running.call("echo", text="hello") == "hello"
+    assert await server.call("echo", text="hello") == "hello"
     await process.stop()
     assert process.exit_code == 0
     assert not lives(process.pid)
-    assert not running.ended.is_set()  # `on_end` is not called for a stop.
+    assert not server.end_event.is_set()  # `on_end` is not called for a stop.
 
 
 @pytest.mark.spec("3.12")
 async def test_server_inherits_no_open_files(tmp_path: Path) -> None:
-    with open(tmp_path / "ours", "w") as ours:
-        os.set_inheritable(ours.fileno(), True)
+    with open(tmp_path / "ours", "w") as own_file:
+        os.set_inheritable(own_file.fileno(), True)
         first, second = await start(plain()), await start(plain())
-        for running in first, second:
-            await running.call("echo")
-            assert sorted(os.listdir(f"/proc/{running.process.pid}/fd")) == ["0", "1", "2"]
+        for server in first, second:
+            await server.call("echo")
+            assert sorted(os.listdir(f"/proc/{server.process.pid}/fd")) == ["0", "1", "2"]
         await asyncio.gather(first.process.stop(), second.process.stop())
 
 
 @pytest.mark.spec("3.12")
 @pytest.mark.parametrize("mode", ["children", "daemons"])
 async def test_all_descendants_end_with_the_server(mode: str) -> None:
-    running = await start(plain(mode))
-    pids: list[int] = json.loads(await running.line())["params"]["pids"]
+    server = await start(plain(mode))
+    pids: list[int] = json.loads(await server.line())["params"]["pids"]
     assert all(map(lives, pids))
-    await running.process.stop()
-    assert not any(map(lives, [running.process.pid, *pids]))
+    await server.process.stop()
+    assert not any(map(lives, [server.process.pid, *pids]))
 
 
 @pytest.mark.spec("3.12")
 async def test_descendants_of_a_dead_server_are_ended() -> None:
-    running = await start(plain("daemons"))
-    pids: list[int] = json.loads(await running.line())["params"]["pids"]
-    os.kill(running.process.pid, 9)
-    await running.ended.wait()
-    assert running.process.exit_description == "the server was ended by SIGKILL"
-    await running.process.stop(0)
+    server = await start(plain("daemons"))
+    pids: list[int] = json.loads(await server.line())["params"]["pids"]
+    os.kill(server.process.pid, 9)
+    await server.end_event.wait()
+    assert server.process.exit_description == "the server was ended by SIGKILL"
+    await server.process.stop(0)
     assert not any(map(lives, pids))
 
 
 @pytest.mark.spec("3.12")
 async def test_server_that_ignores_signals_is_killed() -> None:
-    running = await start(plain("deaf"))
-    await running.call("echo")
-    await running.process.stop(0.01)
-    assert running.process.exit_code == -9
+    server = await start(plain("deaf"))
+    await server.call("echo")
+    await server.process.stop(0.01)
+    assert server.process.exit_code == -9
 
 
 @pytest.mark.spec("3.12")
 @pytest.mark.parametrize("how", ["task", "scope"])
 async def test_cancelled_stop_still_ends_the_server(how: str) -> None:
-    running = await start(plain("deaf"))
-    await running.call("echo")
+    server = await start(plain("deaf"))
+    await server.call("echo")
     if how == "task":
-        stopping = asyncio.create_task(running.process.stop(0.01))
+        stop_task = asyncio.create_task(server.process.stop(0.01))
         await asyncio.sleep(0)
-        stopping.cancel()
+        stop_task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await stopping
+            await stop_task
     else:
         with anyio.CancelScope() as scope:
             scope.cancel()
-            await running.process.stop(0.01)
-    assert not lives(running.process.pid)
+            await server.process.stop(0.01)
+    assert not lives(server.process.pid)
 
 
 @pytest.mark.spec("3.12")
 async def test_cancelled_start_leaves_no_process() -> None:
     before = open_files()
     for turns in range(6):  # At any point of the start.
-        starting = asyncio.create_task(start(plain("deaf")))
+        start_task = asyncio.create_task(start(plain("deaf")))
         for _ in range(turns):
             await asyncio.sleep(0)
-        starting.cancel()
+        start_task.cancel()
         try:
-            running = await starting
+            server = await start_task
         except asyncio.CancelledError:
             continue
-        await running.process.stop(0)
+        await server.process.stop(0)
     gc.collect()
     assert get_orphan_cleanup().pid is None
     assert open_files() == before
@@ -152,13 +152,13 @@ async def test_300_starts_and_stops_leave_no_process() -> None:
     before, threads = open_files(), threading.active_count()
     pids: list[int] = []
 
-    async def one() -> None:
-        running = await start(ServerSpec(command="cat"))
-        pids.append(running.process.pid)
-        await running.process.stop()
+    async def start_and_stop() -> None:
+        server = await start(ServerSpec(command="cat"))
+        pids.append(server.process.pid)
+        await server.process.stop()
 
     for _ in range(30):
-        await asyncio.gather(*(one() for _ in range(10)))
+        await asyncio.gather(*(start_and_stop() for _ in range(10)))
     assert len(pids) == 300
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert get_orphan_cleanup().pid is None
@@ -186,8 +186,8 @@ async def main():
 
 {loop}.run(main())
 """
-    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=False, timeout=60)
-    pids = [int(pid) for pid in done.stdout.split()]
+    completed_process = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=False, timeout=60)
+    pids = [int(pid) for pid in completed_process.stdout.split()]
     assert len(pids) == 5
     wait_until_gone(pids)
 
@@ -197,17 +197,17 @@ def test_it_works_the_same_under_uvloop() -> None:
     uvloop = pytest.importorskip("uvloop")
 
     async def main() -> None:
-        running = await start(plain("children"))
-        pids: list[int] = json.loads(await running.line())["params"]["pids"]
-        assert await running.call("echo", text="hello") == "hello"
+        server = await start(plain("children"))
+        pids: list[int] = json.loads(await server.line())["params"]["pids"]
+        assert await server.call("echo", text="hello") == "hello"
         with contextlib.suppress(EOFError, asyncio.IncompleteReadError, json.JSONDecodeError):
-            await running.process.write(json.dumps({**CALL, "params": {"name": "die", "arguments": {}}}).encode())
-            await running.process.write(b"\n")
-        await running.ended.wait()
-        assert running.process.exit_description.startswith(
+            await server.process.write(json.dumps({**CALL, "params": {"name": "die", "arguments": {}}}).encode())
+            await server.process.write(b"\n")
+        await server.end_event.wait()
+        assert server.process.exit_description.startswith(
             "the server ended with exit code 3: OSError: the disk is full"
         )
-        await running.process.stop(0)
+        await server.process.stop(0)
         assert not any(map(lives, pids))
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -215,27 +215,27 @@ def test_it_works_the_same_under_uvloop() -> None:
 
 
 async def test_last_error_line_is_reported_without_noise_colours_or_secrets() -> None:
-    running = await start(plain("dies"))
-    await running.ended.wait()
-    assert running.process.exit_description == "the server ended with exit code 1: Error: no such file: /nowhere"
-    assert running.process.last_error_lines[-1] == "Node.js v22.1.0"
-    await running.process.stop(0)
+    server = await start(plain("dies"))
+    await server.end_event.wait()
+    assert server.process.exit_description == "the server ended with exit code 1: Error: no such file: /nowhere"
+    assert server.process.last_error_lines[-1] == "Node.js v22.1.0"
+    await server.process.stop(0)
 
 
 async def test_any_amount_of_standard_error_is_read(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "toolspace.mcp")
-    running = await start(plain("stderr"))
-    assert await running.call("echo", text="still there") == "still there"
-    await running.process.stop()
+    server = await start(plain("stderr"))
+    assert await server.call("echo", text="still there") == "still there"
+    await server.process.stop()
     lines = [record.getMessage() for record in caplog.records if record.name == "toolspace.mcp.plain"]
     assert lines[-1] == "the last line"
     assert max(map(len, lines)) <= 500
-    assert len(running.process.last_error_lines) <= 21
+    assert len(server.process.last_error_lines) <= 21
 
 
 async def test_writing_waits_while_the_server_does_not_read_and_fails_when_it_is_gone() -> None:
-    running = await start(plain("hangs"))
-    process = running.process
+    server = await start(plain("hangs"))
+    process = server.process
     writes = 0
     with contextlib.suppress(TimeoutError):
         while True:
@@ -262,15 +262,15 @@ async def test_server_inherits_needed_variables_and_no_keys(monkeypatch: pytest.
         "TERM": "() { :; }",
     }.items():
         monkeypatch.setenv(key, value)
-    running = await start(plain(OWN="given", LC_ALL="C"))
-    got = json.loads(await running.call("environment"))
-    await running.process.stop()
-    assert got["HTTPS_PROXY"] == "http://proxy.example:3128"
-    assert got["XDG_CACHE_HOME"] == "/cache"
-    assert got["PATH"] == os.environ["PATH"]
-    assert (got["OWN"], got["LC_ALL"]) == ("given", "C")
-    assert "ours" not in json.dumps(got)
-    assert "TERM" not in got
+    server = await start(plain(OWN="given", LC_ALL="C"))
+    environment = json.loads(await server.call("environment"))
+    await server.process.stop()
+    assert environment["HTTPS_PROXY"] == "http://proxy.example:3128"
+    assert environment["XDG_CACHE_HOME"] == "/cache"
+    assert environment["PATH"] == os.environ["PATH"]
+    assert (environment["OWN"], environment["LC_ALL"]) == ("given", "C")
+    assert "ours" not in json.dumps(environment)
+    assert "TERM" not in environment
 
 
 def _missing(folder: Path) -> ServerSpec:
@@ -321,9 +321,9 @@ def _nul(folder: Path) -> ServerSpec:
 async def test_failed_start_is_reported_with_what_to_do(
     tmp_path: Path, make: Callable[[Path], ServerSpec], expected: str
 ) -> None:
-    with pytest.raises(ProviderError) as caught:
+    with pytest.raises(ProviderError) as error_info:
         await start(make(tmp_path))
-    assert expected in str(caught.value)
+    assert expected in str(error_info.value)
     assert get_orphan_cleanup().pid is None
 
 
@@ -333,15 +333,15 @@ async def test_command_is_found_in_its_folder_and_on_its_own_path(tmp_path: Path
     script.chmod(0o755)
     by_path = ServerSpec(command="server", env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, cwd=tmp_path)
     for spec in (ServerSpec(command="./server", cwd=tmp_path), by_path):
-        running = await start(spec)
-        await running.process.write(b"\n")
-        assert (await running.line()).decode() == str(tmp_path)
-        await running.process.stop()
+        server = await start(spec)
+        await server.process.write(b"\n")
+        assert (await server.line()).decode() == str(tmp_path)
+        await server.process.stop()
 
 
 async def test_nested_server_keeps_both_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_TOOLSPACE_SERVER", "outer")
-    running = await start(plain())
-    got = json.loads(await running.call("environment"))
-    await running.process.stop()
-    assert got["_TOOLSPACE_SERVER"] == f"outer.{running.process.mark}"
+    server = await start(plain())
+    environment = json.loads(await server.call("environment"))
+    await server.process.stop()
+    assert environment["_TOOLSPACE_SERVER"] == f"outer.{server.process.mark}"

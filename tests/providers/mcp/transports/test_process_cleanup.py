@@ -26,14 +26,14 @@ deaf = [sys.executable, "-S", "-c", "import signal, time; signal.signal(15, 1); 
 
 def run(program: str, *args: str) -> list[str]:
     """Runs a program to its end and returns its output."""
-    done = subprocess.run(
+    completed_process = subprocess.run(
         [sys.executable, "-W", "error", "-c", PRELUDE + textwrap.dedent(program), *args],
         capture_output=True,
         check=False,
         timeout=60,
     )
-    assert not done.stderr
-    return done.stdout.decode().split()
+    assert not completed_process.stderr
+    return completed_process.stdout.decode().split()
 
 
 @pytest.mark.spec("3.12")
@@ -61,7 +61,7 @@ def test_killed_program_leaves_no_process_and_no_file(tmp_path: Path) -> None:
 def test_removed_entries_survive(tmp_path: Path) -> None:
     file = tmp_path / "kept"
     file.touch()
-    ended, survivor = map(
+    ended_pid, survivor = map(
         int,
         run(
             """
@@ -77,7 +77,7 @@ def test_removed_entries_survive(tmp_path: Path) -> None:
             str(file),
         ),
     )
-    wait_until_gone((ended,))
+    wait_until_gone((ended_pid,))
     assert lives(survivor)
     assert file.exists()
     os.kill(survivor, signal.SIGKILL)
@@ -141,48 +141,48 @@ def test_killed_cleanup_process_is_replaced_with_all_entries() -> None:
 
 
 def test_cleanup_process_runs_only_while_entries_exist(tmp_path: Path) -> None:
-    own = OrphanCleanup()
-    assert own.pid is None
-    own.add(tmp_path / "one")
-    own.add(tmp_path / "two")
-    pid = own.pid
+    cleanup = OrphanCleanup()
+    assert cleanup.pid is None
+    cleanup.add(tmp_path / "one")
+    cleanup.add(tmp_path / "two")
+    pid = cleanup.pid
     assert pid is not None
     assert lives(pid)
-    own.remove(tmp_path / "one")
-    assert own.pid == pid
-    own.remove(tmp_path / "two")
-    assert own.pid is None
+    cleanup.remove(tmp_path / "one")
+    assert cleanup.pid == pid
+    cleanup.remove(tmp_path / "two")
+    assert cleanup.pid is None
     assert not Path(f"/proc/{pid}").exists()  # Ended and reaped.
-    own.remove(tmp_path / "two")
-    own.close()
+    cleanup.remove(tmp_path / "two")
+    cleanup.close()
 
 
 def test_cleanup_process_has_its_own_session_and_inherits_no_files(tmp_path: Path) -> None:
-    own = OrphanCleanup()
-    with open(tmp_path / "ours", "w") as ours:
-        os.set_inheritable(ours.fileno(), True)
-        own.add(tmp_path / "x")
-        assert own.pid is not None
-        assert os.getsid(own.pid) == own.pid
+    cleanup = OrphanCleanup()
+    with open(tmp_path / "ours", "w") as own_file:
+        os.set_inheritable(own_file.fileno(), True)
+        cleanup.add(tmp_path / "x")
+        assert cleanup.pid is not None
+        assert os.getsid(cleanup.pid) == cleanup.pid
         open_files: set[str] = set()
-        for file in Path(f"/proc/{own.pid}/fd").iterdir():
+        for file in Path(f"/proc/{cleanup.pid}/fd").iterdir():
             with suppress(FileNotFoundError):  # The shell is still starting; it closes these files itself.
                 open_files.add(str(file.readlink()))
         assert str(tmp_path / "ours") not in open_files
-    own.remove(tmp_path / "x")
+    cleanup.remove(tmp_path / "x")
 
 
 def test_stopped_cleanup_process_blocks_nothing(tmp_path: Path) -> None:
-    own = OrphanCleanup()
-    own.add(tmp_path / "x")
-    assert own.pid is not None
-    os.kill(own.pid, signal.SIGSTOP)
+    cleanup = OrphanCleanup()
+    cleanup.add(tmp_path / "x")
+    assert cleanup.pid is not None
+    os.kill(cleanup.pid, signal.SIGSTOP)
     for number in range(300):  # More than its pipe can hold.
-        own.add(tmp_path / f"{number:0230}")
+        cleanup.add(tmp_path / f"{number:0230}")
     for number in range(300):
-        own.remove(tmp_path / f"{number:0230}")
-    own.remove(tmp_path / "x")
-    assert own.pid is None
+        cleanup.remove(tmp_path / f"{number:0230}")
+    cleanup.remove(tmp_path / "x")
+    assert cleanup.pid is None
 
 
 def test_one_cleanup_process_per_process() -> None:

@@ -84,10 +84,10 @@ async def web_service() -> AsyncIterator[StatelessServer]:
     app.router.add_route("*", "/mcp", service.handle)
     app.router.add_post("/mcp2", service.handle)
 
-    async def moved(request: web.Request) -> web.StreamResponse:
+    async def redirect(request: web.Request) -> web.StreamResponse:
         raise web.HTTPTemporaryRedirect(request.query.get("to", "/mcp"))
 
-    app.router.add_post("/moved", moved)
+    app.router.add_post("/moved", redirect)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -177,10 +177,10 @@ async def test_progress_is_requested_only_with_a_listener(service: StatelessServ
 
 @pytest.mark.spec("3.14")
 async def test_cancellation_closes_the_request(service: StatelessServer) -> None:
-    arrived, closed = asyncio.Event(), asyncio.Event()
+    arrival, closed = asyncio.Event(), asyncio.Event()
 
     async def hang(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        arrived.set()
+        arrival.set()
         try:
             await asyncio.sleep(60)
         finally:
@@ -190,7 +190,7 @@ async def test_cancellation_closes_the_request(service: StatelessServer) -> None
     service.on_call = hang
     async with connected(service) as ts:
         call = asyncio.ensure_future(ts.call("w__t", call_id="mine"))
-        await arrived.wait()
+        await arrival.wait()
         ts.cancel("mine")
         assert (await call).error_kind == "canceled"
         await asyncio.wait_for(closed.wait(), 10)

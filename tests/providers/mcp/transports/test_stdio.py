@@ -79,9 +79,9 @@ async def test_death_of_a_server_is_noticed_without_a_call() -> None:
 @pytest.mark.spec("3.13")
 async def test_call_fails_without_secrets_if_the_server_dies() -> None:
     async with open_transport("plain", plain(SOME_TOKEN="hunter2-hunter2")) as transport, client(transport) as session:
-        with pytest.raises(MCPError) as caught:
+        with pytest.raises(MCPError) as error_info:
             await session.call_tool("die", {})
-        assert caught.value.code == -32000
+        assert error_info.value.code == -32000
         assert transport.loss_reason == "the server ended with exit code 3: OSError: the disk is full, key=[hidden]"
         with pytest.raises(MCPError):
             await session.call_tool("echo", {})
@@ -130,11 +130,11 @@ async def test_endless_line_loses_the_connection() -> None:
 @pytest.mark.spec("3.10")
 async def test_flood_of_output_blocks_only_the_server() -> None:
     async with (
-        open_transport("floods", plain("floods")) as flooding,
+        open_transport("floods", plain("floods")) as flooding_transport,
         open_transport("plain", plain()) as transport,
         client(transport) as session,
     ):
-        read = flooding.streams[0]
+        read = flooding_transport.streams[0]
         await read.receive()
         tracemalloc.start()
         try:  # Meanwhile nothing reads the flood.
@@ -150,12 +150,12 @@ async def test_flood_of_output_blocks_only_the_server() -> None:
             async for _ in read:
                 received_count += 1
 
-        listening = asyncio.create_task(listen())
+        listen_task = asyncio.create_task(listen())
         for _ in range(20):  # Now it is read continuously.
             await session.call_tool("echo", {"text": "x"})
         assert received_count > 100
-        listening.cancel()
-        await asyncio.wait((listening,))
+        listen_task.cancel()
+        await asyncio.wait((listen_task,))
 
 
 @pytest.mark.spec("3.14")

@@ -34,7 +34,7 @@ async def _echo(socket: ServerConnection, message: dict[str, Any]) -> None:
 
 
 @asynccontextmanager
-async def serving(on_call: Handle = _echo, **options: Any) -> AsyncIterator[str]:
+async def run_server(on_call: Handle = _echo, **options: Any) -> AsyncIterator[str]:
     """A server that answers `initialize`, and leaves calls to `on_call`."""
 
     async def handle(socket: ServerConnection) -> None:
@@ -55,7 +55,7 @@ async def test_websocket_server_works() -> None:
         requests.append(request)
 
     async with (
-        serving(process_request=keep, subprotocols=["mcp"]) as url,
+        run_server(process_request=keep, subprotocols=["mcp"]) as url,
         open_transport("ws", ServerSpec(url=url, headers={"X-Api-Key": "k"})) as transport,
         Client(transport, cache=None, mode="legacy") as session,
     ):
@@ -72,7 +72,7 @@ async def test_closed_websocket_is_reported_with_its_reason() -> None:
         await socket.close(1001, "going to bed, Bearer abcdefgh1234")
 
     async with (
-        serving(close) as url,
+        run_server(close) as url,
         open_transport("ws", ServerSpec(url=url)) as transport,
         Client(transport, cache=None, mode="legacy") as session,
     ):
@@ -89,7 +89,7 @@ async def test_too_large_message_loses_the_connection() -> None:
         await socket.send("x" * 200_000)
 
     async with (
-        serving(flood) as url,
+        run_server(flood) as url,
         open_transport("ws", ServerSpec(url=url), max_message_bytes=100_000) as transport,
         Client(transport, cache=None, mode="legacy") as session,
     ):
@@ -105,7 +105,7 @@ async def test_invalid_frames_are_skipped() -> None:
         await _echo(socket, message)
 
     async with (
-        serving(noise) as url,
+        run_server(noise) as url,
         open_transport("ws", ServerSpec(url=url)) as transport,
         Client(transport, cache=None, mode="legacy") as session,
     ):
@@ -120,7 +120,7 @@ async def test_headers_do_not_follow_a_redirect() -> None:
         location = f"ws://127.0.0.1:{socket.local_address[1]}/elsewhere"
         return Response(HTTPStatus.FOUND, "Found", Headers({"location": location, "content-length": "0"}))
 
-    async with serving(process_request=redirect) as url:
+    async with run_server(process_request=redirect) as url:
         with pytest.raises(ProviderError, match="HTTP 302, not a websocket"):
             async with open_transport("ws", ServerSpec(url=url, headers={"X-Api-Key": "k"})):
                 pass
@@ -128,7 +128,7 @@ async def test_headers_do_not_follow_a_redirect() -> None:
 
 
 async def test_refused_websocket_is_reported() -> None:
-    async with serving() as url:
+    async with run_server() as url:
         pass
     with pytest.raises(ProviderError, match="cannot open the websocket"):
         async with open_transport("ws", ServerSpec(url=url)):
@@ -142,10 +142,10 @@ async def test_auth_over_a_websocket_is_refused() -> None:
 
 
 async def test_silent_server_does_not_delay_a_cancelled_block() -> None:
-    called = asyncio.Event()
+    call_event = asyncio.Event()
 
     async def silent(socket: ServerConnection, message: dict[str, Any]) -> None:
-        called.set()
+        call_event.set()
         await socket.wait_closed()
 
     async def hold(url: str) -> None:
@@ -155,8 +155,8 @@ async def test_silent_server_does_not_delay_a_cancelled_block() -> None:
         ):
             await session.call_tool("t", {})
 
-    async with serving(silent) as url:
+    async with run_server(silent) as url:
         task = asyncio.create_task(hold(url))
-        await called.wait()
+        await call_event.wait()
         task.cancel()
         await asyncio.wait((task,))

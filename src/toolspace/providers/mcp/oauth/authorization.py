@@ -56,7 +56,7 @@ def create_http_auth(
         return None
     if _has_authorization_header(name, spec):
         return _ConfiguredHeaderAuth(name)
-    return _OAuth(_OAuthServer(name, spec, store), open_login_page=open_login_page, timeout=timeout)
+    return _OAuth(name, spec, store, open_login_page, timeout)
 
 
 async def login(
@@ -72,92 +72,40 @@ async def login(
         raise ConfigError(f"server {name!r} is reached by {spec.kind}, which has no login; give it headers or env")
     if _has_authorization_header(name, spec):
         raise ConfigError(f"server {name!r} has an Authorization header in its configuration; remove it to log in")
-    server = _OAuthServer(name, spec, store)
-    server.check_url()
-    async with OAuthHttpClient(name, server.url) as http:
-        response = await http.send(_probe_request(spec, server.url, None), head_only=True)
+    auth = _OAuth(name, spec, store, open_login_page, timeout)
+    auth.check_url()
+    async with auth.open_http() as http:
+        response = await http.send(_probe_request(spec, None), head_only=True)
         challenge = AuthChallenge.from_response(response)
         try:
-            new_login = await server.log_in(challenge, http, open_login_page=open_login_page, timeout=timeout)
+            new_login = await auth.log_in(challenge, http)
         except ProviderError as error:
             if challenge.status in (401, 403):
                 raise
             raise ProviderError(
                 f"server {name!r} does not ask for a login (HTTP {challenge.status}), and none was found: {error}"
             ) from None
-        await server.save(new_login)
-        response = await http.send(_probe_request(spec, server.url, new_login), head_only=True)
+        await auth.save(new_login)
+        response = await http.send(_probe_request(spec, new_login), head_only=True)
         if response.status_code == 401:
-            raise _token_refused(name)
+            raise auth.refused_error()
 
 
 async def logout(name: str, spec: ServerSpec, store: TokenStore) -> bool:
     """Deletes the stored login and revokes it at the authorization server. Returns whether there was one."""
     if spec.kind not in ("http", "sse") or spec.url is None:
         return False
-    server = _OAuthServer(name, spec, store)
-    async with server.login_file.lock():
-        stored_login = server.login_file.read()
-        was_removed = server.login_file.remove()
+    auth = _OAuth(name, spec, store, None)
+    async with auth.login_file.lock():
+        stored_login = auth.login_file.read()
+        was_removed = auth.login_file.remove()
     if stored_login is not None and stored_login.revocation_endpoint is not None:
         try:
-            async with OAuthHttpClient(name, server.url) as http:
-                await revoke_login(stored_login, server.settings, http)
+            async with auth.open_http() as http:
+                await revoke_login(stored_login, auth.settings, http)
         except ProviderError as error:  # It is deleted here in any case, and expires there.
             _log.warning("Server %r: the login is deleted, but was not revoked: %s", name, error)
     return was_removed
-
-
-class _OAuthServer:
-    """A server's OAuth settings and its stored login."""
-
-    def __init__(self, name: str, spec: ServerSpec, store: TokenStore) -> None:
-        assert spec.url is not None
-        self.name, self.url = name, spec.url
-        self.has_auth_settings = bool(spec.auth)
-        self.settings: OAuthSettings = parse_oauth_settings(name, spec.auth)
-        if self.has_auth_settings:
-            self.check_url()
-        if self.settings.client_secret is not None:
-            register_secrets((self.settings.client_secret,))
-        self.login_file: LoginFile = store.login_file(name=name, url=self.url, client_id=self.settings.client_id)
-
-    def check_url(self) -> None:
-        if (problem := find_url_problem(self.url)) is not None:
-            raise ConfigError(f"server {self.name!r}: url {problem}, or its tokens could be read on the way")
-
-    async def log_in(
-        self,
-        challenge: AuthChallenge,
-        http: OAuthHttpClient,
-        *,
-        open_login_page: OpenLoginPage | None,
-        timeout: float,
-        current_login: StoredLogin | None = None,
-    ) -> StoredLogin:
-        self.check_url()
-        # Imported here because it imports the MCP SDK.
-        from toolspace.providers.mcp.oauth.login_flow import (
-            LoginRequest,
-            log_in_with_browser,
-            log_in_with_client_credentials,
-        )
-
-        request = LoginRequest(
-            name=self.name, url=self.url, settings=self.settings, challenge=challenge, current_login=current_login
-        )
-        if self.settings.grant == "client_credentials":
-            return await log_in_with_client_credentials(request, http)
-        assert open_login_page is not None
-        return await log_in_with_browser(request, http, open_login_page, timeout=timeout)
-
-    async def save(self, login: StoredLogin) -> None:
-        async with self.login_file.lock():
-            self.login_file.write(login)
-
-    @property
-    def login_command(self) -> str:
-        return f"`toolspace servers login {shlex.quote(self.name)}`"
 
 
 class HttpAuth(httpx2.Auth, ABC):
@@ -179,7 +127,9 @@ class HttpAuth(httpx2.Auth, ABC):
 
     def refused_error(self) -> ProviderError:
         """The error to raise if the server refuses the renewed header, too."""
-        return _token_refused(self._name)
+        return ProviderError(
+            f"server {self._name!r} refuses the token that its authorization server has just given (HTTP 401)"
+        )
 
     async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
         sent_header = await self.get_authorization()
@@ -211,9 +161,24 @@ class HttpAuth(httpx2.Auth, ABC):
 class _OAuth(HttpAuth):
     """Adds the server's token to each request, and gets a new one if the server demands it."""
 
-    def __init__(self, server: _OAuthServer, *, open_login_page: OpenLoginPage | None, timeout: float) -> None:
-        super().__init__(server.name)
-        self._server = server
+    def __init__(
+        self,
+        name: str,
+        spec: ServerSpec,
+        store: TokenStore,
+        open_login_page: OpenLoginPage | None,
+        timeout: float = LOGIN_TIMEOUT_SECONDS,
+    ) -> None:
+        super().__init__(name)
+        assert spec.url is not None
+        self._url = spec.url
+        self._has_settings = bool(spec.auth)
+        self.settings: OAuthSettings = parse_oauth_settings(name, spec.auth)
+        if self._has_settings:
+            self.check_url()
+        if self.settings.client_secret is not None:
+            register_secrets((self.settings.client_secret,))
+        self.login_file: LoginFile = store.login_file(name=name, url=self._url, client_id=self.settings.client_id)
         self._open_login_page = open_login_page
         self._timeout = timeout
         self._login: StoredLogin | None = None
@@ -222,6 +187,29 @@ class _OAuth(HttpAuth):
         """Whether the authorization server no longer accepted the stored login."""
         self._login_lock = asyncio.Lock()
         self._renewal: asyncio.Task[StoredLogin | None] | None = None
+
+    def check_url(self) -> None:
+        if (problem := find_url_problem(self._url)) is not None:
+            raise ConfigError(f"server {self._name!r}: url {problem}, or its tokens could be read on the way")
+
+    def open_http(self) -> OAuthHttpClient:
+        return OAuthHttpClient(self._name, self._url)
+
+    async def log_in(
+        self, challenge: AuthChallenge, http: OAuthHttpClient, current_login: StoredLogin | None = None
+    ) -> StoredLogin:
+        self.check_url()
+        # Imported here because it imports the MCP SDK.
+        from toolspace.providers.mcp.oauth.login_flow import LoginRequest, log_in
+
+        request = LoginRequest(
+            name=self._name, url=self._url, settings=self.settings, challenge=challenge, current_login=current_login
+        )
+        return await log_in(request, http, self._open_login_page, timeout=self._timeout)
+
+    async def save(self, login: StoredLogin) -> None:
+        async with self.login_file.lock():
+            self.login_file.write(login)
 
     async def get_authorization(self) -> str | None:
         login = await self._get_usable_login()
@@ -232,17 +220,11 @@ class _OAuth(HttpAuth):
             if challenge.status == 401 and (renewed_login := await self._find_newer_login(sent_header)) is not None:
                 return _bearer(renewed_login)
             self._check_login_possible(challenge, had_login=sent_header is not None or self._was_rejected)
-            async with OAuthHttpClient(self._name, self._server.url) as http:
-                new_login = await self._server.log_in(
-                    challenge,
-                    http,
-                    open_login_page=self._open_login_page,
-                    timeout=self._timeout,
-                    current_login=self._login if challenge.needs_more_scope else None,
-                )
-            self._login = new_login
+            async with self.open_http() as http:
+                current_login = self._login if challenge.needs_more_scope else None
+                self._login = new_login = await self.log_in(challenge, http, current_login)
             try:
-                await self._server.save(new_login)
+                await self.save(new_login)
             except ProviderError as error:
                 self._warn_not_saved(error)
             return _bearer(new_login)
@@ -250,7 +232,7 @@ class _OAuth(HttpAuth):
     async def _get_usable_login(self) -> StoredLogin | None:
         """Returns the current login, renewed if it is due."""
         if not self._is_loaded:
-            self._login, self._is_loaded = self._server.login_file.read(), True
+            self._login, self._is_loaded = self.login_file.read(), True
         login = self._login
         if login is None or not login.is_due():
             return login
@@ -264,7 +246,7 @@ class _OAuth(HttpAuth):
     async def _find_newer_login(self, sent_header: str | None) -> StoredLogin | None:
         """Returns a login that another request or process has got meanwhile, or that the refresh token gives."""
         if self._login is None or _bearer(self._login) == sent_header:
-            self._login = self._server.login_file.read()
+            self._login = self.login_file.read()
         login = self._login
         if login is None or _bearer(login) != sent_header:
             return await self._get_usable_login()
@@ -282,23 +264,23 @@ class _OAuth(HttpAuth):
         return await asyncio.shield(self._renewal)
 
     async def _renew_stored_login(self, login: StoredLogin) -> StoredLogin | None:
-        server = self._server
-        async with server.login_file.lock():
-            stored_login = server.login_file.read()
+        async with self.login_file.lock():
+            stored_login = self.login_file.read()
             # It differs if another process has renewed it, and is None if another process has logged out.
-            needs_renewal = stored_login is not None and (
-                stored_login.access_token == login.access_token or stored_login.is_due()
-            )
-            if stored_login is not None and needs_renewal and stored_login.refresh_token is not None:
-                async with OAuthHttpClient(server.name, server.url) as http:
-                    stored_login = await refresh_login(server.name, stored_login, server.settings, http)
-                if stored_login is None:
-                    server.login_file.remove()
-                else:
-                    try:
-                        server.login_file.write(stored_login)
-                    except ProviderError as error:
-                        self._warn_not_saved(error)
+            if (
+                stored_login is not None
+                and stored_login.refresh_token is not None
+                and (stored_login.access_token == login.access_token or stored_login.is_due())
+            ):
+                async with self.open_http() as http:
+                    stored_login = await refresh_login(self._name, stored_login, self.settings, http)
+                try:
+                    if stored_login is None:
+                        self.login_file.remove()
+                    else:
+                        self.login_file.write(stored_login)
+                except ProviderError as error:
+                    self._warn_not_saved(error)
         self._login = stored_login
         self._was_rejected = stored_login is None
         return stored_login
@@ -308,22 +290,22 @@ class _OAuth(HttpAuth):
 
     def _check_login_possible(self, challenge: AuthChallenge, *, had_login: bool) -> None:
         """Raises if no login can help, or if nobody can log in."""
-        server = self._server
-        can_log_in = self._open_login_page is not None or server.settings.grant != "authorization_code"
-        if challenge.needs_more_scope and (server.settings.scope is not None or not can_log_in):
+        can_log_in = self._open_login_page is not None or self.settings.grant != "authorization_code"
+        command = f"run `toolspace servers login {shlex.quote(self._name)}`"
+        if challenge.needs_more_scope and (self.settings.scope is not None or not can_log_in):
             raise ProviderError(
-                f"server {server.name!r} wants more rights than its login has: add the scope"
-                f" {challenge.get_parameter('scope')!r} to auth.scope, then run {server.login_command}"
+                f"server {self._name!r} wants more rights than its login has: add the scope"
+                f" {challenge.get_parameter('scope')!r} to auth.scope, then {command}"
             )
         if can_log_in:
             return
-        if not server.has_auth_settings and not had_login:
+        if not self._has_settings and not had_login:
             raise ProviderError(
-                f"server {server.name!r} wants authorization (HTTP 401): run {server.login_command}, or set its"
+                f"server {self._name!r} wants authorization (HTTP 401): {command}, or set its"
                 " `auth` (`oauth`, or a mapping with its client), or its `headers`"
             )
         suffix = " (the stored one is no longer accepted)" if had_login else ""
-        raise ProviderError(f"server {server.name!r} needs a login: run {server.login_command}{suffix}")
+        raise ProviderError(f"server {self._name!r} needs a login: {command}{suffix}")
 
 
 class _ConfiguredHeaderAuth(HttpAuth):
@@ -350,13 +332,9 @@ def _bearer(login: StoredLogin) -> str:
     return f"Bearer {login.access_token}"
 
 
-def _token_refused(name: str) -> ProviderError:
-    return ProviderError(f"server {name!r} refuses the token that its authorization server has just given (HTTP 401)")
-
-
-def _probe_request(spec: ServerSpec, url: str, login: StoredLogin | None) -> httpx2.Request:
+def _probe_request(spec: ServerSpec, login: StoredLogin | None) -> httpx2.Request:
     """Builds a request without effect, whose response shows whether the server asks for a login."""
-    headers = dict(spec.headers)
+    url, headers = spec.url or "", dict(spec.headers)
     if login is not None:
         headers["Authorization"] = _bearer(login)
     if spec.kind == "sse":

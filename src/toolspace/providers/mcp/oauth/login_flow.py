@@ -42,7 +42,7 @@ from toolspace.providers.mcp.oauth.http import (
     parse_token_response,
 )
 from toolspace.providers.mcp.oauth.settings import OAuthSettings, find_url_problem
-from toolspace.providers.mcp.oauth.token_store import ClientAuth, StoredLogin
+from toolspace.providers.mcp.oauth.token_store import StoredLogin
 
 if TYPE_CHECKING:
     from toolspace.providers.mcp.oauth.authorization import OpenLoginPage
@@ -71,17 +71,21 @@ class LoginRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The login whose scope is too small, if the server asks for more."""
 
 
-async def log_in_with_browser(
-    request: LoginRequest, http: OAuthHttpClient, open_login_page: OpenLoginPage, *, timeout: float
+async def log_in(
+    request: LoginRequest, http: OAuthHttpClient, open_login_page: OpenLoginPage | None, *, timeout: float
 ) -> StoredLogin:
-    """Runs the authorization code grant with PKCE: a person approves in a browser.
-
-    A client without a configured id registers anew for each login. Its redirect port may differ, and an authorization
-    server that has deleted the old client would show the error to the person only.
-    """
+    """Gets tokens from the authorization server, with a person in a browser or with the client's credentials."""
     settings = request.settings
-    async with _open_redirect_listener(settings.redirect_port) as listener:
-        redirect_uris = [AnyUrl(listener.uri)]
+    if settings.grant == "client_credentials":
+        assert settings.client_id is not None
+        metadata = OAuthClientMetadata(redirect_uris=None, grant_types=["client_credentials"], scope=settings.scope)
+        client = OAuthClientInformationFull(client_id=settings.client_id, client_secret=settings.client_secret)
+        return await _run_flow(_SdkClientCredentialsFlow(request, metadata, client), request, http)
+    assert open_login_page is not None
+    async with _open_browser_login(request, open_login_page, timeout) as browser_login:
+        # A client without a configured id registers anew for each login. Its redirect port may differ, and an
+        # authorization server that has deleted the old client would show the error to the person only.
+        redirect_uris = [AnyUrl(browser_login.redirect_uri)]
         metadata = OAuthClientMetadata(client_name="Toolspace", redirect_uris=redirect_uris, scope=settings.scope)
         client = None
         if settings.client_id is not None:
@@ -90,19 +94,9 @@ async def log_in_with_browser(
             )
             client.token_endpoint_auth_method = "none"
         flow = _SdkFlow(request, metadata, client)
-        browser_login = _BrowserLogin(request.name, listener, open_login_page, timeout)
         flow.context.redirect_handler = browser_login.open
         flow.context.callback_handler = browser_login.wait
-        return await _run_flow(flow, request, http, redirect_uri=listener.uri)
-
-
-async def log_in_with_client_credentials(request: LoginRequest, http: OAuthHttpClient) -> StoredLogin:
-    """Runs the client credentials grant: no person is involved."""
-    settings = request.settings
-    assert settings.client_id is not None
-    metadata = OAuthClientMetadata(redirect_uris=None, grant_types=["client_credentials"], scope=settings.scope)
-    client = OAuthClientInformationFull(client_id=settings.client_id, client_secret=settings.client_secret)
-    return await _run_flow(_SdkClientCredentialsFlow(request, metadata, client), request, http)
+        return await _run_flow(flow, request, http, redirect_uri=browser_login.redirect_uri)
 
 
 class _SdkFlow(OAuthClientProvider):
@@ -177,41 +171,6 @@ class _MemoryStorage:
         self.client = client_info
 
 
-class _BrowserLogin:
-    """Sends a person to the authorization server and waits for the redirect."""
-
-    def __init__(self, name: str, listener: _RedirectListener, open_login_page: OpenLoginPage, timeout: float) -> None:
-        self._name = name
-        self._listener = listener
-        self._open_login_page = open_login_page
-        self._timeout = timeout
-        self._deadline = 0.0
-
-    async def open(self, url: str) -> None:
-        if (problem := find_url_problem(url)) is not None:
-            raise ProviderError(f"server {self._name!r} names a page for its login which {problem}")
-        self._deadline = asyncio.get_running_loop().time() + self._timeout
-        self._listener.expected_state = parse_qs(urlsplit(url).query)["state"][-1]
-        async with self._time_limit():
-            await self._open_login_page(self._name, url)
-
-    async def wait(self) -> AuthorizationCodeResult:
-        async with self._time_limit():
-            redirect = await self._listener.redirect
-        if (code := redirect.get("code")) is None:
-            reason = format_error(redirect.get("error"), redirect.get("error_description"))
-            raise ProviderError(f"the login to server {self._name!r} was refused: {reason}")
-        return AuthorizationCodeResult(code=code, state=redirect.get("state"), iss=redirect.get("iss"))
-
-    @contextlib.asynccontextmanager
-    async def _time_limit(self) -> AsyncGenerator[None]:
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                yield
-        except TimeoutError:
-            raise ProviderError(f"nobody logged in to server {self._name!r} within {self._timeout:g} s") from None
-
-
 class _NoTracebacks(logging.Filter):
     """Drops the SDK's log records with a traceback: it raises the same error."""
 
@@ -277,7 +236,7 @@ def _build_login(flow: _SdkFlow, settings: OAuthSettings) -> StoredLogin:
     tokens, client, context = flow.storage.tokens, flow.storage.client, flow.context
     assert tokens is not None
     assert client is not None
-    metadata = context.oauth_metadata
+    metadata, method = context.oauth_metadata, client.token_endpoint_auth_method
     has_resource = context.should_include_resource_param(context.protocol_version)
     return StoredLogin(
         access_token=tokens.access_token,
@@ -289,30 +248,54 @@ def _build_login(flow: _SdkFlow, settings: OAuthSettings) -> StoredLogin:
         resource=context.get_resource_url() if has_resource else None,
         client_id=client.client_id,
         client_secret=client.client_secret if settings.client_secret is None else None,
-        client_auth=_get_client_auth(client.token_endpoint_auth_method),
+        client_auth=method if method in ("client_secret_basic", "client_secret_post") else "none",
     )
 
 
-def _get_client_auth(method: str | None) -> ClientAuth:
-    return method if method in ("client_secret_basic", "client_secret_post") else "none"
+# The browser
 
 
-# The browser's redirect
+class _BrowserLogin:
+    """Sends a person to the authorization server, and waits on a loopback port for the redirect (PKCE).
 
-
-class _RedirectListener:
-    """Accepts one redirect with the expected state.
-
-    Any other request gets an error response and has no effect, so that no other page or program can end the login or
-    inject a code.
+    Accepts one redirect with the expected state. Any other request gets an error response and has no effect, so that no
+    other page or program can end the login or inject a code.
     """
 
-    def __init__(self, port: int) -> None:
-        self.uri = f"http://127.0.0.1:{port}{_PATH}"
-        self.expected_state: str | None = None
-        self.redirect: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
+    def __init__(self, name: str, open_login_page: OpenLoginPage, timeout: float, port: int) -> None:
+        self.redirect_uri = f"http://127.0.0.1:{port}{_PATH}"
+        self._name = name
+        self._open_login_page = open_login_page
+        self._timeout = timeout
+        self._deadline = 0.0
+        self._expected_state: str | None = None
+        self._redirect: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
         """The query parameters of the redirect: `code` or `error`."""
         self._connections: set[asyncio.Task[None]] = set()
+
+    async def open(self, url: str) -> None:
+        if (problem := find_url_problem(url)) is not None:
+            raise ProviderError(f"server {self._name!r} names a page for its login which {problem}")
+        self._deadline = asyncio.get_running_loop().time() + self._timeout
+        self._expected_state = parse_qs(urlsplit(url).query)["state"][-1]
+        async with self._time_limit():
+            await self._open_login_page(self._name, url)
+
+    async def wait(self) -> AuthorizationCodeResult:
+        async with self._time_limit():
+            redirect = await self._redirect
+        if (code := redirect.get("code")) is None:
+            reason = format_error(redirect.get("error"), redirect.get("error_description"))
+            raise ProviderError(f"the login to server {self._name!r} was refused: {reason}")
+        return AuthorizationCodeResult(code=code, state=redirect.get("state"), iss=redirect.get("iss"))
+
+    @contextlib.asynccontextmanager
+    async def _time_limit(self) -> AsyncGenerator[None]:
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                yield
+        except TimeoutError:
+            raise ProviderError(f"nobody logged in to server {self._name!r} within {self._timeout:g} s") from None
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -334,12 +317,12 @@ class _RedirectListener:
             await _send_page(writer, "404 Not Found" if url.path != _PATH else "400 Bad Request", _UNEXPECTED_TEXT)
             return
         # Cleared before the page is sent: from now on no other redirect is accepted.
-        self.expected_state = None
+        self._expected_state = None
         try:
             await _send_page(writer, "200 OK", _SUCCESS_TEXT if "code" in parameters else _REFUSED_TEXT)
         finally:
-            if not self.redirect.done():
-                self.redirect.set_result(parameters)
+            if not self._redirect.done():
+                self._redirect.set_result(parameters)
 
     def _parse_redirect(self, query: str) -> Mapping[str, str] | None:
         """Returns None if the query is not a redirect with the expected state."""
@@ -347,7 +330,7 @@ class _RedirectListener:
         if any(len(duplicates) > 1 for duplicates in values.values()):
             return None
         parameters = {key: value for key, (value,) in values.items()}
-        state = self.expected_state
+        state = self._expected_state
         if state is None or not hmac.compare_digest(parameters.get("state", "").encode(), state.encode()):
             return None
         return parameters if ("code" in parameters) != ("error" in parameters) else None
@@ -356,7 +339,7 @@ class _RedirectListener:
         for task in self._connections:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
-        self.redirect.cancel()
+        self._redirect.cancel()
 
 
 async def _send_page(writer: asyncio.StreamWriter, status: str, text: str) -> None:
@@ -373,21 +356,24 @@ async def _send_page(writer: asyncio.StreamWriter, status: str, text: str) -> No
 
 
 @contextlib.asynccontextmanager
-async def _open_redirect_listener(port: int | None) -> AsyncGenerator[_RedirectListener]:
-    """Listens on the loopback address for the duration of the block, at a free port if `port` is None."""
+async def _open_browser_login(
+    request: LoginRequest, open_login_page: OpenLoginPage, timeout: float
+) -> AsyncGenerator[_BrowserLogin]:
+    """Listens on the loopback address for the duration of the block, at a free port if none is configured."""
+    port = request.settings.redirect_port or 0
     listening_socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         listening_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening_socket.bind(("127.0.0.1", port or 0))
+        listening_socket.bind(("127.0.0.1", port))
     except OSError as error:
         listening_socket.close()
         raise ProviderError(
-            f"cannot wait for the login at 127.0.0.1:{port or 0}: {error.strerror}; set another auth.redirectPort"
+            f"cannot wait for the login at 127.0.0.1:{port}: {error.strerror}; set another auth.redirectPort"
         ) from None
-    listener = _RedirectListener(listening_socket.getsockname()[1])
-    server = await asyncio.start_server(listener.serve, sock=listening_socket, limit=_MAX_HEAD_BYTES)
+    browser_login = _BrowserLogin(request.name, open_login_page, timeout, listening_socket.getsockname()[1])
+    server = await asyncio.start_server(browser_login.serve, sock=listening_socket, limit=_MAX_HEAD_BYTES)
     try:
-        yield listener
+        yield browser_login
     finally:
         server.close()
-        await listener.aclose()
+        await browser_login.aclose()

@@ -100,7 +100,7 @@ def _parse_scope(auth: Mapping[Any, Any]) -> str | None:
         return None
     parts = list(cast("list[object]", values[0])) if isinstance(values[0], list | tuple) else values
     if all(isinstance(part, str) for part in parts):
-        scope = " ".join(" ".join(parts).split())
+        scope = " ".join(" ".join(cast("list[str]", parts)).split())
         if not scope or _SCOPE.fullmatch(scope):
             return scope or None
     raise _InvalidSetting(f".scope must be words separated by spaces, or a list of them, not {values[0]!r}")

@@ -121,24 +121,22 @@ class LoginFile:
         try:
             with self._store.open_folder(create=False) as folder:
                 file = os.open(self._file, _READ_FLAGS, dir_fd=folder)
+            try:
+                return self._read_open(file)
+            finally:
+                os.close(file)
         except FileNotFoundError:
             return None
-        except OSError as error:
-            self._warn_unused(error.strerror or "it cannot be opened")  # ELOOP: a symbolic link.
+        except (OSError, ProviderError) as error:
+            reason = getattr(error, "strerror", None) or str(error)  # For a symbolic link: ELOOP.
+            warning = "Server %r: the stored login is not used: %s."
+            self._store.warn_once(f"{self._file} {reason}", warning, self._server, reason)
             return None
-        except ProviderError as error:
-            self._warn_unused(str(error))
-            return None
-        try:
-            return self._read_open(file)
-        finally:
-            os.close(file)
 
-    def _read_open(self, file: int) -> StoredLogin | None:
+    def _read_open(self, file: int) -> StoredLogin:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_nlink != 1:
-            self._warn_unused("it is not a plain file of yours")
-            return None
+            raise ProviderError("it is not a plain file of yours")
         if stat.S_IMODE(status.st_mode) & 0o077:
             os.fchmod(file, 0o600)
             self._store.warn_once(
@@ -153,17 +151,8 @@ class LoginFile:
             if len(text) > _MAX_FILE_BYTES:
                 raise ValueError
             return msgspec.json.decode(text, type=StoredLogin)
-        except (
-            ValueError,
-            RecursionError,
-        ):  # msgspec's errors are ValueErrors. Their text is not shown: it may quote a token.
-            self._warn_unused("it is damaged")
-            return None
-
-    def _warn_unused(self, reason: str) -> None:
-        self._store.warn_once(
-            f"{self._file} {reason}", "Server %r: the stored login is not used: %s.", self._server, reason
-        )
+        except (ValueError, RecursionError):  # Not the text of the error: it may quote a token.
+            raise ProviderError("it is damaged") from None
 
     def write(self, login: StoredLogin) -> None:
         """Replaces the stored login atomically. The caller must hold the lock."""
@@ -171,10 +160,8 @@ class LoginFile:
             try:
                 self._replace(msgspec.json.encode(login), folder)
             except OSError as error:
-                folder_name = str(self._store.folder)
-                raise ProviderError(
-                    f"cannot store the login of server {self._server!r} in {folder_name!r}: {error.strerror}"
-                ) from None
+                place = f"{self._server!r} in {str(self._store.folder)!r}"
+                raise ProviderError(f"cannot store the login of server {place}: {error.strerror}") from None
             finally:
                 with contextlib.suppress(OSError):
                     os.unlink(self._new, dir_fd=folder)  # Left only if an error occurred.
@@ -195,11 +182,10 @@ class LoginFile:
     def remove(self) -> bool:
         """Deletes the login. Returns whether there was one."""
         with self._store.open_folder(create=True) as folder:
-            try:
+            with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._file, dir_fd=folder)
-            except FileNotFoundError:
-                return False
-            return True
+                return True
+            return False
 
     @contextlib.asynccontextmanager
     async def lock(self) -> AsyncGenerator[None]:
@@ -222,7 +208,7 @@ class LoginFile:
         deadline = time.monotonic() + _LOCK_SECONDS
         while True:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 # Polls, because a thread that waits in flock() could not be cancelled.
                 if time.monotonic() >= deadline:
@@ -232,9 +218,7 @@ class LoginFile:
                     ) from None
                 await asyncio.sleep(_LOCK_POLL_SECONDS)
             except OSError:
-                return  # Some network file systems have no locks: the last writer wins.
-            else:
-                return
+                return None  # Some network file systems have no locks: the last writer wins.
 
     def __repr__(self) -> str:
         return f"LoginSlot({self._server!r})"

@@ -165,13 +165,11 @@ def tls_context() -> ssl.SSLContext:
 
 async def _read_body(response: httpx2.Response, limit: int) -> httpx2.Response:
     """Returns a copy with the whole body. Raises _TooLarge above the limit; an error response is cut instead."""
-    chunks: list[bytes] = []
-    size = 0
+    body = bytearray()
     try:
         async for chunk in response.aiter_bytes():
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > limit:
+            body += chunk
+            if len(body) > limit:
                 if response.status_code >= 400:
                     break
                 raise _TooLarge(f"the server's answer is larger than {limit:,} bytes")
@@ -182,7 +180,7 @@ async def _read_body(response: httpx2.Response, limit: int) -> httpx2.Response:
         for key, value in response.headers.multi_items()
         if key.lower() not in ("content-encoding", "content-length", "transfer-encoding")
     ]
-    return httpx2.Response(response.status_code, headers=headers, content=b"".join(chunks), request=response.request)
+    return httpx2.Response(response.status_code, headers=headers, content=bytes(body), request=response.request)
 
 
 def _error_response(

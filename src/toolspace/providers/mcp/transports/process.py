@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 from toolspace.core.secret_masking import is_secret_name, mask_secrets
 from toolspace.errors import ProviderError
@@ -63,12 +63,7 @@ _PACKAGES = {
 """Commands whose package has another name."""
 GRACE_SECONDS = 2.0
 """How long a server may take to end by itself after its input is closed. Then it is terminated, then killed."""
-_STOP_ROUNDS = (
-    (signal.SIGTERM, 1.0),
-    (KILL_SIGNAL, 1.0),
-    (KILL_SIGNAL, 0.5),
-    (KILL_SIGNAL, 0.5),
-)
+_STOP_ROUNDS = ((signal.SIGTERM, 1.0), (KILL_SIGNAL, 1.0), (KILL_SIGNAL, 0.5), (KILL_SIGNAL, 0.5))
 _REAP_SECONDS = 2.0
 _LAST_OUTPUT_SECONDS = 0.25
 """How long to wait for the last output of an ended process: a child may hold its pipes open for ever."""
@@ -80,36 +75,23 @@ _NOISE = re.compile(r"\s*(Node\.js v\d|at |npm notice|npm error A complete log|\
 """Lines that programs print below the one that says what is wrong."""
 
 
-class LaunchCommand(NamedTuple):
-    program: str
-    args: tuple[str, ...]
-    cwd: str | None
-    env: dict[str, str]
-
-
-def build_launch_command(name: str, spec: ServerSpec, mark: str) -> LaunchCommand:
-    """Raises ProviderError, which says what to change, if the server could not be started."""
+def _build_command(name: str, spec: ServerSpec, mark: str) -> tuple[str, Path | None, dict[str, str]]:
+    """Returns the program, its folder and its environment. Raises ProviderError, which says what to change."""
     if not spec.command:
         raise ProviderError(f"server {name!r} has no command; give it one, or a url")
-    env = {**inherited_environment(), **spec.env, MARK_VARIABLE: build_mark_value(mark)}
+    inherited_env = {key: value for key, value in os.environ.items() if _is_inherited(key, value)}
+    env = {**inherited_env, **spec.env, MARK_VARIABLE: build_mark_value(mark)}
     if any("\0" in text for text in (spec.command, *spec.args, *env, *env.values())):
         raise ProviderError(f"server {name!r} has a NUL character in its command, args or env; remove it")
     cwd = Path(spec.cwd).expanduser() if spec.cwd is not None else None
     if cwd is not None and not cwd.is_dir():
         raise ProviderError(f"the folder {str(cwd)!r} that server {name!r} is to run in (cwd) does not exist")
-    program = _find_program(name, spec.command, cwd, env)
-    return LaunchCommand(program, spec.args, str(cwd) if cwd is not None else None, env)
-
-
-def inherited_environment() -> dict[str, str]:
-    """Returns the part of this process's environment that a server inherits."""
-    return {key: value for key, value in os.environ.items() if _is_inherited(key, value)}
+    return _find_program(name, spec.command, cwd, env), cwd, env
 
 
 def _is_inherited(key: str, value: str) -> bool:
-    if is_secret_name(key) or "_auth" in key.lower():  # npm_config_//host/:_auth
-        return False
-    if value.startswith("()"):  # A shell function.
+    """Whether a server inherits a variable of this process's environment."""
+    if is_secret_name(key) or "_auth" in key.lower() or value.startswith("()"):  # npm's `_auth`; a shell function.
         return False
     is_listed = key in _INHERITED_NAMES or (sys.platform == "win32" and key.upper() in _INHERITED_NAMES)
     return is_listed or key.startswith(_INHERITED_PREFIXES)
@@ -306,11 +288,8 @@ class ServerProcess(asyncio.SubprocessProtocol):
                 self._on_end()
 
     def _add_error_output(self, data: bytes) -> None:
-        *lines, rest = data.split(b"\n")
-        if lines:
-            lines[0] = self._partial_error_line + lines[0]
-            self._partial_error_line = b""
-        self._partial_error_line = (self._partial_error_line + rest)[:_LINE_BYTES]
+        *lines, rest = (self._partial_error_line + data).split(b"\n")
+        self._partial_error_line = rest[:_LINE_BYTES]
         if self._log.isEnabledFor(logging.DEBUG):
             for line in lines:
                 if text := _clean_line(line):
@@ -329,19 +308,17 @@ async def start_process(
     Raises ProviderError, which says what to change, if the server cannot be started.
     """
     process = ServerProcess(name, receive, on_end)
-    command = build_launch_command(name, spec, process.mark)
+    program, cwd, env = _build_command(name, spec, process.mark)
     # Before the start: Toolspace could be killed right after it.
     get_orphan_cleanup().add(process.mark)
     try:
         await asyncio.get_running_loop().subprocess_exec(
-            lambda: process, command.program, *command.args, cwd=command.cwd, env=command.env, start_new_session=True
+            lambda: process, program, *spec.args, cwd=cwd, env=env, start_new_session=True
         )
     except OSError as error:
         get_orphan_cleanup().remove(process.mark)
         hint = "; does its first line name a program (#!)?" if error.errno == errno.ENOEXEC else ""
-        raise ProviderError(
-            f"the command {command.program!r} of server {name!r} cannot be started: {error}{hint}"
-        ) from None
+        raise ProviderError(f"the command {program!r} of server {name!r} cannot be started: {error}{hint}") from None
     except BaseException:  # Cancelled during the start: the process may exist already.
         if process.pid:
             await process.stop(0)

@@ -101,21 +101,17 @@ def find_descendants(
     rows = {row.identity.pid: row for row in _list_rows()}
     if not rows:
         return frozenset((root,)) if _is_group_alive(root.pid) else frozenset()
-    encoded_mark = mark.encode()
+    encoded_mark, earlier_or_root = mark.encode(), earlier | {root}
     pids = {
-        row.identity.pid
-        for row in rows.values()
-        if row.identity == root
-        or row.identity in earlier
+        pid
+        for pid, row in rows.items()
+        if row.identity in earlier_or_root
         # A descendant is younger than the root.
-        or (
-            row.identity.started >= root.started
-            and (row.group == root.pid or _has_mark(row.identity.pid, encoded_mark))
-        )
+        or (row.identity.started >= root.started and (row.group == root.pid or _has_mark(pid, encoded_mark)))
     }
     children = pids
     while children:
-        children = {row.identity.pid for row in rows.values() if row.parent in children} - pids
+        children = {pid for pid, row in rows.items() if row.parent in children} - pids
         pids |= children
     return frozenset(rows[pid].identity for pid in pids if not rows[pid].is_ended)
 
@@ -159,7 +155,7 @@ def _is_group_alive(group: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass  # It belongs to another user.
     return True
 
 
@@ -235,10 +231,8 @@ class OrphanCleanup:
     def close(self) -> None:
         """Called when this process exits. The shell ends whatever is still listed, and then itself."""
         with self._lock:
-            if self._entries and (shell := self._shell) is not None:
-                _close_pipe(shell)
-                shell.returncode = 0  # It outlives this process; otherwise Popen would warn about it.
-                self._shell = None
+            if self._entries:
+                self._abandon_shell()
             else:
                 self._end()
 
@@ -278,10 +272,14 @@ class OrphanCleanup:
         """Called in a forked child. The entries belong to the parent, and the child must not hold its pipe open."""
         self._lock = threading.Lock()
         self._entries = {}
+        self._abandon_shell()
+
+    def _abandon_shell(self) -> None:
+        """Closes the pipe to a shell that outlives this process, or belongs to the parent."""
         shell, self._shell = self._shell, None
         if shell is not None:
             _close_pipe(shell)
-            shell.returncode = 0  # Not a child of this process.
+            shell.returncode = 0  # Otherwise Popen would warn about it.
 
 
 def _format_entry(orphan: Orphan) -> str:

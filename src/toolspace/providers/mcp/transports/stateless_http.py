@@ -270,14 +270,12 @@ async def _read_body(response: aiohttp.ClientResponse) -> bytes:
         raise _too_large()
     if response.content_length is not None and "content-encoding" not in response.headers:
         return await response.read()
-    chunks: list[bytes] = []
-    size = 0
+    body = bytearray()
     async for chunk in response.content.iter_any():
-        chunks.append(chunk)
-        size += len(chunk)
-        if size > MAX_RESPONSE_BYTES:
+        body += chunk
+        if len(body) > MAX_RESPONSE_BYTES:
             raise _too_large()
-    return b"".join(chunks)
+    return bytes(body)
 
 
 async def _read_events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
