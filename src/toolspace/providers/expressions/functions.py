@@ -20,8 +20,6 @@ MAX_RESULT_LENGTH: Final = 8 * 1024 * 1024
 _CHARACTERS_PER_STEP: Final = 16
 _MAX_INTEGER: Final = 2**63
 _MAX_BITS: Final = 63
-Function = Callable[..., Any]
-"""Takes the scope and the values of its arguments."""
 
 
 class ExpressionError(ValueError):
@@ -56,6 +54,11 @@ class EvaluationScope:
         """Raises if a text of this length exceeds the remaining steps."""
         if characters // _CHARACTERS_PER_STEP > self.remaining_steps:
             self.spend(self.remaining_steps + 1)
+
+
+Function = Callable[..., Any]
+"""Takes the scope and the values of its arguments."""
+BinaryFunction = Callable[[EvaluationScope, Any, Any], Any]
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
@@ -137,7 +140,7 @@ def _power(scope: EvaluationScope, base: object, exponent: object) -> int | floa
         raise ExpressionError("** has no finite result") from None
 
 
-def _arithmetic(sign: str, compute: Callable[[Any, Any], Any]) -> Function:
+def _arithmetic(sign: str, compute: Callable[[Any, Any], Any]) -> BinaryFunction:
     def run(scope: EvaluationScope, first: Any, second: Any) -> int | float:
         scope.spend(1)
         try:
@@ -150,7 +153,7 @@ def _arithmetic(sign: str, compute: Callable[[Any, Any], Any]) -> Function:
     return run
 
 
-def _order(sign: str, compare: Callable[[Any, Any], bool]) -> Function:
+def _order(sign: str, compare: Callable[[Any, Any], bool]) -> BinaryFunction:
     return lambda scope, first, second: check_comparable(first, second, sign) and compare(first, second)
 
 
@@ -215,16 +218,16 @@ def _add(scope: EvaluationScope, first: object, second: object) -> Any:
     raise ExpressionError(f"+ cannot add {types}; write str(…) for the text of a value")
 
 
-OPERATORS: Mapping[type[ast.operator], Function] = {
+OPERATORS: Mapping[type[ast.operator], BinaryFunction] = {
     ast.Add: _add,
     ast.Sub: _arithmetic("-", operator.sub),
     ast.Mult: _arithmetic("*", operator.mul),
-    ast.Div: _arithmetic("/", operator.truediv),
-    ast.FloorDiv: _arithmetic("//", operator.floordiv),
+    ast.Div: _arithmetic("/", lambda first, second: first / second),
+    ast.FloorDiv: _arithmetic("//", lambda first, second: first // second),
     ast.Mod: _arithmetic("%", operator.mod),
     ast.Pow: _power,
 }
-COMPARISONS: Mapping[type[ast.cmpop], Function] = {
+COMPARISONS: Mapping[type[ast.cmpop], BinaryFunction] = {
     ast.Eq: is_equal,
     ast.Is: is_equal,
     ast.NotEq: lambda scope, first, second: not is_equal(scope, first, second),
@@ -436,12 +439,19 @@ def _square_root(scope: EvaluationScope, value: Any) -> float:
     return math.sqrt(number)
 
 
+def _predicate(test: Callable[[Any], bool]) -> Function:
+    def run(scope: EvaluationScope, value: Any) -> bool:
+        return test(value)
+
+    return run
+
+
 FUNCTIONS: Mapping[str, Function] = {
     "abs": _number_function("abs", abs),
     "all": _list_test("all", all),
     "any": _list_test("any", any),
     "avg": _average,
-    "bool": lambda scope, value: bool(value),
+    "bool": _predicate(bool),
     "ceil": _number_function("ceil", math.ceil),
     "contains": contains,
     "count": _count,
@@ -449,7 +459,7 @@ FUNCTIONS: Mapping[str, Function] = {
     "float": _to_float,
     "floor": _number_function("floor", math.floor),
     "int": _to_integer,
-    "is_number": lambda scope, value: is_number(value),
+    "is_number": _predicate(is_number),
     "join": _join,
     "keys": _object_function("keys", list),
     "len": _length,
