@@ -107,9 +107,9 @@ def test_the_documented_layers_are_the_checked_ones() -> None:
     with (ROOT / "pyproject.toml").open("rb") as file:
         (contract,) = tomllib.load(file)["tool"]["importlinter"]["contracts"]
     layers = [re.sub(r"[()]", "", line) for line in contract["layers"]]
-    documented = re.search(r"```\n(cli\n.*?)```", page("CONTRIBUTING.md"), re.DOTALL)
-    assert documented is not None
-    assert documented[1].replace(".py", "").splitlines() == layers
+    block = re.search(r"```\n(cli\n.*?)```", page("CONTRIBUTING.md"), re.DOTALL)
+    assert block is not None
+    assert block[1].replace(".py", "").splitlines() == layers
     for line in layers:
         for name in line.split(" | "):
             assert re.search(rf"^\| `{name}(/|\.py)` \|", page("ARCHITECTURE.md"), re.MULTILINE), name

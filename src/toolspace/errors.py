@@ -174,13 +174,6 @@ class ToolExecutionError(ToolError):
 
 
 ERROR_CLASSES: dict[ErrorKind, type[ToolError]] = {
-    "unknown_tool": ToolNotFoundError,
-    "not_permitted": ToolPermissionError,
-    "invalid_parameters": ToolValidationError,
-    "limit_exceeded": ToolLimitError,
-    "canceled": ToolCanceledError,
-    "timeout": ToolTimeoutError,
-    "transport_error": ToolTransportError,
-    "execution_error": ToolExecutionError,
+    **{error.kind: error for error in ToolError.__subclasses__()},
     "internal_error": ToolExecutionError,
 }

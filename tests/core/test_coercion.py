@@ -20,7 +20,7 @@ quick = settings(
 )
 
 
-def mended(schema: dict[str, Any], value: Any) -> Any:
+def coerce_one(schema: dict[str, Any], value: Any) -> Any:
     return coerce({"properties": {"a": schema}}, {"a": value})
 
 
@@ -59,7 +59,7 @@ TREE = {
     ids=repr,
 )  # fmt: skip
 def test_an_obvious_mistake_is_coerced(schema: dict[str, Any], value: Any, expected: Any) -> None:
-    result = mended(schema, value)["a"]
+    result = coerce_one(schema, value)["a"]
     assert (result, type(result)) == (expected, type(expected))
 
 
@@ -98,7 +98,7 @@ def test_an_obvious_mistake_is_coerced(schema: dict[str, Any], value: Any, expec
     ids=lambda item: repr(item)[:40],
 )
 def test_values_without_an_obvious_meaning_are_left_unchanged(schema: dict[str, Any], value: Any) -> None:
-    assert mended(schema, value) == {"a": value}
+    assert coerce_one(schema, value) == {"a": value}
 
 
 @pytest.mark.spec("3.15")
@@ -116,8 +116,8 @@ async def test_null_for_an_optional_parameter_means_omitted() -> None:
     ts = Toolspace(tools=[take, raw])
     assert (await ts.call("take", '{"query": "a", "limit": null, "note": null}')).unwrap() == ["a", 10, None]
     assert (await ts.call("take", {"query": None})).error_kind == "invalid_parameters"
-    got = await ts.call("raw", {"limit": None, "note": None, "must": None})
-    assert got.unwrap() == {"note": None, "must": None}
+    result = await ts.call("raw", {"limit": None, "note": None, "must": None})
+    assert result.unwrap() == {"note": None, "must": None}
 
 
 @pytest.mark.spec("3.15")
@@ -179,7 +179,7 @@ leaf = st.sampled_from(
 
 
 def _wider(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    named = st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
+    objects = st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
     return st.one_of(
         st.builds(lambda items: {"type": "array", "items": items}, inner),
         st.builds(
@@ -189,7 +189,7 @@ def _wider(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
                 "required": [name for name in required if name in properties],
                 "additionalProperties": rest,
             },
-            named,
+            objects,
             st.lists(st.sampled_from("abc"), unique=True),
             st.booleans() | inner,
         ),
@@ -211,9 +211,9 @@ values = st.recursive(
 @quick
 @given(schemas, values)
 def test_valid_arguments_are_returned_unchanged(schema: Any, value: Any) -> None:
-    whole = {"properties": {"v": schema}}
-    assume(jsonschema_rs.is_valid(whole, {"v": value}))
-    assert SchemaValidator(whole, tool="t").from_mapping({"v": value}) == {"v": value}
+    root_schema = {"properties": {"v": schema}}
+    assume(jsonschema_rs.is_valid(root_schema, {"v": value}))
+    assert SchemaValidator(root_schema, tool="t").from_mapping({"v": value}) == {"v": value}
 
 
 @pytest.mark.spec("3.15")
@@ -221,24 +221,24 @@ def test_valid_arguments_are_returned_unchanged(schema: Any, value: Any) -> None
 @given(schemas, values)
 def test_a_valid_part_stays_unchanged_while_another_is_coerced(schema: Any, value: Any) -> None:
     assume(jsonschema_rs.is_valid({"properties": {"v": schema}}, {"v": value}))
-    whole = {"properties": {"v": schema, "n": INTEGER}, "required": ["n"]}
-    got = SchemaValidator(whole, tool="t").from_mapping({"v": value, "n": "5"})
-    assert got == {"v": value, "n": 5}
-    assert json.dumps(got["v"]) == json.dumps(value)
+    root_schema = {"properties": {"v": schema, "n": INTEGER}, "required": ["n"]}
+    values = SchemaValidator(root_schema, tool="t").from_mapping({"v": value, "n": "5"})
+    assert values == {"v": value, "n": 5}
+    assert json.dumps(values["v"]) == json.dumps(value)
 
 
 @quick
 @given(schemas, values)
 def test_coercion_gives_valid_data_or_an_error_and_does_not_change_the_arguments(schema: Any, value: Any) -> None:
-    whole = {"properties": {"v": schema}}
+    root_schema = {"properties": {"v": schema}}
     before = copy.deepcopy(value)
-    check = SchemaValidator(whole, tool="t")
+    check = SchemaValidator(root_schema, tool="t")
     try:
-        got = check.from_mapping({"v": value})
-    except InvalidArguments as refused:
-        paths = [issue.path for issue in refused.issues]
+        values = check.from_mapping({"v": value})
+    except InvalidArguments as error:
+        paths = [issue.path for issue in error.issues]
     else:
-        assert jsonschema_rs.is_valid(whole, got)
+        assert jsonschema_rs.is_valid(root_schema, values)
         paths = ["v"]
     assert paths
     assert all(path.startswith("v") for path in paths)

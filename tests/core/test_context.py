@@ -61,16 +61,16 @@ async def test_each_call_has_a_context_of_its_own() -> None:
 @pytest.mark.spec("1.5")
 def test_unset_fields_of_a_context_come_from_the_base() -> None:
     base = ToolContext(user_id="base", allowed_paths=["/b"], memory_dir="/m", task_id="t")
-    merged = ToolContext(user_id="ann").with_defaults(base)
-    assert (merged.user_id, merged.allowed_paths, merged.memory_dir, merged.task_id) == ("ann", ["/b"], "/m", "t")
+    context = ToolContext(user_id="ann").with_defaults(base)
+    assert (context.user_id, context.allowed_paths, context.memory_dir, context.task_id) == ("ann", ["/b"], "/m", "t")
     assert (base.user_id, base.allowed_paths) == ("base", ["/b"])
 
 
 def test_an_empty_allow_list_allows_nothing() -> None:
     base = ToolContext(allowed_paths=["/"], allowed_env=["*"], allowed_hosts=["*"])
-    merged = ToolContext(allowed_paths=[], allowed_env=(), allowed_hosts=[]).with_defaults(base)
-    assert (list(merged.allowed_paths or "?"), list(merged.allowed_env or "?")) == (["?"], ["?"])
-    assert (merged.allowed_paths, merged.allowed_env, merged.allowed_hosts) == ([], (), [])
+    context = ToolContext(allowed_paths=[], allowed_env=(), allowed_hosts=[]).with_defaults(base)
+    assert (list(context.allowed_paths or "?"), list(context.allowed_env or "?")) == (["?"], ["?"])
+    assert (context.allowed_paths, context.allowed_env, context.allowed_hosts) == ([], (), [])
 
 
 @pytest.mark.spec("1.5")
@@ -98,7 +98,7 @@ async def test_progress_and_partial_results_are_events_of_the_call() -> None:
 
 @pytest.mark.spec("1.5")
 async def test_a_plain_function_can_check_whether_it_was_canceled() -> None:
-    started, observed = threading.Event(), threading.Event()
+    started, was_observed = threading.Event(), threading.Event()
 
     @tool
     def spin(ctx: ToolContext) -> None:
@@ -108,7 +108,7 @@ async def test_a_plain_function_can_check_whether_it_was_canceled() -> None:
                 ctx.check_canceled()
             except ToolCanceledError:
                 assert ctx.canceled
-                observed.set()
+                was_observed.set()
                 raise
 
     ts = Toolspace(tools=[spin], settings=Settings(tool_timeout=60))
@@ -117,7 +117,7 @@ async def test_a_plain_function_can_check_whether_it_was_canceled() -> None:
     assert ts.cancel("c1")
     result = await call
     assert (result.error_kind, result.text) == ("canceled", "(tool failed: the call was canceled)")
-    assert await asyncio.to_thread(observed.wait, 20)
+    assert await asyncio.to_thread(was_observed.wait, 20)
 
 
 @pytest.mark.spec("1.5")

@@ -107,13 +107,13 @@ def test_all_three_docstring_styles_give_the_same(text: str) -> None:
 @pytest.mark.spec("1.3")
 @pytest.mark.parametrize("style", [GOOGLE, NUMPY, SPHINX.replace("\\\\", "")], ids=["google", "numpy", "sphinx"])
 def test_argument_descriptions_reach_the_schema(style: str) -> None:
-    def find(query: str, limit: int = 1, undocumented: bool = False) -> None: ...
+    def find(query: str, limit: int = 1, plain_flag: bool = False) -> None: ...
 
     find.__doc__ = style
     properties = tool(find).input_schema["properties"]
     assert properties["query"]["description"] == "What to look for."
     assert properties["limit"]["description"] == "How many, over two lines. And a paragraph."
-    assert "description" not in properties["undocumented"]
+    assert "description" not in properties["plain_flag"]
 
 
 @pytest.mark.parametrize("text", [None, "", "  \n  "])
@@ -155,9 +155,9 @@ def test_argument_like_lines_in_other_sections_are_ignored() -> None:
 @quick
 @given(st.text(st.sampled_from("aA :\n\t-()*[],.x_") | st.characters(), max_size=300))
 def test_any_docstring_can_be_parsed(text: str) -> None:
-    docstring = parse_docstring(text)
-    assert isinstance(docstring.description, str)
-    assert all(name.isidentifier() or name.replace("_", "a").isalnum() for name in docstring.arguments)
+    parts = parse_docstring(text)
+    assert isinstance(parts.description, str)
+    assert all(name.isidentifier() or name.replace("_", "a").isalnum() for name in parts.arguments)
 
 
 @pytest.mark.parametrize(

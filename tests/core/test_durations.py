@@ -15,18 +15,18 @@ quick = settings(max_examples=200, deadline=None)
 
 
 @pytest.mark.parametrize(
-    ("written", "seconds"),
+    ("setting", "seconds"),
     [
         (30_000, 30.0), (0, 0.0), (1.5, 0.0015), ("250ms", 0.25), ("30s", 30.0), ("5m", 300.0), ("2h", 7200.0),
         ("1d", 86_400.0), ("1w", 604_800.0), ("1.5h", 5400.0), (" 30 s ", 30.0), ("250", 0.25), ("0s", 0.0),
     ],
 )  # fmt: skip
-def test_numbers_are_milliseconds_and_text_has_units(written: object, seconds: float) -> None:
-    assert parse_duration(written) == pytest.approx(seconds)
+def test_numbers_are_milliseconds_and_text_has_units(setting: object, seconds: float) -> None:
+    assert parse_duration(setting) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
-    "written",
+    "setting",
     [
         "", "s", "5 minutes", "-5s", "1e3", "5S", "5M", "1h30m", "٣s", "5s\n5s", "inf", "nan", "0x10", "1.s", ".5s",
         "9" * 400, "9" * 400 + "w", True, False, None, [], {}, b"5s", -1, -0.001, math.nan, math.inf, -math.inf,
@@ -34,10 +34,10 @@ def test_numbers_are_milliseconds_and_text_has_units(written: object, seconds: f
     ],
     ids=lambda item: repr(item)[:20] if not isinstance(item, int) else "int",
 )  # fmt: skip
-def test_invalid_durations_are_refused(written: object) -> None:
-    with pytest.raises(ValueError) as raised:
-        parse_duration(written)
-    assert len(str(raised.value)) < 600
+def test_invalid_durations_are_refused(setting: object) -> None:
+    with pytest.raises(ValueError) as caught_error:
+        parse_duration(setting)
+    assert len(str(caught_error.value)) < 600
 
 
 def test_the_error_for_an_invalid_duration_has_an_example() -> None:

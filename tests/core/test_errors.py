@@ -54,10 +54,10 @@ def test_these_kinds_mean_that_nothing_happened() -> None:
 @pytest.mark.parametrize("kind", CLASSES)
 def test_unwrapping_a_failure_raises_the_exception_of_its_kind(kind: ErrorKind) -> None:
     result = ToolResult(ok=False, error="why", error_kind=kind, tool="t", executed=kind not in NOT_EXECUTED)
-    with pytest.raises(CLASSES[kind], match="why") as raised:
+    with pytest.raises(CLASSES[kind], match="why") as caught_error:
         result.unwrap()
-    assert isinstance(raised.value, ToolError)
-    assert raised.value.tool == "t"
+    assert isinstance(caught_error.value, ToolError)
+    assert caught_error.value.tool == "t"
 
 
 @pytest.mark.spec("1.7")
@@ -129,7 +129,7 @@ async def test_a_timeout_error_has_its_milliseconds_and_reads_timeout_to_the_mod
 
 @pytest.mark.spec("1.6")
 @pytest.mark.parametrize(
-    ("raised", "text"),
+    ("exception", "text"),
     [
         (ValueError("bad value"), "bad value"),
         (KeyError("x"), "KeyError: 'x'"),
@@ -143,14 +143,14 @@ async def test_a_timeout_error_has_its_milliseconds_and_reads_timeout_to_the_mod
     ],
     ids=repr,
 )
-async def test_any_exception_of_a_tool_is_a_result(raised: BaseException, text: str) -> None:
+async def test_any_exception_of_a_tool_is_a_result(exception: BaseException, text: str) -> None:
     @tool
     async def on_loop() -> None:
-        raise raised
+        raise exception
 
     @tool
     def in_thread() -> None:
-        raise raised
+        raise exception
 
     ts = Toolspace(tools=[on_loop, in_thread])
     for name in ("on_loop", "in_thread"):

@@ -134,11 +134,11 @@ async def test_the_export_for_a_run_includes_discovered_tools() -> None:
     many = [Tool(f"tool_{number}", f"Counts to {number}.", handler=lambda p, c: 1) for number in range(20)]
     ts = Toolspace(tools=[*many, add], settings=Settings(tool_search_threshold=50))
 
-    def shown() -> set[str]:
+    def tool_names() -> set[str]:
         return {wire["name"] for wire in ts.to_llm_tools("anthropic", run=run)}
 
     async with ts, ts.run() as run:
-        assert "agent__find_tools" in shown()
-        assert "add" not in shown()
+        assert "agent__find_tools" in tool_names()
+        assert "add" not in tool_names()
         await run.call("agent__find_tools", {"query": "adds two numbers", "limit": 1})
-        assert "add" in shown()
+        assert "add" in tool_names()

@@ -66,7 +66,7 @@ RAW = Tool(
 
 
 @tool
-async def anything(value: Any = None) -> Any:
+async def any_value(value: Any = None) -> Any:
     return value
 
 
@@ -76,19 +76,19 @@ async def number(x: float) -> float:
 
 
 def make() -> Toolspace:
-    return Toolspace(tools=[search, RAW, anything, number])
+    return Toolspace(tools=[search, RAW, any_value, number])
 
 
-async def refused(name: str, arguments: Any) -> str:
+async def refusal(name: str, arguments: Any) -> str:
     """Returns the error message of a call."""
     result = await make().call(name, arguments)
     assert (result.ok, result.error_kind, result.executed) == (False, "invalid_parameters", False), result
     assert result.error is not None
     assert result.error.startswith("Parameter validation failed: ")
     assert result.text == f"(tool failed: {result.error})"
-    with pytest.raises(ToolValidationError) as raised:
+    with pytest.raises(ToolValidationError) as caught_error:
         result.unwrap()
-    assert str(raised.value) == result.error
+    assert str(caught_error.value) == result.error
     return result.error
 
 
@@ -98,7 +98,7 @@ async def refused(name: str, arguments: Any) -> str:
 @pytest.mark.spec("1.7")
 @pytest.mark.parametrize("name", ["search", "raw"])
 async def test_every_issue_is_reported_with_path_expected_and_actual_value(name: str) -> None:
-    error = await refused(
+    error = await refusal(
         name,
         {"filters": [{"field": "a"}, {"limit": "many"}, {"field": 5, "x": 1}], "mode": "slow", "quary": "x"},
     )
@@ -120,14 +120,14 @@ async def test_every_issue_is_reported_with_path_expected_and_actual_value(name:
 @pytest.mark.spec("1.7")
 @pytest.mark.parametrize("name", ["search", "raw"])
 async def test_an_error_of_a_union_lists_all_options_under_the_path_of_the_value(name: str) -> None:
-    error = await refused(name, {"query": "a", "either": {"a": 1}})
+    error = await refusal(name, {"query": "a", "either": {"a": 1}})
     assert "either: expected integer or " in error
     assert 'got {"a":1}' in error
     assert "either.int" not in error
 
 
 async def test_keys_with_any_character_are_part_of_the_path() -> None:
-    error = await refused("search", {"query": "a", "by_name": {"my-key (1)": {"field": 5}, "b": {}}})
+    error = await refusal("search", {"query": "a", "by_name": {"my-key (1)": {"field": 5}, "b": {}}})
     assert "by_name.my-key (1).field: expected string, got 5" in error
     assert "by_name.my-key (1).colour: required, but missing" in error
     assert "Filter" not in error
@@ -136,12 +136,12 @@ async def test_keys_with_any_character_are_part_of_the_path() -> None:
 @pytest.mark.spec("1.7")
 @pytest.mark.parametrize("name", ["search", "raw"])
 async def test_an_unknown_parameter_far_from_all_known_ones_lists_them(name: str) -> None:
-    error = await refused(name, {"query": "a", "zzzzzz": 1})
+    error = await refusal(name, {"query": "a", "zzzzzz": 1})
     assert "zzzzzz: no such parameter; it takes query, filters, mode, either" in error
 
 
 async def test_more_than_eight_issues_are_counted() -> None:
-    error = await refused("search", {"query": "a", "filters": [{}] * 50})
+    error = await refusal("search", {"query": "a", "filters": [{}] * 50})
     assert error.count("required, but missing") == 8
     assert error.endswith("; and 42 more")
 
@@ -174,7 +174,7 @@ async def test_more_than_eight_issues_are_counted() -> None:
 async def test_arguments_that_are_no_json_object_are_refused_with_the_reason(
     name: str, arguments: Any, reason: str
 ) -> None:
-    error = await refused(name, arguments)
+    error = await refusal(name, arguments)
     assert "the arguments are not a JSON object: " in error
     if reason not in ("truncated", "byte 0", "byte 1", "byte 10", "invalid"):
         assert reason.lower() in error.lower()
@@ -188,8 +188,8 @@ async def test_arguments_that_are_no_json_object_are_refused_with_the_reason(
 )
 async def test_missing_arguments_mean_an_empty_object(arguments: Any) -> None:
     raw = Tool("bare", handler=lambda parameters, context: parameters)
-    ts = Toolspace(tools=[anything, raw])
-    assert (await ts.call("anything", arguments)).unwrap() is None
+    ts = Toolspace(tools=[any_value, raw])
+    assert (await ts.call("any_value", arguments)).unwrap() is None
     assert (await ts.call("bare", arguments)).unwrap() == {}
 
 
@@ -220,30 +220,30 @@ def _nested(levels: int) -> Any:
     return value
 
 
-@pytest.mark.parametrize("name", ["search", "raw", "anything"])
+@pytest.mark.parametrize("name", ["search", "raw", "any_value"])
 @pytest.mark.parametrize("levels", [10_000, 200_000])
 async def test_text_nested_thousands_of_levels_deep_is_refused(name: str, levels: int) -> None:
-    key = "value" if name == "anything" else "query"
-    for opening, closing in (("[", "]"), ('{"a":', "}")):
-        error = await refused(name, f'{{"{key}": {opening * levels}1{closing * levels}}}')
+    key = "value" if name == "any_value" else "query"
+    for start, end in (("[", "]"), ('{"a":', "}")):
+        error = await refusal(name, f'{{"{key}": {start * levels}1{end * levels}}}')
         assert "nested too deeply" in error
-    assert "not a JSON object" in await refused(name, "[" * levels)
+    assert "not a JSON object" in await refusal(name, "[" * levels)
 
 
 @pytest.mark.parametrize("name", ["search", "raw"])
 async def test_data_nested_thousands_of_levels_deep_is_refused(name: str) -> None:
-    error = await refused(name, {"query": _nested(10_000)})
+    error = await refusal(name, {"query": _nested(10_000)})
     assert len(error) < 1_000
 
 
 async def test_deeply_nested_data_is_accepted_if_the_schema_allows_anything() -> None:
-    result = await make().call("anything", {"value": _nested(10_000)})
+    result = await make().call("any_value", {"value": _nested(10_000)})
     assert result.ok
     assert result.text.startswith("[[[[")
     json.loads(json.dumps(result.to_dict()))
 
 
-@pytest.mark.parametrize("name", ["search", "raw", "anything"])
+@pytest.mark.parametrize("name", ["search", "raw", "any_value"])
 async def test_cyclic_data_is_handled(name: str) -> None:
     loop: dict[str, Any] = {"query": "a"}
     loop["value"] = loop["filters"] = loop
@@ -267,36 +267,36 @@ async def test_megabytes_are_accepted_if_they_fit_and_not_repeated_in_errors(nam
         {"query": "a", "either": large},
     ):
         for arguments in (wrong, json.dumps(wrong)):
-            assert len(await refused(name, arguments)) < 5_000
-    assert len(await refused(name, large)) < 5_000
+            assert len(await refusal(name, arguments)) < 5_000
+    assert len(await refusal(name, large)) < 5_000
 
 
 @pytest.mark.parametrize("name", ["search", "raw"])
 async def test_a_million_wrong_items_are_refused_without_reading_each(name: str) -> None:
-    error = await refused(name, f'{{"query": "a", "filters": [{",".join(["5"] * 1_000_000)}]}}')
+    error = await refusal(name, f'{{"query": "a", "filters": [{",".join(["5"] * 1_000_000)}]}}')
     assert len(error) < 5_000
 
 
-@pytest.mark.parametrize("name", ["search", "raw", "anything"])
+@pytest.mark.parametrize("name", ["search", "raw", "any_value"])
 @pytest.mark.parametrize("text", ["\\ud800", "\\udfff\\ud800", "a\\ud83d"])
 async def test_lone_surrogates_in_text_are_refused(name: str, text: str) -> None:
-    key = "value" if name == "anything" else "query"
-    assert (await refused(name, f'{{"{key}": "{text}"}}')).encode()
-    assert (await refused(name, f'{{"{key}": "a", "{text}": 1}}')).encode()
+    key = "value" if name == "any_value" else "query"
+    assert (await refusal(name, f'{{"{key}": "{text}"}}')).encode()
+    assert (await refusal(name, f'{{"{key}": "a", "{text}": 1}}')).encode()
 
 
 @pytest.mark.parametrize("name", ["search", "raw"])
 async def test_lone_surrogates_in_keys_and_values_give_valid_error_texts(name: str) -> None:
-    assert (await refused(name, {"query": "a", "\ud800": 1})).encode()
-    assert (await refused(name, {"query": "a", "mode": "\ud800"})).encode()
-    assert (await refused(name, {"query": ["\ud800"]})).encode()
+    assert (await refusal(name, {"query": "a", "\ud800": 1})).encode()
+    assert (await refusal(name, {"query": "a", "mode": "\ud800"})).encode()
+    assert (await refusal(name, {"query": ["\ud800"]})).encode()
 
 
 @pytest.mark.parametrize("x", [math.nan, math.inf, -math.inf])
 async def test_numbers_that_json_does_not_have_are_refused(x: float) -> None:
-    assert "x: " in await refused("number", {"x": x})
-    await refused("number", json.dumps({"x": x}))
-    await refused("number", {"x": str(x)})
+    assert "x: " in await refusal("number", {"x": x})
+    await refusal("number", json.dumps({"x": x}))
+    await refusal("number", {"x": str(x)})
     raw = Tool("raw_number", "", {"properties": {"x": {"type": "number"}}}, handler=lambda parameters, context: 1)
     for arguments in ({"x": x}, json.dumps({"x": x}), '{"x": 1e400}', '{"x": "1e400"}', {"x": str(x)}):
         result = await Toolspace(tools=[raw]).call("raw_number", arguments)
@@ -305,21 +305,21 @@ async def test_numbers_that_json_does_not_have_are_refused(x: float) -> None:
 
 @pytest.mark.parametrize("value", [b"x", {1}, object(), 1j, [b"x"], {"a": object}])
 async def test_values_that_are_no_json_do_not_fit_a_raw_schema(value: Any) -> None:
-    assert "not plain JSON" in await refused("raw", {"query": value})
+    assert "not plain JSON" in await refusal("raw", {"query": value})
 
 
 @pytest.mark.parametrize("key", [1, None, (1, 2), b"a"])
 @pytest.mark.parametrize("name", ["search", "raw"])
 async def test_non_text_keys_are_refused(name: str, key: Any) -> None:
-    await refused(name, {"query": "a", key: 1})
+    await refusal(name, {"query": "a", key: 1})
 
 
 async def test_integers_of_any_size_arrive_whole() -> None:
     huge = 10**4000
     ts = make()
-    assert (await ts.call("anything", f'{{"value": {huge}}}')).unwrap() == huge
-    assert (await ts.call("anything", {"value": -huge})).unwrap() == -huge
-    await refused("anything", '{"value": ' + "9" * 5000 + "}")
+    assert (await ts.call("any_value", f'{{"value": {huge}}}')).unwrap() == huge
+    assert (await ts.call("any_value", {"value": -huge})).unwrap() == -huge
+    await refusal("any_value", '{"value": ' + "9" * 5000 + "}")
 
 
 RECURSIVE: dict[str, dict[str, Any]] = {
@@ -366,13 +366,13 @@ keys = st.sampled_from(["query", "filters", "mode", "either", "by_name", "value"
 
 @quick
 @given(
-    name=st.sampled_from(["search", "raw", "anything", "number"]),
+    name=st.sampled_from(["search", "raw", "any_value", "number"]),
     arguments=st.dictionaries(keys, json_like, max_size=4),
 )
 async def test_any_arguments_give_a_result_that_json_can_express(name: str, arguments: dict[str, Any]) -> None:
     ts = make()
-    for sent in (arguments, json.dumps(arguments)):
-        result: ToolResult = await ts.call(name, sent)
+    for payload in (arguments, json.dumps(arguments)):
+        result: ToolResult = await ts.call(name, payload)
         assert result.ok or (result.error_kind, result.executed) == ("invalid_parameters", False), result
         result.text.encode()
         json.dumps(result.to_dict(), allow_nan=False, ensure_ascii=False).encode()
@@ -380,8 +380,8 @@ async def test_any_arguments_give_a_result_that_json_can_express(name: str, argu
 
 @quick
 @given(text | st.binary())
-async def test_any_argument_text_gives_a_result(sent: str | bytes) -> None:
-    result = await make().call("search", sent)
+async def test_any_argument_text_gives_a_result(text: str | bytes) -> None:
+    result = await make().call("search", text)
     assert result.error_kind == "invalid_parameters"
     result.text.encode()
 
@@ -393,7 +393,7 @@ async def test_hostile_arguments_are_logged_safely(caplog: pytest.LogCaptureFixt
     loop["value"] = [loop]
     ts = make()
     for arguments in ({"value": _nested(10_000)}, loop, {"value": {1: {b"x", 2}}}, {"value": "\ud800"}, "[" * 10_000):
-        result = await ts.call("anything", arguments)
+        result = await ts.call("any_value", arguments)
         assert result.ok or result.error_kind == "invalid_parameters"
     assert caplog.text.count("tool request") == 5
     assert max(map(len, caplog.text.splitlines())) < 3_000

@@ -107,10 +107,10 @@ async def test_async_functions_run_on_the_loop_and_plain_ones_in_a_thread() -> N
 
 @pytest.mark.spec("1.3")
 @pytest.mark.parametrize(
-    ("pieces", "whole"),
+    ("pieces", "joined_value"),
     [(["a", "b", "c"], "abc"), ([1, "b"], [1, "b"]), ([{"a": 1}, None], [{"a": 1}, None]), ([], "")],
 )
-async def test_an_async_generator_streams(pieces: list[Any], whole: Any) -> None:
+async def test_an_async_generator_streams(pieces: list[Any], joined_value: Any) -> None:
     @tool
     async def stream(ctx: ToolContext) -> AsyncIterator[Any]:
         for piece in pieces:
@@ -120,7 +120,7 @@ async def test_an_async_generator_streams(pieces: list[Any], whole: Any) -> None
     partial: list[Any] = []
     ts.bus.subscribe(lambda event: partial.append(event.value), EventType.TOOL_CALL_PARTIAL)  # pyright: ignore
     assert stream.style == "stream"
-    assert (await ts.call("stream")).unwrap() == whole
+    assert (await ts.call("stream")).unwrap() == joined_value
     assert partial == pieces
 
 
@@ -246,11 +246,11 @@ async def test_an_object_with_call_is_a_tool_named_like_its_class() -> None:
     class Greeter:
         """Greets people."""
 
-        def __init__(self, greeting: str) -> None:
-            self.greeting = greeting
+        def __init__(self, salutation: str) -> None:
+            self.salutation = salutation
 
         async def __call__(self, name: str) -> str:
-            return f"{self.greeting} {name}"
+            return f"{self.salutation} {name}"
 
     tested_tool = tool(Greeter("Hi"))
     assert (tested_tool.name, tested_tool.description, tested_tool.style) == ("Greeter", "Greets people.", "async")
@@ -280,7 +280,7 @@ async def test_parameters_of_a_partial_are_hidden_and_cannot_be_passed() -> None
 async def test_a_wrapped_function_keeps_its_own_schema() -> None:
     calls: list[str] = []
 
-    def logged(function: Callable[..., Any]) -> Callable[..., Any]:
+    def with_log(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             calls.append(function.__name__)
@@ -289,14 +289,14 @@ async def test_a_wrapped_function_keeps_its_own_schema() -> None:
         return wrapper
 
     @tool
-    @logged
-    @logged
+    @with_log
+    @with_log
     async def add(a: int, ctx: ToolContext, b: int = 1) -> int:
         """Adds."""
         return a + b
 
     @tool
-    @logged
+    @with_log
     async def stream(n: int) -> AsyncIterator[str]:
         for i in range(n):
             yield str(i)
@@ -339,12 +339,12 @@ async def test_the_outermost_wrapper_decides_the_execution_style() -> None:
         return threading.current_thread() is threading.main_thread()
 
     @as_stream
-    async def one(n: int) -> int:
+    async def single(n: int) -> int:
         return n
 
     assert await value(pieces, {"n": 2}) == [0, 1]
     assert await value(thread) is True
-    assert (tool(one).style, await value(one, {"n": 2})) == ("stream", [2])
+    assert (tool(single).style, await value(single, {"n": 2})) == ("stream", [2])
 
 
 async def test_cached_functions_and_class_decorators_keep_their_schema() -> None:
@@ -373,15 +373,15 @@ async def test_cached_functions_and_class_decorators_keep_their_schema() -> None
 
 
 async def test_an_explicit_signature_is_used() -> None:
-    def anything(**kwargs: Any) -> Any:
+    def with_kwargs(**kwargs: Any) -> Any:
         return kwargs
 
-    anything.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    with_kwargs.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter("n", inspect.Parameter.KEYWORD_ONLY, annotation=int)]
     )
-    assert schema(anything)["required"] == ["n"]
-    assert properties(anything) == {"n": {"type": "integer"}}
-    assert await value(anything, {"n": "3"}) == {"n": 3}
+    assert schema(with_kwargs)["required"] == ["n"]
+    assert properties(with_kwargs) == {"n": {"type": "integer"}}
+    assert await value(with_kwargs, {"n": "3"}) == {"n": 3}
 
 
 async def test_a_class_is_a_tool_that_creates_an_instance() -> None:

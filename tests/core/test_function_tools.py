@@ -168,7 +168,7 @@ def accepts(function: Callable[..., Any], value: Any) -> bool:
 
 @pytest.mark.spec("1.3")
 @pytest.mark.parametrize(
-    ("hint", "good", "got", "bad"),
+    ("hint", "good", "converted_value", "bad"),
     [
         (str, "a", "a", 1),
         (int, 3, 3, "x"),
@@ -206,27 +206,29 @@ def accepts(function: Callable[..., Any], value: Any) -> bool:
     ],
     ids=str,
 )  # fmt: skip
-async def test_a_hint_is_in_the_schema_validated_and_converted(hint: Any, good: Any, got: Any, bad: Any) -> None:
-    received: list[Any] = []
+async def test_a_hint_is_in_the_schema_validated_and_converted(
+    hint: Any, good: Any, converted_value: Any, bad: Any
+) -> None:
+    values: list[Any] = []
 
     def take(x: hint) -> None:  # pyright: ignore
-        received.append(x)
+        values.append(x)
 
     tested_tool = tool(take)
     assert jsonschema_rs.is_valid(dict(tested_tool.input_schema), {"x": good})
     assert (await call(tested_tool, {"x": good})).ok
-    assert received == [got]
+    assert values == [converted_value]
     if bad is not None:
         failed = await call(tested_tool, {"x": bad})
         assert (failed.error_kind, failed.executed) == ("invalid_parameters", False)
         assert failed.error is not None
         assert failed.error.startswith("Parameter validation failed: x")
-    assert len(received) == 1
+    assert len(values) == 1
 
 
 @pytest.mark.spec("1.3")
 def test_a_recursive_model_refers_to_itself_in_the_tools_own_definitions() -> None:
-    def grow(tree: Node, other: Node | None = None) -> None: ...
+    def grow(tree: Node, second_tree: Node | None = None) -> None: ...
 
     input_schema = schema(grow)
     assert input_schema["properties"]["tree"] == {"$ref": "#/$defs/Node"}
@@ -306,10 +308,10 @@ async def test_a_parameter_without_hint_takes_anything() -> None:
 async def test_a_default_is_in_the_schema_if_json_can_express_it_and_always_applies(
     hint: Any, default: Any, keyword: dict[str, Any]
 ) -> None:
-    received: list[Any] = []
+    values: list[Any] = []
 
     def take(x: hint = default) -> None:  # pyright: ignore
-        received.append(x)
+        values.append(x)
 
     input_schema = schema(take)
     assert "required" not in input_schema
@@ -317,7 +319,7 @@ async def test_a_default_is_in_the_schema_if_json_can_express_it_and_always_appl
     assert shown_default == keyword
     assert all(type(item) in (int, float, str, list, dict, type(None)) for item in shown_default.values())
     assert (await call(take)).ok
-    assert type(received[0]).__name__ != "FieldInfo"
+    assert type(values[0]).__name__ != "FieldInfo"
 
 
 async def test_a_field_as_default_sets_bounds_description_and_alias() -> None:
@@ -416,11 +418,11 @@ def test_a_return_type_that_json_cannot_express_is_accepted() -> None:
 @pytest.mark.spec("1.1")
 def test_a_structured_return_type_is_the_output_schema() -> None:
     @tool
-    def where() -> Point: ...
+    def locate() -> Point: ...
 
     @tool
     def plain() -> dict[str, int]: ...
 
-    assert where.output_schema is not None
-    assert where.output_schema["properties"] == {"x": {"type": "integer"}, "y": {"default": 0, "type": "integer"}}
+    assert locate.output_schema is not None
+    assert locate.output_schema["properties"] == {"x": {"type": "integer"}, "y": {"default": 0, "type": "integer"}}
     assert plain.output_schema is None

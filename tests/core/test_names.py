@@ -59,9 +59,9 @@ def test_a_name_up_to_64_is_kept_and_a_longer_one_keeps_head_and_tail_around_a_h
         assert name == plain
         return
     assert len(name) == MAX_NAME
-    head, hashed, tail = name[:27], name[28:36], name[37:]
+    head, digest, tail = name[:27], name[28:36], name[37:]
     assert (plain.startswith(head), plain.endswith(tail)) == (True, True)
-    assert hashed == short_hash(plain)
+    assert digest == short_hash(plain)
     assert (name[27], name[36]) == ("_", "_")
 
 
@@ -102,11 +102,11 @@ def test_colliding_hashes_are_hashed_again() -> None:
     pair: tuple[str, str] | None = None
     for number in range(400_000):
         tool = f"{'a' * 30}{number}{'b' * 30}"
-        hashed = short_hash(f"n__{tool}")
-        if hashed in tools_by_name:
-            pair = (tools_by_name[hashed], tool)
+        digest = short_hash(f"n__{tool}")
+        if digest in tools_by_name:
+            pair = (tools_by_name[digest], tool)
             break
-        tools_by_name[hashed] = tool
+        tools_by_name[digest] = tool
     assert pair is not None
     assert qualify("n", pair[0]) == qualify("n", pair[1])
     names = qualify_all("n", pair)
@@ -125,8 +125,8 @@ def test_names_are_valid_unique_and_do_not_depend_on_the_order(namespace: str, t
     assert len(set(names.values())) == len(set(tools))
     for name in names.values():
         assert VALID.fullmatch(name)
-    shuffled = sorted(tools, key=short_hash)
-    assert qualify_all(namespace, shuffled) == names
+    shuffled_tools = sorted(tools, key=short_hash)
+    assert qualify_all(namespace, shuffled_tools) == names
     assert qualify_all(namespace, tools + tools) == names
 
 
@@ -135,7 +135,7 @@ def test_names_are_valid_unique_and_do_not_depend_on_the_order(namespace: str, t
 def test_a_name_that_collides_with_none_has_no_hash(namespace: str, tools: list[str]) -> None:
     names = qualify_all(namespace, tools)
     for tool, name in names.items():
-        alone = [sanitise(other) for other in tools].count(sanitise(tool)) == 1
+        alone = [sanitise(candidate) for candidate in tools].count(sanitise(tool)) == 1
         assert (name == f"{sanitise(namespace)}__{sanitise(tool)}") == alone
 
 

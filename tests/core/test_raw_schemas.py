@@ -85,9 +85,11 @@ async def test_a_handler_may_be_of_any_kind(kind: str) -> None:
 )
 async def test_an_invalid_schema_is_an_error_that_names_the_tool(wrong: dict[str, Any], reason: str) -> None:
     tested_tool = Tool("broken", "", wrong, handler=lambda parameters, context: 1)
-    with pytest.raises(ToolDefinitionError, match="the schema of tool 'broken' is not a valid JSON Schema") as raised:
+    with pytest.raises(
+        ToolDefinitionError, match="the schema of tool 'broken' is not a valid JSON Schema"
+    ) as caught_error:
         tested_tool.validator  # noqa: B018
-    assert reason in str(raised.value)
+    assert reason in str(caught_error.value)
     result = await call(tested_tool, {})
     assert (result.ok, result.executed) == (False, False)
     assert "'broken'" in result.text
@@ -103,7 +105,7 @@ async def test_replacing_the_schema_of_a_function_replaces_the_check() -> None:
     def take(**rest: Any) -> Any:
         return rest
 
-    narrowed = tool(take).replace(input_schema={"properties": {"a": {"type": "integer"}}, "required": ["a"]})
-    assert (await call(narrowed, {})).error_kind == "invalid_parameters"
-    assert await value(narrowed, {"a": 1}) == {"a": 1}
+    narrow_tool = tool(take).replace(input_schema={"properties": {"a": {"type": "integer"}}, "required": ["a"]})
+    assert (await call(narrow_tool, {})).error_kind == "invalid_parameters"
+    assert await value(narrow_tool, {"a": 1}) == {"a": 1}
     assert await value(tool(take), {}) == {}

@@ -52,7 +52,7 @@ def wire(result: ToolResult) -> Any:
     return json.loads(json.dumps(result.to_dict(), allow_nan=False, ensure_ascii=False).encode())
 
 
-async def returned(value: Any) -> ToolResult:
+async def result_of(value: Any) -> ToolResult:
     @tool
     async def give() -> Any:
         return value
@@ -76,7 +76,7 @@ async def returned(value: Any) -> ToolResult:
 )  # fmt: skip
 async def test_the_text_of_a_success_is_its_text_or_compact_json(value: Any, text: str) -> None:
     assert of(value).text == text
-    result = await returned(value)
+    result = await result_of(value)
     assert (result.ok, result.text) == (True, text)
 
 
@@ -127,7 +127,7 @@ async def test_typed_parts_are_kept_and_read_as_text_with_placeholders() -> None
         JsonPart(value={"a": 1}),
     )
     for value in (list(parts), parts):
-        result = await returned(value)
+        result = await result_of(value)
         assert result.content == parts
         assert result.text == (
             "See:\n[image image/png, 8 bytes]\n[audio audio/mpeg, 8 bytes]\n[resource file:///a text/plain]\n"
@@ -159,13 +159,13 @@ def test_a_plain_result_is_one_typed_part(value: Any, content: Any) -> None:
 
 
 async def test_one_json_part_is_its_value() -> None:
-    assert (await returned(JsonPart(value={"a": 1}))).result == {"a": 1}
-    assert (await returned([JsonPart(value=0)])).result == 0
-    assert (await returned(TextPart(text="t"))).result == "t"
+    assert (await result_of(JsonPart(value={"a": 1}))).result == {"a": 1}
+    assert (await result_of([JsonPart(value=0)])).result == 0
+    assert (await result_of(TextPart(text="t"))).result == "t"
 
 
 async def test_a_list_that_only_partly_holds_parts_is_a_list() -> None:
-    result = await returned([TextPart(text="a"), 5])
+    result = await result_of([TextPart(text="a"), 5])
     assert result.parts == ()
     assert wire(result)["result"] == [{"type": "text", "text": "a"}, 5]
 
@@ -175,7 +175,7 @@ async def test_a_list_that_only_partly_holds_parts_is_a_list() -> None:
 
 @pytest.mark.spec("1.6")
 async def test_the_wire_form_has_exactly_these_fields() -> None:
-    good = wire(await returned({"a": 1}))
+    good = wire(await result_of({"a": 1}))
     assert set(good) == {
         "ok", "result", "executed", "startedAt", "completedAt", "durationMs", "kind", "namespace", "content", "extras",
         "tool", "callId",
@@ -210,7 +210,7 @@ class Number(enum.IntEnum):
 
 
 class DatedModel(BaseModel):
-    when: datetime.date = datetime.date(2026, 1, 2)
+    day: datetime.date = datetime.date(2026, 1, 2)
     from_: str = Field("x", alias="from")
 
 
@@ -269,8 +269,8 @@ ODD: list[tuple[str, Any, Any]] = [
     ("int subclass", Whole(5), 5),
     ("float subclass", Part(0.5), 0.5),
     ("subclasses inside", [Text("a"), Whole(5), {Text("k"): Part(0.5)}], ["a", 5, {"k": 0.5}]),
-    ("model", DatedModel(**{"from": "y"}), {"when": "2026-01-02", "from": "y"}),
-    ("models inside", {"m": [DatedModel()]}, {"m": [{"when": "2026-01-02", "from": "x"}]}),
+    ("model", DatedModel(**{"from": "y"}), {"day": "2026-01-02", "from": "y"}),
+    ("models inside", {"m": [DatedModel()]}, {"m": [{"day": "2026-01-02", "from": "x"}]}),
     ("dataclass", LinkedPoint(1, LinkedPoint(2)), {"x": 1, "at": {"x": 2, "at": None}}),
     ("struct", Struct(), {"someName": 1}),
     ("namedtuple", Pair(1, 2), [1, 2]),
@@ -292,12 +292,12 @@ ODD: list[tuple[str, Any, Any]] = [
 @pytest.mark.spec("1.6")
 @pytest.mark.parametrize(("value", "plain"), [case[1:] for case in ODD], ids=[case[0] for case in ODD])
 async def test_unusual_values_are_plain_json_on_the_wire(value: Any, plain: Any) -> None:
-    for result in (of(value), await returned(value)):
+    for result in (of(value), await result_of(value)):
         assert result.ok
-        sent = wire(result)
-        assert sent["result"] == plain
-        assert type(sent["result"]) is type(plain)
-        assert sent["content"][0].get("text", sent["content"][0].get("value")) == plain
+        wire_data = wire(result)
+        assert wire_data["result"] == plain
+        assert type(wire_data["result"]) is type(plain)
+        assert wire_data["content"][0].get("text", wire_data["content"][0].get("value")) == plain
 
 
 @pytest.mark.spec("1.8")
@@ -376,7 +376,7 @@ HOSTILE = {
 @pytest.mark.spec("1.6")
 @pytest.mark.parametrize("make", HOSTILE.values(), ids=list(HOSTILE))
 async def test_a_value_that_cannot_be_read_is_still_a_result(make: Any) -> None:
-    for result in (of(make()), await returned(make())):
+    for result in (of(make()), await result_of(make())):
         if not result.ok:  # A generator is no result: nobody would run it.
             assert "a coroutine or generator" in (result.error or "")
             continue
@@ -386,7 +386,7 @@ async def test_a_value_that_cannot_be_read_is_still_a_result(make: Any) -> None:
 
 @pytest.mark.parametrize("value", ["a\ud800", 10**5000], ids=["surrogate", "huge integer"])
 async def test_unusual_texts_and_integers_are_results_like_any_other(value: Any) -> None:
-    result = await returned(value)
+    result = await result_of(value)
     assert (result.ok, result.executed) == (True, True)
     assert result.text.encode()
 
@@ -426,7 +426,7 @@ def test_unwrapping_a_success_gives_the_value_itself() -> None:
 # JSON text
 
 any_text = st.text(st.characters(exclude_categories=[]) | st.sampled_from("\ud800\udfff"))
-anything = st.recursive(
+any_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | any_text | st.binary() | st.datetimes() | st.uuids()
     | st.decimals() | st.sampled_from([Colour.RED, Number.ONE, LinkedPoint(1), Struct(), DatedModel()]),
     lambda inner: st.lists(inner, max_size=4)
@@ -437,12 +437,12 @@ anything = st.recursive(
 
 
 @quick
-@given(anything)
+@given(any_values)
 def test_anything_becomes_plain_json_data_once(value: Any) -> None:
     plain = json_text.to_json_data(value)
     assert json.dumps(plain, allow_nan=False, ensure_ascii=False).encode()
-    again = json_text.to_json_data(plain)
-    assert again == plain or again is plain
+    second_data = json_text.to_json_data(plain)
+    assert second_data == plain or second_data is plain
     assert json_text.encode(value).encode()
 
 

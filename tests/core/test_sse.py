@@ -73,13 +73,13 @@ def test_events_are_the_same_wherever_the_stream_is_split(
 
 @given(st.binary(max_size=200), st.lists(st.integers(min_value=0), max_size=8))
 def test_any_bytes_give_the_same_events_in_any_chunks(data: bytes, places: list[int]) -> None:
-    whole, parts, single_bytes = SseDecoder(), SseDecoder(), SseDecoder()
-    events = [*whole.feed(data), *whole.finish()]
+    unsplit, parts, single_bytes = SseDecoder(), SseDecoder(), SseDecoder()
+    events = [*unsplit.feed(data), *unsplit.finish()]
     assert [event for chunk in split(data, places) for event in parts.feed(chunk)] + parts.finish() == events
     assert [
         event for index in range(len(data)) for event in single_bytes.feed(data[index : index + 1])
     ] + single_bytes.finish() == events
-    assert whole.retry == parts.retry == single_bytes.retry
+    assert unsplit.retry == parts.retry == single_bytes.retry
 
 
 def test_fields_without_a_colon_or_a_space_are_read() -> None:

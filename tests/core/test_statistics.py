@@ -21,7 +21,7 @@ def exact(durations: list[float], share: float) -> float:
     return sorted(durations)[max(0, math.ceil(share * len(durations)) - 1)]
 
 
-def collected(durations: list[float]) -> CallStats:
+def stats_of(durations: list[float]) -> CallStats:
     stats = CallStats()
     for duration in durations:
         stats.add(duration, ok=True)
@@ -32,7 +32,7 @@ def collected(durations: list[float]) -> CallStats:
 @quick
 @given(st.lists(st.floats(0.01, 1e7), min_size=1, max_size=60))
 def test_percentiles_are_within_three_percent(durations: list[float]) -> None:
-    stats = collected(durations)
+    stats = stats_of(durations)
     for share in (0.5, 0.95):
         assert stats.percentile(share) == pytest.approx(exact(durations, share), rel=0.03)
 
@@ -42,27 +42,27 @@ def test_percentiles_are_within_three_percent(durations: list[float]) -> None:
 def test_percentiles_of_many_random_durations_are_within_three_percent(seed: int) -> None:
     generator = random.Random(seed)
     durations = [generator.lognormvariate(generator.uniform(-1, 3), 1.5) + 0.01 for _ in range(20_000)]
-    stats = collected(durations)
+    stats = stats_of(durations)
     for share in (0.01, 0.25, 0.5, 0.75, 0.95, 0.999, 1.0):
         assert stats.percentile(share) == pytest.approx(exact(durations, share), rel=0.03)
 
 
 @pytest.mark.parametrize("duration", [0.01, 0.5, 0.95, 0.97, 0.99, 1.0, 1.01, 1.03, 1.05, 2.0, 1000.0, 86_400_000.0])
 def test_a_single_duration_is_every_percentile_of_itself(duration: float) -> None:
-    stats = collected([duration])
+    stats = stats_of([duration])
     for share in (0.0, 0.5, 0.95, 1.0):
         assert stats.percentile(share) == pytest.approx(duration, rel=0.03)
 
 
 def test_a_duration_of_zero_is_counted_near_zero() -> None:
-    assert collected([0.0]).percentile(0.5) == pytest.approx(0, abs=1e-5)
+    assert stats_of([0.0]).percentile(0.5) == pytest.approx(0, abs=1e-5)
     assert CallStats().percentile(0.5) == 0.0
     assert CallStats().average_ms == 0.0
 
 
 @pytest.mark.parametrize("odd", [-1.0, -1e300, math.nan, math.inf, -math.inf])
 def test_an_impossible_duration_still_counts_as_a_call(odd: float) -> None:
-    stats = collected([5.0, odd])
+    stats = stats_of([5.0, odd])
     assert stats.count == 2
     assert stats.average_ms == 2.5
     assert math.isfinite(stats.percentile(1.0))
@@ -70,7 +70,7 @@ def test_an_impossible_duration_still_counts_as_a_call(odd: float) -> None:
 
 def test_memory_does_not_grow_with_the_calls() -> None:
     def size_after(calls: int) -> int:
-        stats = collected([1.0 + number % 7 for number in range(calls)])
+        stats = stats_of([1.0 + number % 7 for number in range(calls)])
         return len(pickle.dumps({name: getattr(stats, name) for name in CallStats.__slots__}))
 
     assert size_after(100_000) < 2 * size_after(1_000)
@@ -117,8 +117,8 @@ def test_calls_that_ran_elsewhere_can_be_counted() -> None:
     registry = ToolRegistry([tool(len)])
     registry.update_call_stats("len", 12.0, True)
     registry.update_call_stats("len", -3.0, False)
-    booked = registry.get_stats().call_stats["len"]
-    assert (booked["count"], booked["failures"]) == (2, 1)
+    stats = registry.get_stats().call_stats["len"]
+    assert (stats["count"], stats["failures"]) == (2, 1)
 
 
 def test_statistics_are_kept_per_tool() -> None:

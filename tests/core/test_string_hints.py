@@ -51,13 +51,13 @@ async def test_types_of_the_enclosing_function_are_found() -> None:
         return f"{query.city} {unit.name} {ctx is not None}"
 
     @tool(name="renamed")
-    def other(query: list[Query]) -> int:
+    def count_queries(query: list[Query]) -> int:
         return len(query)
 
     def plain(unit: Unit) -> str:
         return unit.name
 
-    ts = Toolspace(tools=[weather, other, tool(functools.partial(plain)), tool(Holder(Unit).pick)])
+    ts = Toolspace(tools=[weather, count_queries, tool(functools.partial(plain)), tool(Holder(Unit).pick)])
     assert (await ts.call("weather", {"query": {"city": "Bern"}, "unit": "f"})).unwrap() == "Bern F True"
     assert (await ts.call("renamed", {"query": [{"city": "Bern"}]})).unwrap() == 1
     assert (await ts.call("plain", {"unit": "c"})).unwrap() == "C"
@@ -76,15 +76,15 @@ def _optional(x: int, ctx: Optional[ToolContext] = None) -> bool:  # noqa: UP045
     return ctx is not None
 
 
-def _annotated(x: int, ctx: Annotated[ToolContext | None, "who"] = None) -> bool:
+def _annotated_hint(x: int, ctx: Annotated[ToolContext | None, "who"] = None) -> bool:
     return ctx is not None
 
 
-def _renamed(x: int, ctx: Context) -> bool:
+def _renamed_hint(x: int, ctx: Context) -> bool:
     return ctx is not None
 
 
-def _dotted(x: int, ctx: toolspace.ToolContext) -> bool:
+def _dotted_hint(x: int, ctx: toolspace.ToolContext) -> bool:
     return ctx is not None
 
 
@@ -93,7 +93,7 @@ def _quoted_twice(x: int, ctx: "ToolContext | None" = None) -> bool:  # noqa: UP
 
 
 @pytest.mark.spec("1.3")
-@pytest.mark.parametrize("function", [_optional, _annotated, _renamed, _dotted, _quoted_twice])
+@pytest.mark.parametrize("function", [_optional, _annotated_hint, _renamed_hint, _dotted_hint, _quoted_twice])
 async def test_the_context_is_not_in_the_schema_however_it_is_annotated(function: Any) -> None:
     tested_tool = tool(function)
     assert list(tested_tool.input_schema["properties"]) == ["x"]

@@ -63,7 +63,7 @@ def test_passages_are_bounded_and_join_to_the_text(text: str) -> None:
 
 
 def test_the_title_counts_for_every_passage() -> None:
-    indexed = index_document("Parental leave", "word " * 1000)
-    assert len(indexed.passages) > 3
-    numbers = indexed.postings["parental"][::3]
-    assert numbers == list(range(len(indexed.passages)))
+    document = index_document("Parental leave", "word " * 1000)
+    assert len(document.passages) > 3
+    numbers = document.postings["parental"][::3]
+    assert numbers == list(range(len(document.passages)))

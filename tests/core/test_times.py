@@ -22,6 +22,8 @@ from toolspace.core.times import format_iso, next_cron_time, parse_delay, parse_
         ("90s", 90),
         ("5m", 300),
         ("2 weeks", 1_209_600),
+        ("3d", 259_200),
+        ("1 w", 604_800),
         ("45 secs", 45),
         ("10 mins", 600),
         ("3 hrs", 10_800),
@@ -31,7 +33,9 @@ def test_durations_in_words(text: str, seconds: float) -> None:
     assert parse_delay(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "soon", "2", "2 fortnights", "-1 hour", "0 seconds", "2 hours later", "9" * 40])
+@pytest.mark.parametrize(
+    "text", ["", "soon", "2", "2 fortnights", "2 ds", "2 ws", "-1 hour", "0 seconds", "2 hours later", "9" * 40]
+)
 def test_invalid_delays_are_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match=r"hours|unit|between"):
         parse_delay(text)
@@ -52,9 +56,9 @@ def test_cron_expressions_use_the_given_time_zone() -> None:
 @pytest.mark.spec("9.4")
 def test_a_time_that_a_clock_change_skips_or_repeats_occurs_once() -> None:
     # On 2026-03-29 the clocks of Berlin go from 2:00 to 3:00, on 2026-10-25 from 3:00 back to 2:00.
-    spring = next_cron_time("30 2 * * *", _utc(2026, 3, 28, 12), "Europe/Berlin")
-    assert spring == _utc(2026, 3, 29, 1)
-    assert next_cron_time("30 2 * * *", spring, "Europe/Berlin") == _utc(2026, 3, 30, 0, 30)
+    next_time = next_cron_time("30 2 * * *", _utc(2026, 3, 28, 12), "Europe/Berlin")
+    assert next_time == _utc(2026, 3, 29, 1)
+    assert next_cron_time("30 2 * * *", next_time, "Europe/Berlin") == _utc(2026, 3, 30, 0, 30)
     autumn = next_cron_time("30 2 * * *", _utc(2026, 10, 24, 12), "Europe/Berlin")
     assert autumn is not None
     after = next_cron_time("30 2 * * *", autumn, "Europe/Berlin")

@@ -91,19 +91,19 @@ json_values = st.recursive(
 )  # fmt: skip
 
 
-def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
+def _inline(schema: Any, definitions: Mapping[str, Any]) -> Any:
     """Returns pydantic's schema without titles, with every definition inlined."""
     if isinstance(schema, list):
-        return [_inlined(item, definitions) for item in schema]
+        return [_inline(item, definitions) for item in schema]
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:
-        beside = {key: value for key, value in schema.items() if key not in ("$ref", "$defs", "title")}
-        return {**_inlined(definitions[schema["$ref"].removeprefix("#/$defs/")], definitions), **beside}
+        keywords = {key: value for key, value in schema.items() if key not in ("$ref", "$defs", "title")}
+        return {**_inline(definitions[schema["$ref"].removeprefix("#/$defs/")], definitions), **keywords}
     if len(schema.get("enum", ())) == 1:  # Versions of pydantic write a single choice differently.
         schema = {"const": schema["enum"][0], **{key: value for key, value in schema.items() if key != "enum"}}
     return {
-        key: value if key in ("default", "const", "enum", "examples") else _inlined(value, definitions)
+        key: value if key in ("default", "const", "enum", "examples") else _inline(value, definitions)
         for key, value in schema.items()
         if key not in ("title", "$defs")
     }
@@ -137,21 +137,21 @@ def _same(first: Any, second: Any) -> bool:
 @example(Annotated[datetime.date, MinLen(1)])
 @example(Union[list, list[Any]])  # noqa: UP007
 def test_a_hint_has_the_schema_of_pydantic_or_none(hint: Any) -> None:
-    ours = schema_of(hint)
-    if ours is None:
+    schema = schema_of(hint)
+    if schema is None:
         return
     pydantic_schema = _by_pydantic(hint)
-    expected = _inlined(pydantic_schema, pydantic_schema.get("$defs", {}))
-    assert _same(ours, expected), f"{hint}: {ours} but pydantic says {expected}"
+    expected = _inline(pydantic_schema, pydantic_schema.get("$defs", {}))
+    assert _same(schema, expected), f"{hint}: {schema} but pydantic says {expected}"
 
 
 @quick
 @given(hints, json_values)
 def test_both_schemas_agree_on_every_value(hint: Any, value: Any) -> None:
-    ours = schema_of(hint)
-    if ours is None:
+    schema = schema_of(hint)
+    if schema is None:
         return
-    assert jsonschema_rs.is_valid(ours, value) == jsonschema_rs.is_valid(_by_pydantic(hint), value)
+    assert jsonschema_rs.is_valid(schema, value) == jsonschema_rs.is_valid(_by_pydantic(hint), value)
 
 
 @pytest.mark.parametrize(

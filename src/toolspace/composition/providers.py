@@ -5,9 +5,9 @@ Used by `from_config`; the CLI uses `login_dir` and `build_server_spec`.
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 REST = "rest"
 """The namespace of the REST tools, which are one provider."""
+_RULE_FIELDS = ("tools_allowed", "tools_denied", "queue", "cache", "request_timeout", "enabled", "required")
+"""Settings of a service that its rules have; the provider need not be built again for them."""
 
 
 class ConfiguredProvider(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,8 +51,9 @@ class _ProviderPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     section: str
     name: str
-    identity: bytes
-    namespace: str | None
+    settings: object
+    """What the provider is built from, as JSON data, without rules."""
+    namespace: str | None = None
     """None: the provider's own, else the name."""
     build: Callable[[], ToolProvider]
     rules: ProviderRules
@@ -60,23 +63,13 @@ class _ProviderPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.section == "providers" or _is_in_namespace(tool, self.namespace or self.name)
 
 
-def belongs_to_one_provider(config: Config, tool: str) -> bool:
-    """Whether the full name of a tool has the namespace of a configured MCP server or service."""
-    namespaces = [*config.mcp_servers, *config.openapi, *([REST] if config.rest_tools else [])]
-    return any(_is_in_namespace(tool, namespace) for namespace in namespaces)
-
-
-def _is_in_namespace(tool: str, namespace: str) -> bool:
-    return sanitise(tool).startswith(sanitise(namespace) + SEPARATOR)
-
-
 def build_providers(
     config: Config,
     overrides: Mapping[str, ToolRules],
     running_providers: Mapping[str, ConfiguredProvider],
     callbacks: McpCallbacks,
     *,
-    single_tool: str | None = None,
+    single_tool: str | None,
 ) -> dict[str, ConfiguredProvider]:
     """The enabled providers: the running one if its settings are unchanged, else a new one.
 
@@ -89,13 +82,15 @@ def build_providers(
             continue
         key = f"{plan.section}.{plan.name}"
         running_provider = running_providers.get(key)
+        # As JSON text: 1, 1.0 and true are equal in Python, but not for a provider.
+        identity = json_text.encode_canonical(plan.settings)
         try:
-            if running_provider is not None and running_provider.is_unchanged(plan.identity):
+            if running_provider is not None and running_provider.is_unchanged(identity):
                 provider = running_provider.provider
             else:
                 inner = plan.build()
                 provider = MountedProvider(inner, plan.namespace or inner.namespace or plan.name)
-            providers[key] = ConfiguredProvider(identity=plan.identity, provider=provider, rules=plan.rules)
+            providers[key] = ConfiguredProvider(identity=identity, provider=provider, rules=plan.rules)
         except (ConfigError, RegistrationError) as error:
             # All entries of the section `restTools` are one provider.
             path = (plan.section,) if plan.name == REST else (plan.section, plan.name)
@@ -106,99 +101,10 @@ def build_providers(
     return providers
 
 
-def _plan_providers(
-    config: Config, overrides: Mapping[str, ToolRules], callbacks: McpCallbacks
-) -> Iterator[_ProviderPlan]:
-    factories: dict[str, object] = {}  # Entries with the same `uses` share its module, as in a Python program.
-    for entry in config.providers.values():
-        if entry.enabled:
-            yield _plan_plugin(config, entry, overrides, factories)
-
-    @functools.cache
-    def get_limiter() -> StartupLimiter:
-        from toolspace.providers.mcp.connect import StartupLimiter
-
-        return StartupLimiter(config.defaults.mcp_init_concurrency)
-
-    for server in config.mcp_servers.values():
-        if server.enabled and server.transport is not None:
-            yield _plan_mcp_server(config, server, overrides, get_limiter, callbacks)
-    rest_tools = [tool for tool in config.rest_tools.values() if tool.enabled]
-    if rest_tools:
-        yield _plan_rest_tools(rest_tools, overrides)
-    for service in config.openapi.values():
-        if service.enabled:
-            yield _plan_openapi(config, service, overrides)
-
-
-def _plan_plugin(
-    config: Config, entry: ProviderSettings, overrides: Mapping[str, ToolRules], factories: dict[str, object]
-) -> _ProviderPlan:
-    def build() -> ToolProvider:
-        from toolspace.providers.plugins import build_provider, get_factory
-
-        uses = entry.uses or entry.name
-        if uses not in factories:
-            factories[uses] = get_factory(uses, config.base_dir)
-        source_settings: Any = None
-        path = config.origins.get(("providers", entry.name, "settings"))
-        if isinstance(path, tuple):
-            source_settings = config.document.data
-            for key in path:
-                source_settings = source_settings[key]
-        return build_provider(factories[uses], uses, entry.settings, source_settings=source_settings)
-
-    return _ProviderPlan(
-        section="providers",
-        name=entry.name,
-        # As JSON text: 1, 1.0 and true are equal in Python, but not for a provider.
-        identity=json_text.encode_canonical([entry.uses or entry.name, entry.namespace, entry.settings]),
-        namespace=entry.namespace,
-        build=build,
-        rules=_build_rules(config, "providers", entry, overrides),
-    )
-
-
-def _plan_mcp_server(
-    config: Config,
-    server: McpServerSettings,
-    overrides: Mapping[str, ToolRules],
-    get_limiter: Callable[[], StartupLimiter],
-    callbacks: McpCallbacks,
-) -> _ProviderPlan:
-    settings = msgspec.to_builtins(build_server_spec(server), enc_hook=str)
-    return _ProviderPlan(
-        section="mcpServers",
-        name=server.name,
-        identity=json_text.encode_canonical([settings, config.defaults.trace_mcp]),
-        namespace=None,
-        build=lambda: _build_mcp_provider(config, server, get_limiter(), callbacks),
-        rules=_build_rules(config, "mcpServers", server, overrides),
-    )
-
-
-def _build_mcp_provider(
-    config: Config, server: McpServerSettings, limiter: StartupLimiter, callbacks: McpCallbacks
-) -> ToolProvider:
-    # Imported here: the MCP library takes most of a second, and only configurations with servers need it.
-    import importlib.metadata
-
-    from toolspace.providers.mcp.connect import ConnectionOptions
-    from toolspace.providers.mcp.oauth.authorization import create_http_auth
-    from toolspace.providers.mcp.oauth.token_store import TokenStore
-    from toolspace.providers.mcp.provider import McpProvider
-
-    spec = build_server_spec(server)
-    if config.defaults.trace_mcp:
-        logging.getLogger("toolspace.mcp").setLevel(logging.DEBUG)
-    options = ConnectionOptions(
-        callbacks=callbacks,
-        startup_limiter=limiter,
-        auth=create_http_auth(server.name, spec, store=TokenStore(login_dir(config)), open_login_page=None),
-        trace=config.defaults.trace_mcp,
-        version=importlib.metadata.version("toolspace"),
-    )
-    return McpProvider(server.name, spec, options)
+def belongs_to_one_provider(config: Config, tool: str) -> bool:
+    """Whether the full name of a tool has the namespace of a configured MCP server or service."""
+    namespaces = [*config.mcp_servers, *config.openapi, *([REST] if config.rest_tools else [])]
+    return any(_is_in_namespace(tool, namespace) for namespace in namespaces)
 
 
 def login_dir(config: Config) -> Path:
@@ -219,73 +125,6 @@ def find_mcp_providers(providers: Iterable[ToolProvider]) -> dict[str, McpProvid
     return {server.namespace: server for server in servers}
 
 
-def _plan_rest_tools(tools: list[RestToolSettings], overrides: Mapping[str, ToolRules]) -> _ProviderPlan:
-    def build() -> ToolProvider:
-        from toolspace.providers.rest.provider import RestProvider, RestSpec
-
-        return RestProvider([RestSpec(**_copy_fields(tool, RestSpec)) for tool in tools])
-
-    return _ProviderPlan(
-        section="restTools",
-        name=REST,
-        identity=json_text.encode_canonical([_copy_fields(tool, RestToolSettings) for tool in tools]),
-        namespace=REST,
-        build=build,
-        rules=ProviderRules(overrides=overrides),
-    )
-
-
-def _plan_openapi(config: Config, service: OpenApiSettings, overrides: Mapping[str, ToolRules]) -> _ProviderPlan:
-    def build() -> ToolProvider:
-        from toolspace.providers.openapi.provider import OpenApiProvider, OpenApiSpec
-
-        return OpenApiProvider(service.name, OpenApiSpec(**_copy_fields(service, OpenApiSpec)))
-
-    rule_fields = ("tools_allowed", "tools_denied", "queue", "cache", "request_timeout", "enabled", "required")
-    fields = _copy_fields(service, OpenApiSettings)
-    return _ProviderPlan(
-        section="openapi",
-        name=service.name,
-        identity=json_text.encode_canonical({name: fields[name] for name in fields if name not in rule_fields}),
-        namespace=service.name,
-        build=build,
-        rules=_build_rules(config, "openapi", service, overrides),
-    )
-
-
-def _copy_fields(entry: Any, struct: Any) -> dict[str, Any]:
-    """The values of the fields that the entry and the struct share."""
-    return {name: getattr(entry, name) for name in struct.__struct_fields__ if hasattr(entry, name)}
-
-
-def _build_rules(
-    config: Config,
-    section: str,
-    entry: ProviderSettings | McpServerSettings | OpenApiSettings,
-    overrides: Mapping[str, ToolRules],
-) -> ProviderRules:
-    source = config.source(section, entry.name)
-    return ProviderRules(
-        rules=ToolRules(timeout=entry.request_timeout, queue=entry.queue, cache=entry.cache, source=source),
-        tools_allowed=entry.tools_allowed,
-        tools_denied=entry.tools_denied,
-        required=entry.required,
-        overrides=overrides,
-    )
-
-
-def _find_namespace_conflicts(config: Config, providers: Mapping[str, ConfiguredProvider]) -> Iterator[str]:
-    owners: dict[str, str] = {}
-    for key, entry in providers.items():
-        namespace = entry.provider.namespace
-        section, _, name = key.partition(".")
-        owner = owners.setdefault(sanitise(namespace), key)
-        if owner != key:
-            place = config.source(section, name)
-            remedy = "give it one with namespace" if section == "providers" else "rename one of them"
-            yield f'{place}: the namespace "{namespace}" is that of {owner} already; {remedy}'
-
-
 def check_tool_names(providers: Iterable[ToolProvider]) -> None:
     """Raises if two providers offer the same name, or a provider cannot list its tools."""
     catalog = Catalog(lambda _: None)
@@ -301,3 +140,135 @@ def check_tool_names(providers: Iterable[ToolProvider]) -> None:
     finally:
         for provider in catalog.providers:
             catalog.remove(provider)
+
+
+def _plan_providers(
+    config: Config, overrides: Mapping[str, ToolRules], callbacks: McpCallbacks
+) -> Iterator[_ProviderPlan]:
+    def build_rules(section: str, entry: ProviderSettings | McpServerSettings | OpenApiSettings) -> ProviderRules:
+        source = config.source(section, entry.name)
+        return ProviderRules(
+            rules=ToolRules(timeout=entry.request_timeout, queue=entry.queue, cache=entry.cache, source=source),
+            tools_allowed=entry.tools_allowed,
+            tools_denied=entry.tools_denied,
+            required=entry.required,
+            overrides=overrides,
+        )
+
+    factories: dict[str, object] = {}  # Entries with the same `uses` share its module, as in a Python program.
+    for entry in config.providers.values():
+        if entry.enabled:
+            yield _ProviderPlan(
+                section="providers",
+                name=entry.name,
+                settings=[entry.uses or entry.name, entry.namespace, entry.settings],
+                namespace=entry.namespace,
+                build=partial(_build_plugin, config, entry, factories),
+                rules=build_rules("providers", entry),
+            )
+    limiters: list[StartupLimiter] = []
+    for server in config.mcp_servers.values():
+        if server.enabled and server.transport is not None:
+            yield _ProviderPlan(
+                section="mcpServers",
+                name=server.name,
+                settings=[msgspec.to_builtins(build_server_spec(server), enc_hook=str), config.defaults.trace_mcp],
+                build=partial(_build_mcp_provider, config, server, limiters, callbacks),
+                rules=build_rules("mcpServers", server),
+            )
+    rest_tools = [tool for tool in config.rest_tools.values() if tool.enabled]
+    if rest_tools:
+        yield _ProviderPlan(
+            section="restTools",
+            name=REST,
+            settings=[_copy_fields(tool, RestToolSettings) for tool in rest_tools],
+            namespace=REST,
+            build=partial(_build_rest_provider, rest_tools),
+            rules=ProviderRules(overrides=overrides),
+        )
+    for service in config.openapi.values():
+        if service.enabled:
+            fields = _copy_fields(service, OpenApiSettings)
+            yield _ProviderPlan(
+                section="openapi",
+                name=service.name,
+                settings={name: fields[name] for name in fields if name not in _RULE_FIELDS},
+                namespace=service.name,
+                build=partial(_build_openapi_provider, service),
+                rules=build_rules("openapi", service),
+            )
+
+
+def _build_plugin(config: Config, entry: ProviderSettings, factories: dict[str, object]) -> ToolProvider:
+    from toolspace.providers.plugins import build_provider, get_factory
+
+    uses = entry.uses or entry.name
+    if uses not in factories:
+        factories[uses] = get_factory(uses, config.base_dir)
+    source_settings: Any = None
+    path = config.origins.get(("providers", entry.name, "settings"))
+    if isinstance(path, tuple):
+        source_settings = config.document.data
+        for key in path:
+            source_settings = source_settings[key]
+    return build_provider(factories[uses], uses, entry.settings, source_settings=source_settings)
+
+
+def _build_mcp_provider(
+    config: Config, server: McpServerSettings, limiters: list[StartupLimiter], callbacks: McpCallbacks
+) -> ToolProvider:
+    """`limiters` has the limiter that all servers share, from the first one on."""
+    # Imported here: the MCP library takes most of a second, and only configurations with servers need it.
+    import importlib.metadata
+
+    from toolspace.providers.mcp.connect import ConnectionOptions, StartupLimiter
+    from toolspace.providers.mcp.oauth.authorization import create_http_auth
+    from toolspace.providers.mcp.oauth.token_store import TokenStore
+    from toolspace.providers.mcp.provider import McpProvider
+
+    if not limiters:
+        limiters.append(StartupLimiter(config.defaults.mcp_init_concurrency))
+    spec = build_server_spec(server)
+    if config.defaults.trace_mcp:
+        logging.getLogger("toolspace.mcp").setLevel(logging.DEBUG)
+    options = ConnectionOptions(
+        callbacks=callbacks,
+        startup_limiter=limiters[0],
+        auth=create_http_auth(server.name, spec, store=TokenStore(login_dir(config)), open_login_page=None),
+        trace=config.defaults.trace_mcp,
+        version=importlib.metadata.version("toolspace"),
+    )
+    return McpProvider(server.name, spec, options)
+
+
+def _build_rest_provider(tools: list[RestToolSettings]) -> ToolProvider:
+    from toolspace.providers.rest.provider import RestProvider, RestSpec
+
+    return RestProvider([RestSpec(**_copy_fields(tool, RestSpec)) for tool in tools])
+
+
+def _build_openapi_provider(service: OpenApiSettings) -> ToolProvider:
+    from toolspace.providers.openapi.provider import OpenApiProvider, OpenApiSpec
+
+    return OpenApiProvider(service.name, OpenApiSpec(**_copy_fields(service, OpenApiSpec)))
+
+
+def _copy_fields(entry: Any, struct: Any) -> dict[str, Any]:
+    """The values of the fields that the entry and the struct share."""
+    return {name: getattr(entry, name) for name in struct.__struct_fields__ if hasattr(entry, name)}
+
+
+def _find_namespace_conflicts(config: Config, providers: Mapping[str, ConfiguredProvider]) -> Iterator[str]:
+    owners: dict[str, str] = {}
+    for key, entry in providers.items():
+        namespace = entry.provider.namespace
+        section, _, name = key.partition(".")
+        owner = owners.setdefault(sanitise(namespace), key)
+        if owner != key:
+            place = config.source(section, name)
+            remedy = "give it one with namespace" if section == "providers" else "rename one of them"
+            yield f'{place}: the namespace "{namespace}" is that of {owner} already; {remedy}'
+
+
+def _is_in_namespace(tool: str, namespace: str) -> bool:
+    return sanitise(tool).startswith(sanitise(namespace) + SEPARATOR)

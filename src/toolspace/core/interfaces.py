@@ -1,4 +1,4 @@
-"""The extension points: providers, caches, output stores, token counters, policies and web search.
+"""The extension points: providers, caches, output stores, token counters and policies.
 
 Extensions implement them; `toolspace.testing` has a contract test suite for most. Models and embedders are in
 `core.model`.
@@ -7,7 +7,7 @@ Extensions implement them; `toolspace.testing` has a contract test suite for mos
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -198,7 +198,3 @@ class Policy(Protocol):
     def rule(self) -> str: ...
 
     def decide(self, tool: Tool, context: ToolContext) -> Decision: ...
-
-
-SearchProvider = Callable[[str, int], Awaitable[Sequence[Mapping[str, Any]]]]
-"""Searches the web: takes a query and a limit, returns `{title, url, snippet}` of each page."""
