@@ -126,7 +126,7 @@ async def test_a_process_whose_lease_expired_checks_it_before_a_call(
 
 
 class SlowDatabase(Database):
-    """Wraps a database whose next writes take a while, and happen even if their caller is canceled."""
+    """Wraps a database whose next writes take a while, and happen even if their caller is cancelled."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -410,7 +410,7 @@ STAGES = [_model, _second_request, _tool, _waiting]
 
 @pytest.mark.spec("7.1")
 @pytest.mark.parametrize("create_stage", STAGES)
-async def test_a_canceled_run_ends_and_the_agent_continues(
+async def test_a_cancelled_run_ends_and_the_agent_continues(
     database: Database, tmp_path: Path, create_stage: Callable[[Checkpoint], Awaitable[tuple[Model, list[Any]]]]
 ) -> None:
     stage = Checkpoint()

@@ -160,7 +160,7 @@ async def test_a_paused_run_continues_when_its_call_expires(database: Database, 
 
 
 @pytest.mark.spec("6.8")
-async def test_a_canceled_paused_run_does_not_continue(database: Database, tmp_path: Path) -> None:
+async def test_a_cancelled_paused_run_does_not_continue(database: Database, tmp_path: Path) -> None:
     model = ScriptedModel([call("ask"), "Good morning."])
     async with run_agents(database, agent("ada", model), tools=[pausing_tool()], session_dir=tmp_path) as harness:
         await harness.send_message("Ask them.")

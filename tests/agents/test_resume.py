@@ -388,7 +388,7 @@ async def test_a_final_report_before_the_crash_ends_the_run(database: Database, 
 
 
 @pytest.mark.spec("11.6")
-async def test_a_run_that_is_canceled_after_the_crash_leaves_nothing_open(database: Database, tmp_path: Path) -> None:
+async def test_a_run_that_is_cancelled_after_the_crash_leaves_nothing_open(database: Database, tmp_path: Path) -> None:
     process = InterruptedProcess(database, tmp_path)
 
     @tool(visible=False)

@@ -361,7 +361,7 @@ async def _wait_for_first(*waiting: Any) -> None:
 
 @pytest.mark.spec("11.5")
 async def test_a_task_is_not_part_of_the_call_that_started_it(sqlite: Database, tmp_path: Path) -> None:
-    """It has its own limits, and continues if the call or its run is canceled."""
+    """It has its own limits, and continues if the call or its run is cancelled."""
     around: list[Any] = []
 
     def look(_: ModelRequest) -> str:
@@ -483,13 +483,13 @@ async def _status(harness: AgentHarness, run_id: str) -> str:
     return run.status if run is not None else "gone"
 
 
-# Canceled
+# Cancelled
 
 
 @pytest.mark.spec("11.5")
 @pytest.mark.parametrize("by", ["task", "run"])
 @pytest.mark.parametrize("state", ["thinking", "waiting"])
-async def test_a_canceled_task_stops_and_notifies_its_agent(
+async def test_a_cancelled_task_stops_and_notifies_its_agent(
     database: Database, tmp_path: Path, by: str, state: str
 ) -> None:
     thinking, never = asyncio.Event(), asyncio.Event()
@@ -526,7 +526,7 @@ async def test_a_canceled_task_stops_and_notifies_its_agent(
         assert (await harness.ledger.commit(work.cancel, harness.agent, task.id)).status == "canceled"
 
 
-async def test_only_running_tasks_of_the_agent_can_be_canceled(sqlite: Database, tmp_path: Path) -> None:
+async def test_only_running_tasks_of_the_agent_can_be_cancelled(sqlite: Database, tmp_path: Path) -> None:
     scripts = ScriptedSessions(main=[SPAWN])
     ada, bob = agent("ada", scripts.model), agent("bob", ScriptedModel.loop(["Done."]))
     async with run_agents(sqlite, ada, bob, session_dir=tmp_path) as harness:

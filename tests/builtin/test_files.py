@@ -728,7 +728,7 @@ async def test_a_link_swapped_in_during_a_call_is_not_followed(
     assert (outside / "secret.txt").read_text() == "secret"
 
 
-async def test_a_canceled_call_stops_reading(work: Path) -> None:
+async def test_a_cancelled_call_stops_reading(work: Path) -> None:
     from toolspace.errors import ToolCanceledError
 
     class Canceled:

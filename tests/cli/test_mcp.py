@@ -55,7 +55,7 @@ async def test_mcp_over_http_prints_its_url_and_ends_on_a_signal(start: Start) -
 
 
 @pytest.mark.spec("4.5")
-async def test_running_calls_are_canceled_at_the_end(start: Start, project: Path) -> None:
+async def test_running_calls_are_cancelled_at_the_end(start: Start, project: Path) -> None:
     process, url = await start()
     started = asyncio.Event()
 

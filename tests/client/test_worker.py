@@ -209,7 +209,7 @@ async def test_each_call_is_executed_once_over_lost_connections(client: Toolspac
     assert sorted(executed) == list(range(40))
 
 
-async def test_a_canceled_call_cancels_its_handler(client: ToolspaceClient, url: str) -> None:
+async def test_a_cancelled_call_cancels_its_handler(client: ToolspaceClient, url: str) -> None:
     worker = ToolWorker(url, secret_key=SECRET)
     started, canceled = asyncio.Event(), asyncio.Event()
 

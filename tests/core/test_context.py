@@ -97,7 +97,7 @@ async def test_progress_and_partial_results_are_events_of_the_call() -> None:
 
 
 @pytest.mark.spec("1.5")
-async def test_a_plain_function_can_check_whether_it_was_canceled() -> None:
+async def test_a_plain_function_can_check_whether_it_was_cancelled() -> None:
     started, was_observed = threading.Event(), threading.Event()
 
     @tool

@@ -342,7 +342,7 @@ async def test_an_unknown_tool_name_does_not_become_the_name_of_a_span(spans: Re
 
 
 @pytest.mark.spec("4.5")
-async def test_a_canceled_call_ends_its_span_and_those_of_its_run(spans: RecordedSpans) -> None:
+async def test_a_cancelled_call_ends_its_span_and_those_of_its_run(spans: RecordedSpans) -> None:
     started = asyncio.Event()
 
     async def endless() -> None:

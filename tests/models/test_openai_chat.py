@@ -219,7 +219,7 @@ async def test_reasoning_is_streamed_separately(server: ModelTestServer, chat_mo
     turn, parts = await respond_and_record(chat_model)
     assert turn.text == "Yes"
     assert parts == [ThinkingDelta("Hm"), ThinkingDelta("m."), TextDelta("Yes")]
-    assert turn.thinking == ()
+    assert turn.thinking_data == ()
 
 
 async def test_usage_is_estimated_if_a_server_sends_none(server: ModelTestServer, chat_model: Model) -> None:

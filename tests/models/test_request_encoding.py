@@ -111,11 +111,11 @@ def test_a_turn_is_split_in_its_order() -> None:
     layout.add_text(2)
     layout.add_call(1)
     result, two = ModelCall("a", "f", "{}"), ModelCall("b", "g", "{}")
-    turn = ModelTurn(text="abcde", calls=(result, two), thinking=layout.entries, model="m")
+    turn = ModelTurn(text="abcde", calls=(result, two), thinking_data=layout.entries, model="m")
     assert list(split_turn(turn, "m")) == ["abc", {"type": "seal", "value": "s"}, result, "de", two]
     assert list(split_turn(turn, "another")) == ["abcde", result, two]
     # Whoever kept less of it than was said still gets what is left.
-    cut = ModelTurn(text="ab", calls=(two,), thinking=layout.entries, model="m")
+    cut = ModelTurn(text="ab", calls=(two,), thinking_data=layout.entries, model="m")
     assert list(split_turn(cut, "m")) == ["ab", {"type": "seal", "value": "s"}, two]
 
 

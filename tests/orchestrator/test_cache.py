@@ -314,7 +314,7 @@ async def test_equal_calls_of_two_event_loops_at_once_both_get_their_answer() ->
     assert (first.result, second.result) == ("found", "found")
 
 
-async def test_a_call_canceled_before_it_would_wait_for_an_equal_one_does_not_wait() -> None:
+async def test_a_call_cancelled_before_it_would_wait_for_an_equal_one_does_not_wait() -> None:
     blocked = BlockedTool()
     async with Toolspace(tools=[blocked.tool]) as ts:
         first = asyncio.create_task(ts.call("look_up"))

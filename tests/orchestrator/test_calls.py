@@ -352,7 +352,7 @@ async def test_any_exception_of_a_tool_is_a_result_that_is_recorded_and_announce
         assert ts.get_stats().calls == 1
 
 
-async def test_two_calls_with_the_same_id_are_both_canceled() -> None:
+async def test_two_calls_with_the_same_id_are_both_cancelled() -> None:
     @tool
     async def forever() -> None:
         await asyncio.sleep(60)

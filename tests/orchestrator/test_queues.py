@@ -1,4 +1,4 @@
-"""SPEC 4.3, queues: first in, first out; canceled calls leave; a call never waits for its own ancestors."""
+"""SPEC 4.3, queues: first in, first out; cancelled calls leave; a call never waits for its own ancestors."""
 
 from __future__ import annotations
 
@@ -337,7 +337,7 @@ async def test_a_higher_limit_admits_waiting_calls_at_once() -> None:
         await asyncio.gather(*tasks)
 
 
-async def test_a_call_canceled_before_it_would_wait_in_a_queue_does_not_wait() -> None:
+async def test_a_call_cancelled_before_it_would_wait_in_a_queue_does_not_wait() -> None:
     gate = Gate()
     async with space(gate, concurrent=1) as ts:
         first = asyncio.create_task(ts.call("work", {"n": 1}))

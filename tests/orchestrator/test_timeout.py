@@ -421,7 +421,7 @@ async def test_a_caller_cancelled_while_its_call_stores_or_reads_the_cache_is_ca
 
 @pytest.mark.spec("4.5")
 @pytest.mark.parametrize(("make", "executed"), [(_large, True), (_cached, False)])
-async def test_a_call_can_be_canceled_while_it_stores_its_result_or_reads_the_cache(
+async def test_a_call_can_be_cancelled_while_it_stores_its_result_or_reads_the_cache(
     make: Callable[[], tuple[Toolspace, asyncio.Event]], executed: bool
 ) -> None:
     ts, reached = make()
@@ -492,7 +492,7 @@ async def test_a_tool_that_ignores_cancellation_and_keeps_failing_inside_is_clos
 
 
 @pytest.mark.spec("4.5")
-async def test_when_all_calls_are_canceled_no_parent_continues() -> None:
+async def test_when_all_calls_are_cancelled_no_parent_continues() -> None:
     reached: list[str] = []
 
     @tool
@@ -558,7 +558,7 @@ async def test_canceling_a_call_stops_its_child_calls() -> None:
         assert (await below[0]).error_kind == "canceled"
 
 
-async def test_a_caller_cancelled_in_the_moment_its_call_is_canceled_is_still_cancelled() -> None:
+async def test_a_caller_cancelled_in_the_moment_its_call_is_cancelled_is_still_cancelled() -> None:
     @tool
     async def wait() -> None:
         await asyncio.sleep(60)

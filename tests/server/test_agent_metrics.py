@@ -62,7 +62,7 @@ async def test_active_agents_are_counted(tmp_path: Path) -> None:
         assert (await read_metrics(setup))['toolspace_agent_cycles_total{outcome="answered"}'] == "1"
 
 
-async def test_a_canceled_run_is_counted_as_canceled(tmp_path: Path) -> None:
+async def test_a_cancelled_run_is_counted_as_cancelled(tmp_path: Path) -> None:
     async with open_model_server() as model_server, open_agent_gateway(tmp_path, model_server) as setup:
         model_server.script(model_server.never_answer)
         await setup.push_event("go")

@@ -1,4 +1,4 @@
-"""Calls over HTTP that are repeated, canceled, or whose client disconnects."""
+"""Calls over HTTP that are repeated, cancelled, or whose client disconnects."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_a_result_without_an_inbox_is_returned_to_a_repeated_call(api: Api
 
 
 @pytest.mark.spec("12.1")
-async def test_a_waiting_call_is_canceled_at_once(gateway: Gateway, api: ApiClient) -> None:
+async def test_a_waiting_call_is_cancelled_at_once(gateway: Gateway, api: ApiClient) -> None:
     calling = asyncio.create_task(api.post("/api/tools/fetch/call", {"callId": "call_mine"}))
     await _wait_for_waiter(gateway, "call_mine")
     canceled = await api.post("/api/calls/call_mine/cancel")

@@ -41,7 +41,7 @@ class Flood(ToolProvider):
 
 @pytest.mark.spec("8.3")
 @pytest.mark.spec("12.2")
-async def test_a_streamed_call_is_canceled_if_the_client_does_not_read(
+async def test_a_streamed_call_is_cancelled_if_the_client_does_not_read(
     gateway: Gateway, api: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sse, "STALL_SECONDS", 0.05)

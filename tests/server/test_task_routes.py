@@ -102,7 +102,7 @@ async def test_tasks_are_listed_in_pages_and_by_day(gateway: Gateway, api: ApiCl
 
 
 @pytest.mark.spec("12.1")
-async def test_a_task_is_canceled_and_its_agent_notified(gateway: Gateway, api: ApiClient) -> None:
+async def test_a_task_is_cancelled_and_its_agent_notified(gateway: Gateway, api: ApiClient) -> None:
     agent = (await api.create("/api/entities", type="agent", name="Bob"))["id"]
     other = (await api.create("/api/entities", type="agent", name="Eve"))["id"]
     (task,) = await new_tasks(gateway, agent, 1)

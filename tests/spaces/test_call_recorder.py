@@ -75,7 +75,7 @@ async def test_visible_call_streams_partial_results_and_then_its_result(database
         assert await harness.inbox() == []
 
 
-async def test_call_of_a_canceled_caller_is_stored_as_canceled(database: Database) -> None:
+async def test_call_of_a_cancelled_caller_is_stored_as_cancelled(database: Database) -> None:
     began = asyncio.Event()
 
     @tool(visible=False)
@@ -159,7 +159,7 @@ class _FlakyDatabase(SqliteDatabase):
         return await super().run(program, on_commit=on_commit, deferred=deferred, exclusive=exclusive)
 
 
-async def test_call_whose_caller_is_canceled_while_it_is_stored_ends(tmp_path: Path) -> None:
+async def test_call_whose_caller_is_cancelled_while_it_is_stored_ends(tmp_path: Path) -> None:
     @tool
     async def effect() -> None: ...
 

@@ -18,7 +18,7 @@ from toolspace.storage.queries import runs as run_rows
 from toolspace.storage.queries.calls import NewCall
 
 
-async def test_open_calls_of_a_deleted_space_are_canceled(database: Database) -> None:
+async def test_open_calls_of_a_deleted_space_are_cancelled(database: Database) -> None:
     async with service_harness(
         database,
         pending_tool("confirm", "space", visible=True),

@@ -1,4 +1,4 @@
-"""Results that arrive in the moment in which their caller is canceled or times out: delivered once, never lost."""
+"""Results that arrive in the moment in which their caller is cancelled or times out: delivered once, never lost."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def _wait_until_ended(harness: ServiceHarness, run: str, count: int) -> No
 
 @pytest.mark.spec("6.4")
 @pytest.mark.parametrize("way", ["the call is canceled", "the caller is canceled"])
-async def test_result_that_arrives_as_its_caller_is_canceled_goes_to_the_inbox(database: Database, way: str) -> None:
+async def test_result_that_arrives_as_its_caller_is_cancelled_goes_to_the_inbox(database: Database, way: str) -> None:
     async with service_harness(database, pending_tool("fetch")) as harness:
         await harness.register_worker("fetch")
         run = await harness.open_run()
@@ -104,7 +104,7 @@ async def test_result_that_arrives_as_its_caller_is_canceled_goes_to_the_inbox(d
 
 
 @pytest.mark.spec("6.4")
-async def test_result_just_before_the_timeout_of_a_canceled_caller_goes_to_the_inbox(tmp_path: Path) -> None:
+async def test_result_just_before_the_timeout_of_a_cancelled_caller_goes_to_the_inbox(tmp_path: Path) -> None:
     database = await _FlakyDatabase.open(tmp_path / "a.db")
     async with service_harness(database, pending_tool("fetch", timeout=0.2)) as harness:
         await harness.sweeper.__aexit__()  # It would write, too.
@@ -171,7 +171,7 @@ async def test_batch_returns_timely_results_and_late_ones_go_to_the_inbox(databa
 
 
 @pytest.mark.spec("3.32")
-async def test_canceled_batch_cancels_its_pending_calls(database: Database) -> None:
+async def test_cancelled_batch_cancels_its_pending_calls(database: Database) -> None:
     async with service_harness(database, pending_tool("confirm", "space", visible=True)) as harness:
         run = await harness.open_run(in_space=True)
         batch = {"calls": [{"id": "1", "tool": "confirm"}]}

@@ -256,7 +256,7 @@ async def test_run_paused_by_a_tool_continues_with_the_result(database: Database
         assert len(await harness.inbox()) == 1
 
 
-async def test_result_of_a_canceled_caller_goes_to_the_inbox(database: Database) -> None:
+async def test_result_of_a_cancelled_caller_goes_to_the_inbox(database: Database) -> None:
     async with service_harness(database, pending_tool("fetch")) as harness:
         await harness.register_worker("fetch")
         run = await harness.open_run()
@@ -270,7 +270,7 @@ async def test_result_of_a_canceled_caller_goes_to_the_inbox(database: Database)
         assert [event.data["result"] for event in await harness.inbox()] == ["late"]
 
 
-async def test_canceled_call_ends_for_its_caller(database: Database) -> None:
+async def test_cancelled_call_ends_for_its_caller(database: Database) -> None:
     async with service_harness(database, pending_tool("fetch")) as harness:
         await harness.register_worker("fetch")
         run = await harness.open_run()
@@ -392,7 +392,7 @@ async def test_caller_that_learns_late_of_its_pending_call_does_not_get_the_resu
 
 
 @pytest.mark.spec("6.4")
-async def test_result_of_a_caller_canceled_while_its_call_is_stored_goes_to_the_inbox(
+async def test_result_of_a_caller_cancelled_while_its_call_is_stored_goes_to_the_inbox(
     tmp_path: Path,
 ) -> None:
     async with service_harness(await SqliteDatabase.open(tmp_path / "a.db"), pending_tool("fetch")) as harness:

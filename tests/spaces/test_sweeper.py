@@ -199,7 +199,7 @@ async def test_process_that_was_declared_dead_is_notified(database: Database) ->
         assert forgotten.is_set()
 
 
-async def test_process_is_notified_even_if_its_heartbeat_was_canceled(database: Database) -> None:
+async def test_process_is_notified_even_if_its_heartbeat_was_cancelled(database: Database) -> None:
     async with service_harness(database) as harness:
         await harness.sweeper.__aexit__()  # It would send heartbeats, too.
         forgotten = asyncio.Event()

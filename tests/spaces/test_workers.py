@@ -195,7 +195,7 @@ async def test_second_connection_of_a_worker_replaces_the_first(ledger: Ledger, 
 
 
 @pytest.mark.spec("6.7")
-async def test_worker_is_told_that_a_call_was_canceled(ledger: Ledger, workers: Workers) -> None:
+async def test_worker_is_told_that_a_call_was_cancelled(ledger: Ledger, workers: Workers) -> None:
     async with workers.connect("wrk_a", ["move"], 1) as worker:
         call = await open_call(ledger)
         await offered_calls(worker)

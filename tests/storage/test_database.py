@@ -146,7 +146,7 @@ async def test_all_statements_of_a_read_see_one_snapshot(database: Database) -> 
 
 
 @pytest.mark.spec("6.4")
-async def test_write_of_a_canceled_caller_is_committed_and_announced(database: Database) -> None:
+async def test_write_of_a_cancelled_caller_is_committed_and_announced(database: Database) -> None:
     announcements: asyncio.Queue[str] = asyncio.Queue()
     tasks = [
         asyncio.ensure_future(database.run(lambda name=name: _store_name(name), on_commit=announcements.put_nowait))

@@ -166,7 +166,7 @@ async def test_closing_the_store_discards_unfinished_outputs(root: Path) -> None
 
 
 @pytest.mark.spec("4.5")
-async def test_discard_removes_an_output_whose_commit_was_canceled(root: Path) -> None:
+async def test_discard_removes_an_output_whose_commit_was_cancelled(root: Path) -> None:
     counting = threading.Event()
     go_on = threading.Event()
 

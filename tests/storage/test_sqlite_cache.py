@@ -93,7 +93,7 @@ async def test_closing_the_cache_ends_its_thread(path: Path) -> None:
         await cache.get("a")
 
 
-async def test_cache_works_after_a_canceled_call(path: Path) -> None:
+async def test_cache_works_after_a_cancelled_call(path: Path) -> None:
     cache = SqliteCache(path)
     waiting = asyncio.create_task(cache.set("a", RESULT, 60))
     await asyncio.sleep(0)

@@ -95,7 +95,7 @@ class Cycle(LoopHooks):
                 await self._output.abort()
 
     def detach(self) -> None:
-        """Leaves the run to another process: calls that are canceled from now on stay open for it."""
+        """Leaves the run to another process: calls that are cancelled from now on stay open for it."""
         self._call_host.run_moves_on = True
 
     def unsaved_step(self) -> CycleStep:

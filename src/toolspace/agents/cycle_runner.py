@@ -1,4 +1,4 @@
-"""Runs one cycle of a leased session and stores how it ended: completed, paused, postponed, failed or canceled.
+"""Runs one cycle of a leased session and stores how it ended: completed, paused, postponed, failed or cancelled.
 
 The scheduler decides which session runs and has its lease; `cycle.py` is the cycle itself. Background tasks and
 reflections are sessions, too: they differ in their preparation and in what is written when they end.
@@ -151,7 +151,7 @@ class CycleRunner:
                 if active.is_stopping:
                     return None
                 outcome = await cycle.run()
-                active.run_id = None  # From here on, a canceled run must not interrupt the writes of its end.
+                active.run_id = None  # From here on, a cancelled run must not interrupt the writes of its end.
                 stop_listening()
                 continues = await self._end(session, cycle, outcome)
                 if outcome.end not in ("stopped", "paused"):
@@ -162,10 +162,10 @@ class CycleRunner:
                 raise  # Another process continues the run.
             task = asyncio.current_task()
             if task is None or not task.cancelling():
-                # Not this task was canceled, but something that the run waited for.
+                # Not this task was cancelled, but something that the run waited for.
                 await self._fail(session, lease, started, cycle, "what the run waited for was canceled")
                 return None
-            task.uncancel()  # The run was canceled, not the session.
+            task.uncancel()  # The run was cancelled, not the session.
             has_ended = await asyncio.shield(self._finish_write(self._abandon(session, lease, run_id)))
             return None if has_ended else 0.0
         except RunEnded:
@@ -195,7 +195,7 @@ class CycleRunner:
         )
 
     async def release(self, lease: SessionLease) -> None:
-        """Releases a lease, even if the caller is canceled meanwhile."""
+        """Releases a lease, even if the caller is cancelled meanwhile."""
         await asyncio.shield(self._finish_write(self._release(lease)))
 
     # Before a cycle
@@ -226,7 +226,7 @@ class CycleRunner:
     def _completion(
         self, session: SessionRecord, outcome: RunOutcome | None = None, cycle: Cycle | None = None
     ) -> WriteProgram | None:
-        """The writes that are committed together with the end of a run. No outcome: the run failed or was canceled."""
+        """The writes that are committed together with the end of a run. No outcome: the run failed or was cancelled."""
         if session.kind == "reflection":
             return tasks.reflection_completion(session.id, outcome)
         if session.kind == "task":
@@ -355,7 +355,7 @@ class CycleRunner:
                 active.task.cancel()
 
     def _finish_write(self, write: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Runs a write to its end, even if its caller is canceled or the process is stopping."""
+        """Runs a write to its end, even if its caller is cancelled or the process is stopping."""
         task = asyncio.get_running_loop().create_task(write)
         self._final_writes.add(task)
         task.add_done_callback(self._final_writes.discard)

@@ -322,7 +322,7 @@ class AgentRegistry:
             self.run_in_background(open_agent.own_toolspace.aclose())
 
     def run_in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Runs work to its end, even if its caller is canceled. `aclose` waits for it."""
+        """Runs work to its end, even if its caller is cancelled. `aclose` waits for it."""
         task = asyncio.get_running_loop().create_task(_log_failure(work), context=context_without_call())
         self._background.add(task)
         task.add_done_callback(self._background.discard)

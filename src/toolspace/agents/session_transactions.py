@@ -52,7 +52,7 @@ class LeaseLost(ToolspaceError):
 
 
 class RunEnded(ToolspaceError):
-    """The run was ended from outside: canceled, or its agent was removed."""
+    """The run was ended from outside: cancelled, or its agent was removed."""
 
 
 class SessionLease(msgspec.Struct, frozen=True):

@@ -55,7 +55,7 @@ _INHERITED_FIELDS = (
 )
 """Fields of the caller's context that also hold for the agent, unless they are the defaults of the caller's
 toolspace."""
-_CANCELED = "the run was canceled"
+_CANCELLED = "the run was canceled"
 _SUCCESSFUL_ENDS: frozenset[str] = frozenset(("answered", "reported", "skipped"))
 
 AgentEndReason = EndReason | Literal["failed"]
@@ -201,9 +201,9 @@ async def _run_prepared(
     loop = AgentLoop(prepared, run, tool_run, system=system, context=context, hooks=recorder)
     try:
         result = await _run_loop(loop, recorder)
-    except BaseException:  # The caller was canceled: the stored run must end all the same.
+    except BaseException:  # The caller was cancelled: the stored run must end all the same.
         tool_run.trace.end("canceled")
-        agents.run_in_background(recorder.close("canceled", run.budget.usage, _CANCELED))
+        agents.run_in_background(recorder.close("canceled", run.budget.usage, _CANCELLED))
         raise
     _end_trace(tool_run, run, result)
     error = None if result.ok else result.error
@@ -227,7 +227,7 @@ async def _run_loop(loop: AgentLoop, recorder: RunRecorder) -> AgentResult:
             result = msgspec.structs.replace(result, end="limit", error=reason, error_kind="limit_exceeded")
     except Exception as error:
         if scope.expired():
-            result = AgentResult(ok=False, end="stopped", error=_CANCELED, error_kind="canceled", agent=run.name)
+            result = AgentResult(ok=False, end="stopped", error=_CANCELLED, error_kind="canceled", agent=run.name)
         else:  # A model is code of others and may raise anything.
             _log.exception('agent "%s": the run failed', run.name)
             result = _error_result(run.name, error)
@@ -241,7 +241,7 @@ def _result(outcome: RunOutcome, loop: AgentLoop) -> AgentResult:
     if report is not None and report.get("status") == "failure":
         ok, error = False, outcome.answer or "it reported a failure"
     elif outcome.end == "stopped":
-        error, kind = _CANCELED, "canceled"
+        error, kind = _CANCELLED, "canceled"
     elif outcome.end == "paused":
         error = "it waits for the result of a call, which comes later"
     if not ok and kind is None:

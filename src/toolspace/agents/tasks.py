@@ -146,8 +146,8 @@ def cancel(effects: Effects, agent_entity_id: str, task_id: str) -> Program[Task
     run = yield from run_rows.find(task.run_id)
     if run is not None and run.status not in ENDED_RUN:
         yield from runs.cancel_run(effects, task.run_id)
-    canceled_task = yield from end_task(effects, task_id, "canceled", "the task was canceled")
-    return canceled_task if canceled_task is not None else (yield from get_task(agent_entity_id, task_id))
+    cancelled_task = yield from end_task(effects, task_id, "canceled", "the task was canceled")
+    return cancelled_task if cancelled_task is not None else (yield from get_task(agent_entity_id, task_id))
 
 
 def get_task(agent_entity_id: str, task_id: str) -> Program[TaskRecord]:

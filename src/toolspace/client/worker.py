@@ -258,7 +258,7 @@ class _Job:
 
     def __init__(self, call: OfferedCall, handler: _Handler, context: _JobContext) -> None:
         self.is_sending = False
-        """Whether the call was executed. Then its result is sent, even if the call is canceled."""
+        """Whether the call was executed. Then its result is sent, even if the call is cancelled."""
         self._call = call
         self._handler = handler
         self._context = context

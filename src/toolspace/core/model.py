@@ -80,7 +80,7 @@ class ModelTurn(msgspec.Struct, frozen=True, kw_only=True, tag="model", rename="
     finish: FinishReason = "stop"
     usage: Usage = NO_USAGE
     model: str = ""
-    thinking: tuple[Mapping[str, Any], ...] = ()
+    thinking_data: tuple[Mapping[str, Any], ...] = msgspec.field(default=(), name="thinking")
     """Opaque data that the provider needs back, unchanged, with the next request."""
 
 

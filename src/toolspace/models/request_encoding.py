@@ -129,7 +129,7 @@ def split_turn(turn: ModelTurn, model: str) -> Iterator[TurnPiece]:
     """
     rest, calls = turn.text, dict(enumerate(turn.calls))
     if turn.model == model:
-        for entry in turn.thinking:
+        for entry in turn.thinking_data:
             kind = entry.get("type")
             if kind == "text":
                 length = int(entry.get("length", 0))
@@ -148,7 +148,7 @@ def split_turn(turn: ModelTurn, model: str) -> Iterator[TurnPiece]:
 
 
 class TurnLayout:
-    """Records the order of the pieces of a turn, for `ModelTurn.thinking`."""
+    """Records the order of the pieces of a turn, for `ModelTurn.thinking_data`."""
 
     __slots__ = ("_entries", "_is_needed")
 

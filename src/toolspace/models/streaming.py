@@ -182,7 +182,7 @@ class StreamedResponse:
             finish=finish,
             usage=msgspec.structs.replace(usage, requests=1, cost=cost),
             model=self.endpoint.name,
-            thinking=self.layout.entries,
+            thinking_data=self.layout.entries,
         )
 
     def _count_size(self, size: int) -> None:

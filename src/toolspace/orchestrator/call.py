@@ -79,7 +79,7 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
     started_at: float
     """Unix milliseconds."""
     task: asyncio.Task[Any] | None = None
-    """The task that runs it; None until it first waits, because only then can it be canceled."""
+    """The task that runs it; None until it first waits, because only then can it be cancelled."""
     values: Any = None
     """The validated and coerced arguments: a dict."""
     provider_called: bool = False
@@ -136,7 +136,7 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
             self.owner.active_calls.add(self)
 
     def prepare_to_wait(self) -> None:
-        """Registers the call, and raises `CancelledError` if it was canceled. For stages, before they wait."""
+        """Registers the call, and raises `CancelledError` if it was cancelled. For stages, before they wait."""
         self.register()
         if self.interrupt_requested:
             self.interrupt_requested = False
@@ -312,7 +312,7 @@ call_cancellations: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionar
 
 
 def cancel_task(task: asyncio.Task[Any]) -> None:
-    """Cancels a task because a call in it is canceled."""
+    """Cancels a task because a call in it is cancelled."""
     call_cancellations[task] = call_cancellations.get(task, 0) + 1
     task.cancel()
 

@@ -116,7 +116,7 @@ class ToolOrchestrator:
         self._catalog.check_names_available(provider, (name,))
 
     async def unregister(self, provider: ToolProvider) -> None:
-        """Removes a provider and closes it. Running calls are not canceled."""
+        """Removes a provider and closes it. Running calls are not cancelled."""
         self._catalog.remove(provider)
         await self._startup.remove(provider)
         await provider.aclose()
@@ -291,8 +291,8 @@ class ToolOrchestrator:
         matches = self.active_calls.find(self, call_id)
         for call in matches:
             call.cancel()
-        canceled_in_layers = [layer.cancel(call_id) for layer in tuple(self._layers)]
-        return bool(matches) or any(canceled_in_layers)
+        cancelled_in_layers = [layer.cancel(call_id) for layer in tuple(self._layers)]
+        return bool(matches) or any(cancelled_in_layers)
 
     async def wait_until_idle(self) -> None:
         """Waits until the calls that are active now have ended; not for those that the current code is part of."""

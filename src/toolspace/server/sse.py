@@ -417,7 +417,7 @@ class SseResponse:
 
 
 class CallStream:
-    """A streaming response that makes a call. If the client disconnects, the call is canceled."""
+    """A streaming response that makes a call. If the client disconnects, the call is cancelled."""
 
     def __init__(
         self,

@@ -212,7 +212,7 @@ class IssuerKeys:
     async def _fetch(self) -> None:
         fetching = self._start_fetch()
         if fetching is not None:
-            # Shielded: several requests share the fetch, and one that is canceled must not cancel it for the others.
+            # Shielded: several requests share the fetch, and one that is cancelled must not cancel it for the others.
             await asyncio.shield(fetching)
 
     def _start_fetch(self) -> asyncio.Task[None] | None:

@@ -1,7 +1,7 @@
 """Runs uvicorn: the one way in which the gateway and the MCP endpoint are served. Knows no routes.
 
 A gateway stops in this order: `/ready` responds with 503; no new connections; streams end, and requests that wait for a
-result get "pending"; running calls get `server.stopTimeout`, then they are canceled; the last responses are sent.
+result get "pending"; running calls get `server.stopTimeout`, then they are cancelled; the last responses are sent.
 The code that opened the gateway closes it afterwards, the database last.
 """
 

@@ -212,7 +212,7 @@ class CallRecorder:
             await asyncio.gather(*self._background, return_exceptions=True)
 
     def _run_in_background(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        # Outside the call's context: it continues if the call is canceled.
+        # Outside the call's context: it continues if the call is cancelled.
         task = asyncio.get_running_loop().create_task(work, context=context_without_call())
         self._background.add(task)
         task.add_done_callback(self._background.discard)

@@ -298,9 +298,9 @@ def end_call(
 
 def cancel(effects: Effects, call_id: str, reason: str = "the call was canceled") -> Program[CallRecord]:
     """Cancels an open call; a running one is stopped in its process, and ends there. Returns the call as it is then."""
-    canceled_call = yield from end_call(effects, call_id, "canceled", reason)
-    if canceled_call is not None:
-        return canceled_call
+    cancelled_call = yield from end_call(effects, call_id, "canceled", reason)
+    if cancelled_call is not None:
+        return cancelled_call
     call = yield from calls.find(call_id)
     if call is None:
         raise RefusedError("not_found", f'there is no call "{call_id}"')

@@ -98,7 +98,7 @@ class Ledger:
             return program(effects, *args, **kwargs)
 
         try:
-            # The database notifies, not this coroutine: its caller may be canceled before the commit.
+            # The database notifies, not this coroutine: its caller may be cancelled before the commit.
             return await self.database.run(
                 attempt,
                 on_commit=lambda _: self._notify(effects),

@@ -209,7 +209,7 @@ class PendingCalls:
             call, has_result = await self._finish(self.ledger.commit(call_transactions.make_pending, call_id))
         except StorageError as error:
             _log.warning("Call %s: timed out, but the database does not answer; retrying: %s", call_id, error)
-            self._run_in_background(self._give_up(call_id, is_canceled=False, accepts_late_result=True))
+            self._run_in_background(self._give_up(call_id, is_cancelled=False, accepts_late_result=True))
         else:
             if has_result:
                 caller.host.deliver_inline(call_id)
@@ -314,17 +314,17 @@ class PendingCalls:
     def _give_up_later(
         self, caller: _Caller, call_id: str, start_task: asyncio.Task[StartedCall] | None = None
     ) -> None:
-        """Nobody waits for a call any more. Its result goes to the inbox, unless the call itself was canceled.
+        """Nobody waits for a call any more. Its result goes to the inbox, unless the call itself was cancelled.
 
         `start_task`: the caller was gone before it was known whether the call is stored.
         """
-        work = self._give_up(call_id, caller.is_canceled(), caller.accepts_late_result, start_task)
+        work = self._give_up(call_id, caller.is_cancelled(), caller.accepts_late_result, start_task)
         self._run_in_background(work)
 
     async def _give_up(
         self,
         call_id: str,
-        is_canceled: bool,
+        is_cancelled: bool,
         accepts_late_result: bool,
         start_task: asyncio.Task[StartedCall] | None = None,
     ) -> None:
@@ -336,7 +336,7 @@ class PendingCalls:
                 return
             except StorageError:
                 pass  # It may be stored.
-        if is_canceled or not accepts_late_result:
+        if is_cancelled or not accepts_late_result:
             await self._commit_with_retries(
                 call_transactions.end_call, call_id, "canceled", "the call was canceled", notify_agent=False
             )
@@ -365,7 +365,7 @@ class PendingCalls:
                 delay = min(delay * 2, 5.0)
 
     async def _finish(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Runs a write to its end, even if the caller is canceled."""
+        """Runs a write to its end, even if the caller is cancelled."""
         task = self._run_in_background(work)
         task.add_done_callback(_retrieve_error)
         return await asyncio.shield(task)
@@ -385,8 +385,8 @@ class _Caller(NamedTuple):
     accepts_late_result: bool = True
     """Whether a result that comes after the time-out goes to the inbox."""
 
-    def is_canceled(self) -> bool:
-        """Whether the call, or a call around it, was canceled; not only the task that waited for it."""
+    def is_cancelled(self) -> bool:
+        """Whether the call, or a call around it, was cancelled; not only the task that waited for it."""
         return self.context.canceled or any(call.cancel_requested for call in call_chain())
 
 
@@ -451,7 +451,7 @@ class _Waiter:
 
 
 def result_of(call: CallRecord) -> ToolResult:
-    """The result of a call that has ended, for its caller. Raises `ToolCanceledError` if it was canceled."""
+    """The result of a call that has ended, for its caller. Raises `ToolCanceledError` if it was cancelled."""
     if not call.is_error:
         return ToolResult(True, call.result)
     text = call.result if isinstance(call.result, str) else None
@@ -463,7 +463,7 @@ def result_of(call: CallRecord) -> ToolResult:
 
 
 def _retrieve_error(task: asyncio.Task[Any]) -> None:
-    """Marks the error as retrieved, in case its caller was canceled."""
+    """Marks the error as retrieved, in case its caller was cancelled."""
     if not task.cancelled():
         task.exception()
 

@@ -78,7 +78,7 @@ def close_run(
     error: str | None = None,
     usage: Mapping[str, Any] | None = None,
 ) -> Program[RunRecord]:
-    """Ends a run. Its pending calls stay open, unless it is canceled: their results go to the agent's inbox."""
+    """Ends a run. Its pending calls stay open, unless it is cancelled: their results go to the agent's inbox."""
     run = yield from get_run(run_id)
     ended_run = yield from run_queries.update_status(
         run_id, status, from_statuses=_OPEN, error=error, usage=usage, ends=True
@@ -92,10 +92,10 @@ def close_run(
     if status == "canceled":
         for call_id in (yield from calls.list_open_of_run(run_id)):
             reason = "the run was canceled"
-            canceled_call = yield from call_transactions.end_call(
+            cancelled_call = yield from call_transactions.end_call(
                 effects, call_id, "canceled", reason, notify_agent=False
             )
-            if canceled_call is None:
+            if cancelled_call is None:
                 effects.calls_to_stop.append(call_id)  # It runs in some process.
     session_id = tasks.find_session_id(run_id)
     if session_id is not None:
@@ -220,7 +220,7 @@ class OpenRuns:
         task.add_done_callback(self._checks.discard)
 
     async def _check(self, run_id: str) -> None:
-        """Reads a run that changed, here or in another process, and stops its calls if it was canceled."""
+        """Reads a run that changed, here or in another process, and stops its calls if it was cancelled."""
         while (open_run := self._runs.get(run_id)) is not None:
             try:
                 record = await self._ledger.read(run_queries.find, run_id)

@@ -140,7 +140,7 @@ class Sweeper:
         await self._ledger.commit(_release_expired_events)
 
     async def send_heartbeat(self) -> None:
-        """Stores that this process is alive. Runs to its end even if the caller is canceled."""
+        """Stores that this process is alive. Runs to its end even if the caller is cancelled."""
         task = asyncio.create_task(self._send_heartbeat())
         self._heartbeat_tasks.add(task)
         task.add_done_callback(self._heartbeat_tasks.discard)

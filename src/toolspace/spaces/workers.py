@@ -31,7 +31,7 @@ DisconnectReason = Literal["stopping", "replaced", "forgotten"]
 processes declared this one dead, and the worker disconnected; it has to connect again."""
 WithdrawalReason = Literal["answered", "canceled"]
 WorkerEvent = tuple[Literal["offered"], CallRecord] | tuple[WithdrawalReason, str]
-"""A call to execute; or the id of a call that is resolved already, or canceled."""
+"""A call to execute; or the id of a call that is resolved already, or cancelled."""
 
 
 class WorkerConnection:

@@ -97,7 +97,7 @@ class Database(ABC):
         program has ended without an error. `exclusive`: the program may take long, so it must not run on the event
         loop, nor in one transaction with others.
 
-        A program that has started runs to its end, even if the caller is canceled. `on_commit` is called on the event
+        A program that has started runs to its end, even if the caller is cancelled. `on_commit` is called on the event
         loop with the result once it is durable, in that case too.
         """
 

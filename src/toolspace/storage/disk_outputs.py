@@ -120,9 +120,9 @@ class DiskOutputs(OutputStore):
         return await self.run(lambda: _Reader(self._root, output), undo=_Reader.close)
 
     async def run(self, work: Callable[[], _T], *, undo: Callable[[_T], object] | None = None) -> _T:
-        """Runs `work` in a thread to its end, even if the caller is canceled.
+        """Runs `work` in a thread to its end, even if the caller is cancelled.
 
-        `undo` reverts a result that a canceled caller did not get.
+        `undo` reverts a result that a cancelled caller did not get.
         """
         job = self._threads.submit(work)
         try:
@@ -243,7 +243,7 @@ class _Draft:
             return output
 
     def discard(self) -> None:
-        """Removes the output, even a committed one: its caller was canceled and does not know of it."""
+        """Removes the output, even a committed one: its caller was cancelled and does not know of it."""
         with self._lock:
             self._remove()
 

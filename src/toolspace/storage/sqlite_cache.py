@@ -106,7 +106,7 @@ def _work(jobs: queue.SimpleQueue[Callable[[], bool]]) -> None:
 
 
 class _Settle:
-    """Gives a caller its result or error, unless it was canceled."""
+    """Gives a caller its result or error, unless it was cancelled."""
 
     def __init__(self, future: asyncio.Future[Any], *, result: Any = None, error: BaseException | None = None) -> None:
         self._future, self._result, self._error = future, result, error

@@ -225,7 +225,7 @@ class ProviderContract:
             await self._wait_until_stopped(provider)
 
     @pytest.mark.asyncio
-    async def test_a_call_can_be_canceled_from_outside(self, provider: ToolProvider) -> None:
+    async def test_a_call_can_be_cancelled_from_outside(self, provider: ToolProvider) -> None:
         name, arguments = self._get_call("slow_call")
         async with self.toolspace(provider) as ts:
             recorder, full_name = EventRecorder(ts), full_names(provider)[name]

@@ -169,7 +169,7 @@ async def test_commit_in_doubt_is_not_repeated(postgres_url: str) -> None:
     await database.aclose()
 
 
-async def test_canceled_reads_leave_usable_connections(postgres_url: str) -> None:
+async def test_cancelled_reads_leave_usable_connections(postgres_url: str) -> None:
     database = await PostgresDatabase.open(postgres_url, connections=2)
     observer = await PostgresDatabase.open(postgres_url, connections=1)
 

@@ -170,7 +170,7 @@ async def test_error_names_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
         await SqliteDatabase.open(tmp_path / "folder.db")
 
 
-async def test_canceled_opening_releases_the_file(tmp_path: Path) -> None:
+async def test_cancelled_opening_releases_the_file(tmp_path: Path) -> None:
     path = tmp_path / "toolspace.db"
     opening = asyncio.create_task(SqliteDatabase.open(path))
     await asyncio.sleep(0)

@@ -297,7 +297,7 @@ async def test_waiting_subscriber_can_be_woken_and_closed(log: EventLog) -> None
         await log.hub.subscribe("space:a")
 
 
-async def test_canceled_subscriber_does_not_affect_others(log: EventLog) -> None:
+async def test_cancelled_subscriber_does_not_affect_others(log: EventLog) -> None:
     first, second = await log.hub.subscribe("space:a"), await log.hub.subscribe("space:a")
     waiting, canceled = asyncio.create_task(read(first, 1)), asyncio.create_task(second.next_batch())
     await asyncio.sleep(0)

@@ -85,14 +85,14 @@ class RunTracker:
 
     async def cancel(self) -> bool:
         """Cancels the open runs. Returns False if there was none."""
-        has_canceled = False
+        has_cancelled = False
         with suppress(ApiError, GatewayUnreachable):
             await self._poll()
             for run_id in [*self._runs]:
                 with suppress(Conflict, NotFound):  # It has just ended.
                     await self._client.runs.cancel(run_id)
-                    has_canceled = True
-        return has_canceled
+                    has_cancelled = True
+        return has_cancelled
 
     async def run(self) -> None:
         """Polls while something is expected. Runs until it is cancelled."""

@@ -59,7 +59,7 @@ def validate(stage: StageContext, next: CallHandler, /) -> CallHandler:
 
 
 def limits(stage: StageContext, next: CallHandler, /) -> CallHandler:
-    """Limits the calls of one turn, and refuses calls of a run that was canceled or has given its final report."""
+    """Limits the calls of one turn, and refuses calls of a run that was cancelled or has given its final report."""
 
     def run(call: Call) -> Coroutine[Any, Any, ToolResult]:
         if call.run is not None:

@@ -139,7 +139,7 @@ def record(stage: StageContext, next: CallHandler, /) -> CallHandler:
             result = await next(call)
         except asyncio.CancelledError:
             caller_continues = _caller_continues(call)
-            result = _canceled_result(call, caller_continues)
+            result = _cancelled_result(call, caller_continues)
             call.outcome = result
             log_call(call, result, stats)
             if not caller_continues:
@@ -177,12 +177,12 @@ def _caller_continues(call: Call) -> bool:
     ancestor = call.parent
     while ancestor is not None:
         if ancestor.interrupt_requested and not ancestor.is_over:
-            return False  # Canceled from inside this task, and not interrupted yet.
+            return False  # Cancelled from inside this task, and not interrupted yet.
         ancestor = ancestor.parent
     return True
 
 
-def _canceled_result(call: Call, caller_continues: bool) -> ToolResult:
+def _cancelled_result(call: Call, caller_continues: bool) -> ToolResult:
     if call.cancel_requested:
         return call.fail("canceled", "the call was canceled")
     if not caller_continues:

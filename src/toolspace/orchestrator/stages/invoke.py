@@ -178,7 +178,7 @@ class WorkerThreads:
         self._backlog: deque[_Job] = deque()
         self._size = 0
         self.abandoned_count = 0
-        """How many threads still run a call that was canceled or timed out."""
+        """How many threads still run a call that was cancelled or timed out."""
 
     async def run(self, function: Callable[[], Any]) -> Any:
         """Returns the function's value. If this is cancelled, the thread goes on and its value is discarded."""

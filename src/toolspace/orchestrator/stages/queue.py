@@ -1,6 +1,6 @@
 """The stage `queue` and the queues behind it: how many calls run at once, start per time window, and may wait.
 
-First in, first out. A call that is canceled while it waits leaves its queue at once. Runs use a queue for their own
+First in, first out. A call that is cancelled while it waits leaves its queue at once. Runs use a queue for their own
 limit of concurrent calls. Queues know nothing of tools.
 """
 
@@ -229,7 +229,7 @@ class CallQueue:
     def admit_waiting(self) -> None:
         """Gives free slots to calls that wait. Sets a timer if the rate limit delays the next one."""
         while self._waiters and self.active < self.spec.concurrent:
-            if self._waiters[0].done():  # Canceled or expired.
+            if self._waiters[0].done():  # Cancelled or expired.
                 self._waiters.popleft()
                 continue
             delay = self._rate_delay()

@@ -140,7 +140,7 @@ class DeadlineGuard:
         # Else the tool cancelled its own task and withdrew that, as `asyncio.TaskGroup` and `asyncio.timeout` do.
 
     def _is_told_to_end(self) -> bool:
-        """Whether the coroutine should end. Not if it waits for a call inside it, and only that one was canceled."""
+        """Whether the coroutine should end. Not if it waits for a call inside it, and only that one was cancelled."""
         return self.has_expired or self._call.cancel_requested or self._foreign_count() > self._foreign_count_before
 
     def _foreign_count(self) -> int:
@@ -188,7 +188,7 @@ def _resume(
     try:
         while True:
             if call.interrupt_requested:
-                # Code in this same task canceled the call. A task cannot cancel itself without hitting its caller.
+                # Code in this same task cancelled the call. A task cannot cancel itself without hitting its caller.
                 pending_future = coroutine.throw(asyncio.CancelledError())
                 call.interrupt_requested = False  # Only now: calls inside this one check whom the exception is for.
                 guard.coroutine_continued()

@@ -226,7 +226,7 @@ async def cancel_call(request: Request) -> dict[str, Any]:
     try:
         return (await gateway.pending_calls.cancel(call_id)).wire()
     except RefusedError as error:
-        # A call outside a run is not stored; if it runs in this process, it is canceled.
+        # A call outside a run is not stored; if it runs in this process, it is cancelled.
         if error.reason == "not_found" and gateway.toolspace.cancel(call_id):
             return {"callId": call_id, "status": "canceled"}
         raise

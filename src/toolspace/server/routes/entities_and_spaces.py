@@ -300,7 +300,7 @@ def _add_member(space_id: str, entity_id: str) -> Program[Member]:
 
 @long_running
 def delete_space_transaction(effects: Effects, space_id: str) -> Program[bool]:
-    """Deletes a space with its members, messages and events. Runs leave it; its open calls are canceled."""
+    """Deletes a space with its members, messages and events. Runs leave it; its open calls are cancelled."""
     if not (yield from entities_and_spaces.lock_space(space_id)):
         return False
     yield from run_queries.clear_space(space_id)

@@ -72,7 +72,7 @@ class Readiness:
         if task is None or (task.done() and now - self._checked_at > _CACHE_SECONDS):
             self._checked_at = now
             task = self._check_task = asyncio.create_task(self._run_checks())
-        # Shielded: several requests share the check, and one that is canceled must not cancel it for the others.
+        # Shielded: several requests share the check, and one that is cancelled must not cancel it for the others.
         return await asyncio.shield(task)
 
     async def _run_checks(self) -> str | None:

@@ -292,7 +292,7 @@ async def _run_while_connected(
 ) -> ToolResult:
     """Runs a call while the client is connected.
 
-    If the client disconnects, the call is canceled; results from elsewhere then go to the agent's inbox.
+    If the client disconnects, the call is cancelled; results from elsewhere then go to the agent's inbox.
     """
     task = asyncio.current_task()
     assert task is not None

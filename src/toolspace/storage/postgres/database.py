@@ -148,7 +148,7 @@ class PostgresDatabase(Database):
             return result
 
         started_at = time.perf_counter()
-        # Shielded: if the caller is canceled during the commit, nobody would know whether it happened.
+        # Shielded: if the caller is cancelled during the commit, nobody would know whether it happened.
         task = asyncio.create_task(self._run(with_deferred_writes, on_commit))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -248,7 +248,7 @@ class PostgresDatabase(Database):
         """Rolls back a failed program: the pool hands the connection on as it is."""
         if isinstance(error, _ConflictError) or not isinstance(error, StorageUnavailable):
             try:
-                # If a statement was canceled, the driver first asks the server to stop it, and waits for that.
+                # If a statement was cancelled, the driver first asks the server to stop it, and waits for that.
                 if connection.is_in_transaction():
                     await connection.execute("ROLLBACK", timeout=_ROLLBACK_TIMEOUT)
                 return
@@ -339,7 +339,7 @@ class PostgresDatabase(Database):
 
 
 def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
-    """Also marks the error as retrieved, for a caller that was canceled."""
+    """Also marks the error as retrieved, for a caller that was cancelled."""
     return None if task.cancelled() else task.exception()
 
 

@@ -1,7 +1,7 @@
 """SQL programs for tool calls. Each change of status is one compare-and-set: of several writers, exactly one succeeds.
 
 A call whose result someone else submits is open: `waiting` while its caller waits, `pending` when the result will go to
-the inbox. It ends as resolved, expired or canceled. `delivery` says which way the result went (`inline` or `inbox`),
+the inbox. It ends as resolved, expired or cancelled. `delivery` says which way the result went (`inline` or `inbox`),
 and `delivered_at` that an inline result arrived: if the process dies before that, the result goes to the inbox.
 """
 
@@ -196,7 +196,7 @@ def finish(
     error_kind: str | None,
     node_id: str | None = None,
 ) -> Program[CallTransition | None]:
-    """running → completed, failed or canceled; only if it runs in the process `node_id`, if that is given."""
+    """running → completed, failed or cancelled; only if it runs in the process `node_id`, if that is given."""
     update = (
         "UPDATE calls SET status = ?, result = ?, is_error = ?, error_kind = ?, source = 'server', resolved_at = ? "
         "WHERE call_id = ? AND status = 'running' AND node_id = COALESCE(?, node_id)"
@@ -214,7 +214,7 @@ def make_pending(call_id: str) -> Program[CallTransition | None]:
 def end(
     call_id: str, status: CallStatus, *, error: str, error_kind: str, is_delivered: bool = False
 ) -> Program[CallTransition | None]:
-    """waiting or pending → expired or canceled. `is_delivered`: the caller knows of it already."""
+    """waiting or pending → expired or cancelled. `is_delivered`: the caller knows of it already."""
     now = now_ms()
     update = (
         f"UPDATE calls SET {_SET_DELIVERY}, status = ?, result = ?, is_error = 1, error_kind = ?, source = 'server', "

@@ -91,7 +91,7 @@ def count_running(agent_entity_id: str) -> Program[int]:
 
 
 def finish(task_id: str, status: TaskStatus, result: Any) -> Program[TaskRecord | None]:
-    """running → completed, failed or canceled. None if it is not running."""
+    """running → completed, failed or cancelled. None if it is not running."""
     assignments = "status = ?, result = ?, completed_at = ? WHERE id = ? AND status = 'running'"
     return _TASK.update(assignments, status, json_text.encode_for_storage(result), now_ms(), task_id)
 

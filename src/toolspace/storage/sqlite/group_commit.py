@@ -82,7 +82,7 @@ class TransactionJob(msgspec.Struct, eq=False):
             except Exception:
                 _log.exception(_NOT_NOTIFIED)
         if self.future.done():
-            return  # The caller was canceled; what was written stays written.
+            return  # The caller was cancelled; what was written stays written.
         if self.error is not None:
             self.future.set_exception(self.error)
         else:

@@ -276,7 +276,7 @@ class Topic:
             return
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
-            # Marks the error as retrieved, in case all who waited for it were canceled.
+            # Marks the error as retrieved, in case all who waited for it were cancelled.
             self._opening.add_done_callback(lambda task: None if task.cancelled() else task.exception())
         await asyncio.shield(self._opening)
 
