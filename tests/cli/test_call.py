@@ -16,14 +16,14 @@ pytestmark = pytest.mark.spec("17.2")
 
 @pytest.mark.spec("17.1")
 def test_arguments_are_typed_and_the_result_is_readable_json(toolspace: Toolspace) -> None:
-    done = toolspace("call", "echo", "n=5", "x=1", "flag=true", "text=7", "tags=a", "tags=b", "maybe=3")
+    result = toolspace("call", "echo", "n=5", "x=1", "flag=true", "text=7", "tags=a", "tags=b", "maybe=3")
 
-    assert done.returncode == 0
-    assert json.loads(done.stdout) == {
+    assert result.returncode == 0
+    assert json.loads(result.stdout) == {
         "n": 5, "x": 1.0, "flag": True, "text": "7", "tags": ["a", "b"], "maybe": 3,
     }  # fmt: skip
-    assert done.stdout.startswith('{\n  "n": 5,')
-    assert done.stderr == ""
+    assert result.stdout.startswith('{\n  "n": 5,')
+    assert result.stderr == ""
 
 
 @pytest.mark.spec("17.1")
@@ -36,38 +36,38 @@ def test_args_are_read_from_the_option_a_file_and_standard_input(toolspace: Tool
         toolspace("call", "echo", "--args", "-", stdin='{"n": 3}'),
     ]
 
-    assert [json.loads(done.stdout) for done in results] == [{"n": 9, "text": "kept"}, {"n": 2}, {"n": 3}]
+    assert [json.loads(result.stdout) for result in results] == [{"n": 9, "text": "kept"}, {"n": 2}, {"n": 3}]
 
 
-@pytest.mark.parametrize(("what", "expected"), [("null", "null\n"), ("false", "false\n"), ("empty", "\n")])
-def test_empty_and_false_results_are_printed(toolspace: Toolspace, what: str, expected: str) -> None:
-    done = toolspace("call", "give", f"what={what}")
+@pytest.mark.parametrize(("kind", "expected"), [("null", "null\n"), ("false", "false\n"), ("empty", "\n")])
+def test_empty_and_false_results_are_printed(toolspace: Toolspace, kind: str, expected: str) -> None:
+    result = toolspace("call", "give", f"what={kind}")
 
-    assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
+    assert (result.returncode, result.stdout, result.stderr) == (0, expected, "")
 
 
 def test_json_prints_the_whole_result_object_and_nothing_else(toolspace: Toolspace) -> None:
-    done = toolspace("--json", "call", "noisy")
+    process = toolspace("--json", "call", "noisy")
 
-    result = json.loads(done.stdout)
+    result = json.loads(process.stdout)
     assert (result["ok"], result["result"], result["tool"], result["kind"]) == (True, 7, "noisy", "local")
-    assert "from the tool\n" in done.stderr
-    assert "from its child\n" in done.stderr
+    assert "from the tool\n" in process.stderr
+    assert "from its child\n" in process.stderr
 
 
 def test_a_failed_call_is_reported_on_standard_error_and_exits_1(toolspace: Toolspace) -> None:
-    done = toolspace("call", "fails")
+    result = toolspace("call", "fails")
 
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "error: it broke (execution_error)\n"
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == "error: it broke (execution_error)\n"
 
 
 def test_json_prints_a_failure_as_a_result_object(toolspace: Toolspace) -> None:
-    done = toolspace("call", "fails", "--json")
+    result = toolspace("call", "fails", "--json")
 
-    assert done.returncode == 1
-    assert json.loads(done.stdout)["errorKind"] == "execution_error"
-    assert done.stderr == ""
+    assert result.returncode == 1
+    assert json.loads(result.stdout)["errorKind"] == "execution_error"
+    assert result.stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -83,20 +83,20 @@ def test_json_prints_a_failure_as_a_result_object(toolspace: Toolspace) -> None:
     ],
 )
 def test_wrong_usage_exits_2_with_a_hint(toolspace: Toolspace, words: list[str], message: str) -> None:
-    done = toolspace(*words)
+    result = toolspace(*words)
 
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: ")
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_json_prints_wrong_usage_as_an_error_object(toolspace: Toolspace) -> None:
-    done = toolspace("call", "echo", "five", "--json")
+    result = toolspace("call", "echo", "five", "--json")
 
-    assert done.returncode == 2
-    assert json.loads(done.stdout)["error"]["kind"] == "usage"
-    assert done.stderr == ""
+    assert result.returncode == 2
+    assert json.loads(result.stdout)["error"]["kind"] == "usage"
+    assert result.stderr == ""
 
 
 def test_the_timeout_option_overrides_longer_and_shorter_configured_timeouts(toolspace: Toolspace) -> None:
@@ -112,14 +112,14 @@ def test_the_timeout_option_overrides_longer_and_shorter_configured_timeouts(too
 
 @pytest.mark.spec("4.6")
 def test_a_large_result_is_complete_in_a_pipe_and_readable_by_its_handle_later(toolspace: Toolspace) -> None:
-    done = toolspace("call", "give", "what=big")
+    result = toolspace("call", "give", "what=big")
     as_json = toolspace("call", "give", "what=big", "--json")
     handle = json.loads(as_json.stdout)["result"]["tool_output"]["handle"]
     read = toolspace("call", "agent__read_output", f"handle={handle}", "pattern=tail$", "--json")
 
-    assert done.stdout.startswith("head xxx")
-    assert len(done.stdout) > 100_000
-    assert done.stdout.rstrip().endswith("tail")
+    assert result.stdout.startswith("head xxx")
+    assert len(result.stdout) > 100_000
+    assert result.stdout.rstrip().endswith("tail")
     assert handle.startswith("session-cli-")
     assert json.loads(read.stdout)["ok"], read.stdout
 
@@ -132,10 +132,10 @@ def test_a_streaming_tool_prints_each_part_once_as_it_arrives(toolspace: Toolspa
 
 @pytest.mark.spec("1.3")
 def test_a_streamed_text_that_was_stored_is_not_printed_twice(toolspace: Toolspace) -> None:
-    done = toolspace("call", "lines", "count=20000")
+    result = toolspace("call", "lines", "count=20000")
 
-    assert done.stdout.count("line 0\n") == 1
-    assert done.stdout.endswith("line 19999\n")
+    assert result.stdout.count("line 0\n") == 1
+    assert result.stdout.endswith("line 19999\n")
 
 
 def test_partial_output_does_not_replace_the_result(toolspace: Toolspace) -> None:
@@ -155,15 +155,15 @@ def test_text_that_cannot_be_encoded_is_escaped(toolspace: Toolspace) -> None:
 
 def test_a_closed_pipe_cancels_the_call_silently(project: Path) -> None:
     script = '"$0" -m toolspace call endless_lines | head -1; echo ${PIPESTATUS[0]}'
-    done = bash(script, project)
+    result = bash(script, project)
 
-    assert (done.stdout, done.stderr) == ("line\n0\n", "")
+    assert (result.stdout, result.stderr) == ("line\n0\n", "")
     assert (project / "stopped").exists()
 
 
 def test_a_full_disk_is_reported_in_one_line(project: Path) -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", "toolspace", "call", "echo", "n=1"],
             cwd=project,
             env=environment(),
@@ -174,8 +174,8 @@ def test_a_full_disk_is_reported_in_one_line(project: Path) -> None:
             check=False,
         )
 
-    assert done.returncode == 1
-    assert done.stderr == "error: the result cannot be written: No space left on device\n"
+    assert result.returncode == 1
+    assert result.stderr == "error: the result cannot be written: No space left on device\n"
 
 
 @pytest.mark.parametrize("tool", ["waits", "stuck"])

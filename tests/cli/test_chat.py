@@ -85,14 +85,14 @@ class ScriptedAgent:
 
     def __init__(self, client: ToolspaceClient, act: RunHandler) -> None:
         self.client = client
-        self.received: list[Any] = []
+        self.events: list[Any] = []
         self._act = act
 
     async def run(self) -> None:
         while True:
             claim = await self.client.agents.claim("robot", count=1, lease_seconds=60, wait=30)
             for event in claim.items:
-                self.received.append(event.data.get("content", event.data.get("result")))
+                self.events.append(event.data.get("content", event.data.get("result")))
                 run = await self.client.runs.open("robot", space_id=event.data["spaceId"])
                 try:
                     await self._act(GatewayRun(self.client, run.id), event)
@@ -177,9 +177,9 @@ async def wait_for_exit(terminal: Terminal) -> int:
 
 async def test_lines_of_a_pipe_are_sent_and_answered_one_by_one(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, echo_message) as robot:
-        done = await run_chat(tmp_path, "robot", "--quiet", stdin="one\n\ntwo \N{SNOWMAN}\n")
-    assert (done.stdout, done.stderr, done.returncode) == ("You said: one\nYou said: two \N{SNOWMAN}\n", "", 0)
-    assert robot.received == ["one", "two \N{SNOWMAN}"]
+        result = await run_chat(tmp_path, "robot", "--quiet", stdin="one\n\ntwo \N{SNOWMAN}\n")
+    assert (result.stdout, result.stderr, result.returncode) == ("You said: one\nYou said: two \N{SNOWMAN}\n", "", 0)
+    assert robot.events == ["one", "two \N{SNOWMAN}"]
 
 
 async def test_calls_of_the_agent_are_shown_with_their_outcome(tmp_path: Path) -> None:
@@ -190,24 +190,24 @@ async def test_calls_of_the_agent_are_shown_with_their_outcome(tmp_path: Path) -
         await run.send_message("done")
 
     async with running_gateway(tmp_path, act):
-        done = await run_chat(tmp_path, stdin="work\n")
-    assert done.stdout == "done\n"
-    assert "  ✓ current_time" in done.stderr
-    assert '{"timezone":"UTC"}' in done.stderr
-    assert "  ✗ fails" in done.stderr
-    assert "it broke" in done.stderr
-    assert "May  ██████████████████████████████ 10" in done.stderr
-    assert "send_message" not in done.stderr
+        result = await run_chat(tmp_path, stdin="work\n")
+    assert result.stdout == "done\n"
+    assert "  ✓ current_time" in result.stderr
+    assert '{"timezone":"UTC"}' in result.stderr
+    assert "  ✗ fails" in result.stderr
+    assert "it broke" in result.stderr
+    assert "May  ██████████████████████████████ 10" in result.stderr
+    assert "send_message" not in result.stderr
 
 
 async def test_a_line_answers_the_open_question(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, confirm_action):
-        done = await run_chat(tmp_path, stdin="delete it\nperhaps\nyes\n")
-    assert done.stdout == 'So {"confirmed": true}.\n'
-    assert "? confirmAction\n" in done.stderr
-    assert "action: Delete it" in done.stderr
-    assert "error: y or n" in done.stderr
-    assert done.returncode == 0
+        result = await run_chat(tmp_path, stdin="delete it\nperhaps\nyes\n")
+    assert result.stdout == 'So {"confirmed": true}.\n'
+    assert "? confirmAction\n" in result.stderr
+    assert "action: Delete it" in result.stderr
+    assert "error: y or n" in result.stderr
+    assert result.returncode == 0
 
 
 async def test_a_form_is_asked_property_by_property(tmp_path: Path) -> None:
@@ -215,16 +215,16 @@ async def test_a_form_is_asked_property_by_property(tmp_path: Path) -> None:
         await run.send_message(json.dumps(await run.call("bookHotel", city="Tokyo")))
 
     async with running_gateway(tmp_path, act):
-        done = await run_chat(tmp_path, stdin="book\ntwo\n2\ny\n")
-    assert json.loads(done.stdout) == {"nights": 2, "breakfast": True}
+        result = await run_chat(tmp_path, stdin="book\ntwo\n2\ny\n")
+    assert json.loads(result.stdout) == {"nights": 2, "breakfast": True}
 
 
 async def test_a_question_that_is_left_open_is_asked_again_next_time(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, confirm_action):
         first_chat = await run_chat(tmp_path, stdin="delete it\n")
-        answered = await run_chat(tmp_path, stdin="n\n")
+        second_chat = await run_chat(tmp_path, stdin="n\n")
     assert "left open" in first_chat.stderr
-    assert answered.stdout == 'So {"confirmed": false}.\n'
+    assert second_chat.stdout == 'So {"confirmed": false}.\n'
 
 
 async def test_a_failed_run_is_reported_and_exits_1(tmp_path: Path) -> None:
@@ -232,10 +232,10 @@ async def test_a_failed_run_is_reported_and_exits_1(tmp_path: Path) -> None:
         raise RuntimeError("openai:gpt-5: no key is set; set OPENAI_API_KEY in the environment")
 
     async with running_gateway(tmp_path, act):
-        done = await run_chat(tmp_path, stdin="hello\n")
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert "error: Robot failed: openai:gpt-5: no key is set; set OPENAI_API_KEY in the environment" in done.stderr
+        result = await run_chat(tmp_path, stdin="hello\n")
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert "error: Robot failed: openai:gpt-5: no key is set; set OPENAI_API_KEY in the environment" in result.stderr
 
 
 async def test_a_run_without_a_message_ends_the_wait(tmp_path: Path) -> None:
@@ -243,19 +243,19 @@ async def test_a_run_without_a_message_ends_the_wait(tmp_path: Path) -> None:
         await run.call("skip")
 
     async with running_gateway(tmp_path, act):
-        done = await run_chat(tmp_path, stdin="hello\n")
-    assert (done.stdout, done.returncode) == ("", 0)
+        result = await run_chat(tmp_path, stdin="hello\n")
+    assert (result.stdout, result.returncode) == ("", 0)
 
 
 @pytest.mark.spec("17.2")
 async def test_json_is_an_event_in_each_line_and_nothing_else(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, echo_message):
-        done = await run_chat(tmp_path, "--json", stdin="one\n")
-    records = [json.loads(line) for line in done.stdout.splitlines()]
+        result = await run_chat(tmp_path, "--json", stdin="one\n")
+    records = [json.loads(line) for line in result.stdout.splitlines()]
     contents = [record["data"]["message"]["content"] for record in records if record["type"] == "message.done"]
     assert contents == ["one", "You said: one"]
     assert {record["stream"].partition(":")[0] for record in records} == {"space", "run"}
-    assert done.stderr == ""
+    assert result.stderr == ""
 
 
 @pytest.mark.spec("17.2")
@@ -263,22 +263,22 @@ async def test_an_unknown_agent_or_space_is_wrong_usage_with_the_nearest(tmp_pat
     async with running_gateway(tmp_path, echo_message) as robot:
         await robot.client.entities.create("agent", "Painter")
         await robot.client.spaces.create("Elsewhere", id="elsewhere")
-        near = await run_chat(tmp_path, "robott")
-        which = await run_chat(tmp_path)
+        near_name = await run_chat(tmp_path, "robott")
+        no_name = await run_chat(tmp_path)
         space = await run_chat(tmp_path, "robot", "--space", "nowhere")
         apart = await run_chat(tmp_path, "robot", "--space", "elsewhere")
-    assert [done.returncode for done in (near, which, space, apart)] == [2, 2, 2, 2]
-    assert "there is no agent 'robott'; did you mean \"Robot\"?" in near.stderr
-    assert "there are 2 agents; choose one: toolspace chat NAME; there are Painter, Robot" in which.stderr
+    assert [result.returncode for result in (near_name, no_name, space, apart)] == [2, 2, 2, 2]
+    assert "there is no agent 'robott'; did you mean \"Robot\"?" in near_name.stderr
+    assert "there are 2 agents; choose one: toolspace chat NAME; there are Painter, Robot" in no_name.stderr
     assert "there is no space 'nowhere'" in space.stderr
     assert "the agent 'Robot' is not a member of the space 'elsewhere'" in apart.stderr
 
 
 async def test_a_message_that_the_space_refuses_is_reported_and_the_next_lines_are_sent(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, echo_message):
-        done = await run_chat(tmp_path, "--quiet", stdin=f"{'x' * 100_001}\na\x00b\n{chr(0xFFFD)}\n")
-    assert done.stdout == f"You said: {chr(0xFFFD)}\n"
-    assert done.stderr.count("error: ") == 2
+        result = await run_chat(tmp_path, "--quiet", stdin=f"{'x' * 100_001}\na\x00b\n{chr(0xFFFD)}\n")
+    assert result.stdout == f"You said: {chr(0xFFFD)}\n"
+    assert result.stderr.count("error: ") == 2
 
 
 async def test_the_next_chat_continues_the_conversation(tmp_path: Path) -> None:
@@ -292,9 +292,9 @@ async def test_the_next_chat_continues_the_conversation(tmp_path: Path) -> None:
 
 async def test_an_unreachable_gateway_ends_the_chat(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, echo_message):
-        nowhere = await run_chat(tmp_path, "--url", "http://127.0.0.1:9", "--key", SECRET, stdin="hello\n")
-    assert nowhere.returncode == 1
-    assert "http://127.0.0.1:9" in nowhere.stderr
+        unreachable = await run_chat(tmp_path, "--url", "http://127.0.0.1:9", "--key", SECRET, stdin="hello\n")
+    assert unreachable.returncode == 1
+    assert "http://127.0.0.1:9" in unreachable.stderr
 
 
 # At a terminal
@@ -346,11 +346,11 @@ async def test_a_question_that_someone_else_answers_disappears(tmp_path: Path) -
 
 
 async def test_ctrl_c_cancels_the_run_and_pressed_twice_it_leaves(tmp_path: Path) -> None:
-    ended: asyncio.Queue[str] = asyncio.Queue()
+    ended_runs: asyncio.Queue[str] = asyncio.Queue()
 
     async def act(run: GatewayRun, event: InboxEvent) -> None:
         await run.call("waits")
-        ended.put_nowait((await run.client.runs.get(run.id)).status)
+        ended_runs.put_nowait((await run.client.runs.get(run.id)).status)
 
     async with running_gateway(tmp_path, act), chat_terminal(tmp_path) as terminal:
         terminal.type("wait\n")
@@ -358,7 +358,7 @@ async def test_ctrl_c_cancels_the_run_and_pressed_twice_it_leaves(tmp_path: Path
         terminal.type("\x03")
         await wait_for(terminal, "canceled")
         async with asyncio.timeout(30):
-            assert await ended.get() == "canceled"
+            assert await ended_runs.get() == "canceled"
         terminal.type("/help\n")
         await wait_for(terminal, "pressed twice it leaves")
         terminal.type("\x03")
@@ -406,24 +406,24 @@ async def test_a_signal_restores_the_terminal_settings(tmp_path: Path) -> None:
 
 async def test_without_a_gateway_one_is_started_with_the_demo_agent(tmp_path: Path) -> None:
     (tmp_path / "toolspace.json").write_text("{}")
-    done = await run_chat(tmp_path, stdin="what time is it in Tokyo?\ndelete welcome.txt\nn\n", **NO_KEYS)
-    assert done.returncode == 0, done.stderr
-    time, question, answer = done.stdout.splitlines()
+    result = await run_chat(tmp_path, stdin="what time is it in Tokyo?\ndelete welcome.txt\nn\n", **NO_KEYS)
+    assert result.returncode == 0, result.stderr
+    time, question, answer = result.stdout.splitlines()
     assert time.endswith("in Asia/Tokyo.")
     assert "Shall I delete welcome.txt?" in question
     assert answer == "All right, I keep welcome.txt."
-    assert "  secret sk_" in done.stderr
-    assert "so this one runs until you leave" in done.stderr
+    assert "  secret sk_" in result.stderr
+    assert "so this one runs until you leave" in result.stderr
     assert (tmp_path / "state" / "toolspace" / "demo" / "welcome.txt").exists()
 
 
 async def test_an_agent_without_a_key_says_which_variable_to_set(tmp_path: Path) -> None:
     agents = {"researcher": {"system": "You find things out.", "model": "openai:gpt-5"}}
     write_config(tmp_path, agents=agents)
-    done = await run_chat(tmp_path, stdin="hello\n", **NO_KEYS)
-    assert done.returncode == 1
-    assert "researcher failed: " in done.stderr
-    assert "OPENAI_API_KEY" in done.stderr
+    result = await run_chat(tmp_path, stdin="hello\n", **NO_KEYS)
+    assert result.returncode == 1
+    assert "researcher failed: " in result.stderr
+    assert "OPENAI_API_KEY" in result.stderr
 
 
 @pytest.mark.spec("10.6")

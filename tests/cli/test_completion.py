@@ -12,21 +12,21 @@ pytestmark = pytest.mark.spec("17.1")
 
 def complete(toolspace: Toolspace, words: str, **changes: str) -> list[str]:
     """What bash would be offered for the last word."""
-    done = toolspace(
+    result = toolspace(
         COMP_WORDS=words, COMP_CWORD=str(len(words.split(" ")) - 1), _TOOLSPACE_COMPLETE="bash_complete", **changes
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    return [line.partition(",")[2] for line in done.stdout.split()]
+    assert (result.returncode, result.stderr) == (0, "")
+    return [line.partition(",")[2] for line in result.stdout.split()]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_each_shell_gets_its_script(toolspace: Toolspace, shell: str) -> None:
-    done = toolspace("completion", shell)
+    result = toolspace("completion", shell)
 
-    assert done.returncode == 0
-    assert f"_TOOLSPACE_COMPLETE={shell}_complete" in done.stdout
+    assert result.returncode == 0
+    assert f"_TOOLSPACE_COMPLETE={shell}_complete" in result.stdout
     if shell == "bash":
-        subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=True)
+        subprocess.run(["bash", "-n"], input=result.stdout, text=True, check=True)
 
 
 def test_commands_options_and_tools_are_completed(toolspace: Toolspace) -> None:

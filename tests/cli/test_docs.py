@@ -37,7 +37,7 @@ def test_the_example_prints_what_the_page_says(example: Example, tmp_path: Path)
         (tmp_path / name).write_text(text)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
-    done = subprocess.run(
+    result = subprocess.run(
         ["bash", "-c", example.command],
         cwd=tmp_path,
         env=environment(PATH=path),
@@ -48,8 +48,8 @@ def test_the_example_prints_what_the_page_says(example: Example, tmp_path: Path)
         check=False,
     )
 
-    fits = doctest.OutputChecker().check_output(example.output, done.stdout, doctest.ELLIPSIS)
-    assert fits, done.stdout
+    fits = doctest.OutputChecker().check_output(example.output, result.stdout, doctest.ELLIPSIS)
+    assert fits, result.stdout
 
 
 @pytest.mark.spec("17.1")

@@ -13,27 +13,27 @@ from tests.cli.conftest import Run, Toolspace
 pytestmark = pytest.mark.spec("17.1")
 
 
-def list_checks(done: Run, state: str) -> list[dict[str, Any]]:
-    return [check for check in json.loads(done.stdout)["checks"] if check["state"] == state]
+def list_checks(result: Run, state: str) -> list[dict[str, Any]]:
+    return [check for check in json.loads(result.stdout)["checks"] if check["state"] == state]
 
 
 def test_a_healthy_project_has_no_problem(toolspace: Toolspace) -> None:
-    done = toolspace("doctor")
+    result = toolspace("doctor")
 
-    assert done.returncode == 0, done.stdout
-    assert "✓ Python: 3." in done.stdout
-    assert "✓ functions: ./tools.py: echo, " in done.stdout
-    assert "✗" not in done.stdout
+    assert result.returncode == 0, result.stdout
+    assert "✓ Python: 3." in result.stdout
+    assert "✓ functions: ./tools.py: echo, " in result.stdout
+    assert "✗" not in result.stdout
 
 
 def test_every_error_of_the_configuration_is_reported_with_its_fix(toolspace: Toolspace, project: Path) -> None:
     (project / "toolspace.yaml").write_text("defalts: {}\nqueues: {slow: {concurrent: 0}}\n")
 
-    done = toolspace("doctor", "--json")
+    result = toolspace("doctor", "--json")
 
-    problems = list_checks(done, "problem")
-    assert done.returncode == 1
-    assert json.loads(done.stdout)["ok"] is False
+    problems = list_checks(result, "problem")
+    assert result.returncode == 1
+    assert json.loads(result.stdout)["ok"] is False
     assert [problem["fix"] for problem in problems] == ["correct toolspace.yaml:1", "correct toolspace.yaml:2"]
     assert "defaults" in problems[0]["found"]
 
@@ -55,22 +55,22 @@ def test_functions_that_do_not_import_and_queues_that_do_not_exist_are_problems(
 def test_storage_that_cannot_be_used_is_a_problem(toolspace: Toolspace, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
-    done = toolspace("doctor", TOOLSPACE_STORAGE_DIR=str(tmp_path / "file" / "state"))
+    result = toolspace("doctor", TOOLSPACE_STORAGE_DIR=str(tmp_path / "file" / "state"))
 
-    assert done.returncode == 1
-    assert f"✗ storage: {tmp_path / 'file'} is not a folder" in done.stdout
-    assert "to fix: " in done.stdout
+    assert result.returncode == 1
+    assert f"✗ storage: {tmp_path / 'file'} is not a folder" in result.stdout
+    assert "to fix: " in result.stdout
 
 
 def test_a_folder_that_others_may_write_and_a_disk_cache_are_checked(toolspace: Toolspace, tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
 
-    done = toolspace("doctor", "--json", TOOLSPACE_STORAGE_DIR=str(tmp_path / "open"), TOOLSPACE_STORAGE_CACHE="disk")
+    result = toolspace("doctor", "--json", TOOLSPACE_STORAGE_DIR=str(tmp_path / "open"), TOOLSPACE_STORAGE_CACHE="disk")
 
-    assert done.returncode == 0
-    assert list_checks(done, "warning")[0]["fix"] == f"chmod 700 {tmp_path / 'open'}"
-    assert {"state": "ok", "what": "cache", "found": str(tmp_path / "open" / "cache.db")} in list_checks(done, "ok")
+    assert result.returncode == 0
+    assert list_checks(result, "warning")[0]["fix"] == f"chmod 700 {tmp_path / 'open'}"
+    assert {"state": "ok", "what": "cache", "found": str(tmp_path / "open" / "cache.db")} in list_checks(result, "ok")
 
 
 AGENTS = """\
@@ -87,20 +87,20 @@ agents:
 def test_each_agent_is_listed_with_its_model_or_its_missing_key(toolspace: Toolspace, project: Path) -> None:
     (project / "toolspace.yaml").write_text(AGENTS)
 
-    done = toolspace("doctor", "--json", OPENAI_API_KEY="hunter2", GEMINI_API_KEY="", GOOGLE_API_KEY="")
+    result = toolspace("doctor", "--json", OPENAI_API_KEY="hunter2", GEMINI_API_KEY="", GOOGLE_API_KEY="")
 
-    checks = [check for check in json.loads(done.stdout)["checks"] if check["what"] == "agents"]
+    checks = [check for check in json.loads(result.stdout)["checks"] if check["what"] == "agents"]
     assert [check["found"] for check in checks if check["state"] == "ok"] == [
         "ready: openai:gpt-5",
         "demo: demo",
         "own: anthropic:claude",
     ]
-    poor, lost = [check for check in checks if check["state"] == "problem"]
+    poor, lost_check = [check for check in checks if check["state"] == "problem"]
     assert (poor["found"], "GEMINI_API_KEY" in poor["fix"]) == ("poor: google:gemini: no key is set", True)
-    assert (lost["found"], "openai" in lost["fix"]) == ("lost: unknown model provider 'opnai'", True)
-    (nowhere,) = [check for check in checks if check["state"] == "warning"]
-    assert nowhere["found"] == f"poor: its knowledge {project / 'nowhere'} does not exist"
-    assert "hunter2" not in done.stdout
+    assert (lost_check["found"], "openai" in lost_check["fix"]) == ("lost: unknown model provider 'opnai'", True)
+    (warning,) = [check for check in checks if check["state"] == "warning"]
+    assert warning["found"] == f"poor: its knowledge {project / 'nowhere'} does not exist"
+    assert "hunter2" not in result.stdout
 
 
 def test_an_agent_without_a_model_needs_a_key_of_some_provider(toolspace: Toolspace, project: Path) -> None:
@@ -109,9 +109,9 @@ def test_an_agent_without_a_model_needs_a_key_of_some_provider(toolspace: Toolsp
 
     assert "✓ agents: any: anthropic:" in toolspace("doctor", **keys).stdout
 
-    done = toolspace("doctor", **{**keys, "ANTHROPIC_API_KEY": ""})
-    assert "✗ agents: any: has no model, and no key is set" in done.stdout
-    assert done.returncode == 1
+    result = toolspace("doctor", **{**keys, "ANTHROPIC_API_KEY": ""})
+    assert "✗ agents: any: has no model, and no key is set" in result.stdout
+    assert result.returncode == 1
 
 
 def test_the_demo_agent_is_listed_with_its_model(toolspace: Toolspace) -> None:
@@ -123,16 +123,16 @@ def test_the_demo_agent_is_listed_with_its_model(toolspace: Toolspace) -> None:
 def test_a_model_with_a_base_url_needs_no_key(toolspace: Toolspace, project: Path) -> None:
     model = "{name: qwen, baseUrl: 'http://localhost:1/v1?code=hunter2'}"
     (project / "toolspace.yaml").write_text(f"agents: {{own: {{model: {model}}}}}\n")
-    done = toolspace("doctor", OPENAI_API_KEY="")
-    assert "✓ agents: own: openai-compatible:qwen at http://localhost:1/v1\n" in done.stdout
-    assert "hunter2" not in done.stdout
+    result = toolspace("doctor", OPENAI_API_KEY="")
+    assert "✓ agents: own: openai-compatible:qwen at http://localhost:1/v1\n" in result.stdout
+    assert "hunter2" not in result.stdout
 
 
 def test_embeddings_are_checked_for_their_key(toolspace: Toolspace, project: Path) -> None:
     (project / "toolspace.yaml").write_text("embeddings: openai:small\n")
-    done = toolspace("doctor", OPENAI_API_KEY="")
-    assert "✗ embeddings: openai:small: no key is set" in done.stdout
-    assert "set OPENAI_API_KEY in the environment, or embeddings.apiKey" in done.stdout
+    result = toolspace("doctor", OPENAI_API_KEY="")
+    assert "✗ embeddings: openai:small: no key is set" in result.stdout
+    assert "set OPENAI_API_KEY in the environment, or embeddings.apiKey" in result.stdout
     assert "✓ embeddings: openai:small" in toolspace("doctor", OPENAI_API_KEY="k").stdout
 
 
@@ -163,12 +163,12 @@ def test_every_server_is_started_and_each_failure_has_a_fix(toolspace: Toolspace
     (project / "toolspace.yaml").write_text(SERVERS)
     (project / "placeless.yaml").write_text(NO_SERVER_URL)
 
-    done = toolspace("doctor", "--json")
+    result = toolspace("doctor", "--json")
 
-    fixes = {problem["found"].partition(":")[0]: problem.get("fix", "") for problem in list_checks(done, "problem")}
-    warnings = {warning["found"].partition(":")[0]: warning["fix"] for warning in list_checks(done, "warning")}
-    fine = [check["found"] for check in list_checks(done, "ok") if check["what"] == "servers"]
-    assert done.returncode == 1
+    fixes = {problem["found"].partition(":")[0]: problem.get("fix", "") for problem in list_checks(result, "problem")}
+    warnings = {warning["found"].partition(":")[0]: warning["fix"] for warning in list_checks(result, "warning")}
+    fine = [check["found"] for check in list_checks(result, "ok") if check["what"] == "servers"]
+    assert result.returncode == 1
     assert fixes == {
         "npx": "install Node.js 20 or newer, which includes npx",
         "path": "there is no program ./gone: correct its command",
@@ -180,11 +180,11 @@ def test_every_server_is_started_and_each_failure_has_a_fix(toolspace: Toolspace
     }
     assert warnings["placeless"] == "set its baseUrl to the URL of the service"
     assert warnings["filtered"] == "correct its tags, methods, paths and operations"
-    assert sum(warning["found"].startswith("filtered") for warning in list_checks(done, "warning")) == 1
+    assert sum(warning["found"].startswith("filtered") for warning in list_checks(result, "warning")) == 1
     assert fine[0].startswith("small: 2 tools, stdio, 2026-07-28 stateless, ready after ")
     assert fine[1] == "off: disabled"
-    assert "secretword" not in done.stdout + done.stderr
-    assert done.stderr == ""
+    assert "secretword" not in result.stdout + result.stderr
+    assert result.stderr == ""
 
 
 async def test_a_server_that_needs_a_login_gets_the_login_command_as_fix(toolspace: Toolspace, project: Path) -> None:
@@ -197,9 +197,9 @@ async def test_a_server_that_needs_a_login_gets_the_login_command_as_fix(toolspa
     async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         (project / "toolspace.yaml").write_text(f"mcpServers: {{remote: {{url: 'http://127.0.0.1:{port}/mcp'}}}}\n")
-        done = await asyncio.to_thread(toolspace, "doctor", "--json")
+        result = await asyncio.to_thread(toolspace, "doctor", "--json")
 
-    [problem] = list_checks(done, "problem")
+    [problem] = list_checks(result, "problem")
     assert problem["fix"] == "toolspace servers login remote, or set its headers"
 
 
@@ -214,15 +214,15 @@ def test_a_file_that_init_wrote_from_an_editors_servers_is_healthy(toolspace: To
     (home / ".cursor" / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
 
     toolspace("init", cwd=new, HOME=str(home))
-    done = toolspace("doctor", cwd=new, HOME=str(home))
+    result = toolspace("doctor", cwd=new, HOME=str(home))
 
-    assert done.returncode == 0, done.stdout
-    assert "✓ servers: small: 2 tools, stdio" in done.stdout
-    assert "✓ servers: later: disabled" in done.stdout
+    assert result.returncode == 0, result.stdout
+    assert "✓ servers: small: 2 tools, stdio" in result.stdout
+    assert "✓ servers: later: disabled" in result.stdout
 
 
-def get_database_check(done: Run) -> dict[str, Any]:
-    (check,) = [check for check in json.loads(done.stdout)["checks"] if check["what"] == "database"]
+def get_database_check(result: Run) -> dict[str, Any]:
+    (check,) = [check for check in json.loads(result.stdout)["checks"] if check["what"] == "database"]
     return check
 
 
@@ -233,7 +233,7 @@ def test_a_database_is_listed_with_its_version_and_not_changed(toolspace: Toolsp
 
     file = project / "data" / "gateway.db"
     before = get_database_check(toolspace("doctor", "--json", TOOLSPACE_STORAGE_URL=str(file)))
-    untouched = not file.exists()
+    is_untouched = not file.exists()
 
     async def make() -> None:
         await (await SqliteDatabase.open(file)).aclose()
@@ -246,7 +246,7 @@ def test_a_database_is_listed_with_its_version_and_not_changed(toolspace: Toolsp
         "what": "database",
         "found": f"{file}: created when the gateway first starts (toolspace serve)",
     }
-    assert untouched
+    assert is_untouched
     assert after["state"] == "ok"
     assert after["found"].startswith(f"{file}, SQLite 3.")
     assert after["found"].endswith(f", version {len(MIGRATIONS)}")
@@ -276,13 +276,13 @@ def test_a_database_of_another_program_or_a_newer_version_is_a_problem(toolspace
 
 @pytest.mark.spec("15.1")
 def test_postgresql_is_listed_with_its_version_or_the_connection_error(toolspace: Toolspace, postgres_url: str) -> None:
-    there = get_database_check(toolspace("doctor", "--json", TOOLSPACE_STORAGE_URL=postgres_url))
-    away = toolspace("doctor", "--json", TOOLSPACE_STORAGE_URL="postgresql://me:hunter22@127.0.0.1:1/none")
+    check = get_database_check(toolspace("doctor", "--json", TOOLSPACE_STORAGE_URL=postgres_url))
+    missing_check = toolspace("doctor", "--json", TOOLSPACE_STORAGE_URL="postgresql://me:hunter22@127.0.0.1:1/none")
 
-    assert there["state"] == "ok", there
-    assert "PostgreSQL " in there["found"]
-    assert "the gateway creates its tables" in there["found"]
-    assert get_database_check(away)["state"] == "problem"
-    assert "127.0.0.1:1/none cannot be reached" in get_database_check(away)["found"]
-    assert get_database_check(away)["fix"] == "start it, or correct TOOLSPACE_STORAGE_URL (environment)"
-    assert "hunter22" not in away.stdout + away.stderr
+    assert check["state"] == "ok", check
+    assert "PostgreSQL " in check["found"]
+    assert "the gateway creates its tables" in check["found"]
+    assert get_database_check(missing_check)["state"] == "problem"
+    assert "127.0.0.1:1/none cannot be reached" in get_database_check(missing_check)["found"]
+    assert get_database_check(missing_check)["fix"] == "start it, or correct TOOLSPACE_STORAGE_URL (environment)"
+    assert "hunter22" not in missing_check.stdout + missing_check.stderr

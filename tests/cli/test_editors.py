@@ -36,23 +36,23 @@ layouts: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
 )
 
 
-@given(document=documents, there=st.none() | servers, last=st.booleans(), layout=layouts)
+@given(document=documents, present_servers=st.none() | servers, last=st.booleans(), layout=layouts)
 def test_an_entry_is_added_to_any_json_and_removed_without_a_trace(
-    document: dict[str, Any], there: dict[str, Any] | None, last: bool, layout: dict[str, Any]
+    document: dict[str, Any], present_servers: dict[str, Any] | None, last: bool, layout: dict[str, Any]
 ) -> None:
-    if there is not None:
-        document = {**document, "mcpServers": there} if last else {"mcpServers": there, **document}
+    if present_servers is not None:
+        document = {**document, "mcpServers": present_servers} if last else {"mcpServers": present_servers, **document}
     text = json.dumps(document, **layout)
     expected = copy.deepcopy(document)
     expected.setdefault("mcpServers", {})["toolspace"] = ENTRY
 
-    added = set_value(text, PATH, ENTRY)
-    removed = remove_value(added, PATH)
+    added_text = set_value(text, PATH, ENTRY)
+    removed_text = remove_value(added_text, PATH)
 
-    assert json.loads(added) == expected
-    assert json.loads(removed) == {**document, "mcpServers": there or {}}
-    if there:
-        assert removed == text
+    assert json.loads(added_text) == expected
+    assert json.loads(removed_text) == {**document, "mcpServers": present_servers or {}}
+    if present_servers:
+        assert removed_text == text
 
 
 JSON_WITH_COMMENTS = """\
@@ -72,13 +72,17 @@ JSON_WITH_COMMENTS = """\
 
 
 def test_comments_trailing_commas_and_indentation_stay() -> None:
-    added = set_value(JSON_WITH_COMMENTS, PATH, ENTRY)
+    added_text = set_value(JSON_WITH_COMMENTS, PATH, ENTRY)
 
-    lines = [line for line in added.splitlines() if line not in JSON_WITH_COMMENTS.splitlines()]
-    assert parse_json(added).data["mcpServers"] == {"a": {"command": "a"}, "b": {"command": "b"}, "toolspace": ENTRY}
+    lines = [line for line in added_text.splitlines() if line not in JSON_WITH_COMMENTS.splitlines()]
+    assert parse_json(added_text).data["mcpServers"] == {
+        "a": {"command": "a"},
+        "b": {"command": "b"},
+        "toolspace": ENTRY,
+    }
     assert lines[:3] == ["        },", '        "toolspace": {', '            "command": "/bin/toolspace",']
-    assert parse_json(remove_value(added, PATH)).data == parse_json(JSON_WITH_COMMENTS).data
-    assert "// the end" in remove_value(added, PATH)
+    assert parse_json(remove_value(added_text, PATH)).data == parse_json(JSON_WITH_COMMENTS).data
+    assert "// the end" in remove_value(added_text, PATH)
 
 
 @pytest.mark.parametrize(
@@ -108,10 +112,10 @@ def test_an_existing_value_is_replaced_in_place() -> None:
 @given(text=st.text('{}[]",:/* \n\\a1', max_size=30))
 def test_invalid_json_is_refused(text: str) -> None:
     try:
-        added = set_value(text, PATH, ENTRY)
+        added_text = set_value(text, PATH, ENTRY)
     except (TextSyntaxError, TypeError):
         return
-    assert parse_json(added).data["mcpServers"]["toolspace"] == ENTRY
+    assert parse_json(added_text).data["mcpServers"]["toolspace"] == ENTRY
 
 
 TOML = """\
@@ -140,15 +144,15 @@ trust_level = "trusted"
 def test_a_table_is_added_to_toml_updated_and_removed(text: str) -> None:
     path = ("mcp_servers", "toolspace")
 
-    added = set_table(text, path, ENTRY)
-    updated = set_table(added, path, {"args": ["mcp"], "cwd": "/é\x7f"})
+    added_text = set_table(text, path, ENTRY)
+    updated_text = set_table(added_text, path, {"args": ["mcp"], "cwd": "/é\x7f"})
 
     before = tomllib.loads(text)
     expected = {**before, "mcp_servers": {**before.get("mcp_servers", {}), "toolspace": ENTRY}}
-    assert added.startswith(text)
-    assert tomllib.loads(added) == expected
-    assert tomllib.loads(updated)["mcp_servers"]["toolspace"] == {**ENTRY, "args": ["mcp"], "cwd": "/é\x7f"}
-    assert remove_table(updated, path).rstrip() == text.rstrip()
+    assert added_text.startswith(text)
+    assert tomllib.loads(added_text) == expected
+    assert tomllib.loads(updated_text)["mcp_servers"]["toolspace"] == {**ENTRY, "args": ["mcp"], "cwd": "/é\x7f"}
+    assert remove_table(updated_text, path).rstrip() == text.rstrip()
 
 
 def test_a_removed_table_takes_its_inner_tables_and_leaves_the_comments_of_the_next() -> None:
@@ -195,16 +199,16 @@ def test_any_value_survives_toml(before: dict[str, str], values: dict[str, Any])
 def test_the_settings_file_of_each_client_depends_on_the_platform(
     client: str, scope: Any, platform: str, expected: str
 ) -> None:
-    around = ClientEnvironment(Path("/p"), Path("/h"), {"APPDATA": "/r", "XDG_CONFIG_HOME": "relative"}, platform)
+    environment = ClientEnvironment(Path("/p"), Path("/h"), {"APPDATA": "/r", "XDG_CONFIG_HOME": "relative"}, platform)
 
-    assert config_file(CLIENTS[client], scope, around) == Path(expected)
+    assert config_file(CLIENTS[client], scope, environment) == Path(expected)
 
 
 def test_environment_variables_move_the_settings_files() -> None:
-    moved = {"CLAUDE_CONFIG_DIR": "/c", "CODEX_HOME": "/x", "XDG_CONFIG_HOME": "/g"}
-    around = ClientEnvironment(Path("/p"), Path("/h"), moved, "linux")
+    environ = {"CLAUDE_CONFIG_DIR": "/c", "CODEX_HOME": "/x", "XDG_CONFIG_HOME": "/g"}
+    environment = ClientEnvironment(Path("/p"), Path("/h"), environ, "linux")
 
-    files = [config_file(CLIENTS[key], "user", around) for key in ("claude-code", "codex", "vscode")]
+    files = [config_file(CLIENTS[key], "user", environment) for key in ("claude-code", "codex", "vscode")]
 
     assert files == [Path("/c/.claude.json"), Path("/x/config.toml"), Path("/g/Code/User/mcp.json")]
 

@@ -11,9 +11,9 @@ pytestmark = [pytest.mark.spec("5.3"), pytest.mark.spec("17.1")]
 
 
 def test_each_setting_names_the_line_that_set_it(toolspace: Toolspace) -> None:
-    explained = json.loads(toolspace("explain", "echo", "--json").stdout)
+    explanation = json.loads(toolspace("explain", "echo", "--json").stdout)
 
-    assert explained["settings"] == {
+    assert explanation["settings"] == {
         "timeout": {"value": 5000, "source": "toolspace.yaml:11 (tools.overrides.echo.timeout)"},
         "queue": {"value": None, "source": "default"},
         "cache": {"value": None, "source": "default"},
@@ -21,8 +21,8 @@ def test_each_setting_names_the_line_that_set_it(toolspace: Toolspace) -> None:
         "policy": {"value": "allowed", "source": "default"},
         "visible": {"value": True, "source": "tool echo"},
     }
-    assert explained["provider"] == {"kind": "local", "namespace": ""}
-    assert explained["inputSchema"]["properties"]["n"]["type"] == "integer"
+    assert explanation["provider"] == {"kind": "local", "namespace": ""}
+    assert explanation["inputSchema"]["properties"]["n"]["type"] == "integer"
 
 
 def test_settings_of_the_tool_itself_and_of_its_queue_are_shown(toolspace: Toolspace) -> None:
@@ -45,10 +45,10 @@ def test_a_denied_tool_names_the_rule(toolspace: Toolspace) -> None:
 
 
 def test_aliases_resolve_to_the_tool_and_are_listed(toolspace: Toolspace) -> None:
-    explained = json.loads(toolspace("explain", "less", "--json").stdout)
+    explanation = json.loads(toolspace("explain", "less", "--json").stdout)
 
-    assert (explained["asked"], explained["name"]) == ("less", "read_file")
-    assert explained["aliases"] == {
+    assert (explanation["asked"], explanation["name"]) == ("less", "read_file")
+    assert explanation["aliases"] == {
         "cat": "toolspace.yaml:7 (tools.aliases.cat)",
         "less": "toolspace.yaml:7 (tools.aliases.less)",
     }
@@ -56,19 +56,19 @@ def test_aliases_resolve_to_the_tool_and_are_listed(toolspace: Toolspace) -> Non
 
 @pytest.mark.spec("17.3")
 def test_a_variable_is_named_as_the_source(toolspace: Toolspace) -> None:
-    done = toolspace("explain", "lines", "--json", TOOLSPACE_TOOL_TIMEOUT="7s")
+    result = toolspace("explain", "lines", "--json", TOOLSPACE_TOOL_TIMEOUT="7s")
 
-    assert json.loads(done.stdout)["settings"]["timeout"] == {
+    assert json.loads(result.stdout)["settings"]["timeout"] == {
         "value": 7000,
         "source": "TOOLSPACE_TOOL_TIMEOUT (environment)",
     }
 
 
 def test_an_unknown_name_exits_2_with_the_nearest_name(toolspace: Toolspace) -> None:
-    done = toolspace("explain", "ehco")
+    result = toolspace("explain", "ehco")
 
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == 'error: Tool "ehco" not found; did you mean "echo"?\n'
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == 'error: Tool "ehco" not found; did you mean "echo"?\n'
 
 
 def test_settings_of_a_provider_entry_name_its_line(toolspace: Toolspace, project: Path) -> None:

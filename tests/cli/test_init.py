@@ -17,34 +17,34 @@ pytestmark = pytest.mark.spec("17.1")
 
 
 def test_init_writes_a_file_that_loads_and_says_what_to_try(toolspace: Toolspace, tmp_path: Path) -> None:
-    done = toolspace("init", cwd=tmp_path)
+    result = toolspace("init", cwd=tmp_path)
 
-    assert done.returncode == 0
+    assert result.returncode == 0
     assert load_config(tmp_path / "toolspace.yaml", environ={}).path is not None
-    assert "toolspace list\n" in done.stderr
-    assert "toolspace doctor\n" in done.stderr
+    assert "toolspace list\n" in result.stderr
+    assert "toolspace doctor\n" in result.stderr
 
 
 def test_init_refuses_to_replace_a_file_unless_it_is_forced(toolspace: Toolspace, project: Path) -> None:
     before = (project / "toolspace.yaml").read_text()
 
-    refused = toolspace("init")
+    first_result = toolspace("init")
     previous_text = (project / "toolspace.yaml").read_text()
-    forced = toolspace("init", str(project), "--force", "--json")
+    second_result = toolspace("init", str(project), "--force", "--json")
 
-    assert (refused.returncode, previous_text) == (2, before)
-    assert "--force" in refused.stderr
-    assert json.loads(forced.stdout) == {"path": str(project / "toolspace.yaml")}
+    assert (first_result.returncode, previous_text) == (2, before)
+    assert "--force" in first_result.stderr
+    assert json.loads(second_result.stdout) == {"path": str(project / "toolspace.yaml")}
     assert (project / "toolspace.yaml").read_text() != before
 
 
 @pytest.mark.parametrize("path", ["missing/toolspace.yaml", "toolspace.json", "nowhere"])
 def test_init_reports_in_one_line_why_it_cannot_write(toolspace: Toolspace, tmp_path: Path, path: str) -> None:
-    done = toolspace("init", path, cwd=tmp_path)
+    result = toolspace("init", path, cwd=tmp_path)
 
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith(f"error: {path}")
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith(f"error: {path}")
 
 
 @pytest.fixture
@@ -101,12 +101,12 @@ def test_init_imports_the_servers_of_all_editors_with_their_origin(
         {"context_servers": {"zed": {"command": {"path": "z", "args": ["a"]}}}},
     )
 
-    done = toolspace("init", cwd=new)
+    result = toolspace("init", cwd=new)
 
     text = (new / "toolspace.yaml").read_text()
     config = load_config(new / "toolspace.yaml", environ={"HOME": str(home)})
     servers = config.mcp_servers
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     assert sorted(servers) == ["all", "docs", "off", "own", "remote", "surf", "time", "web", "zed"]
     assert (servers["time"].command, servers["time"].args, servers["time"].env) == (
         "python3",
@@ -121,9 +121,9 @@ def test_init_imports_the_servers_of_all_editors_with_their_origin(
     assert "# From Claude Code: " in text
     assert "# From Codex: ~/.codex/config.toml" in text
     assert "enabled: false  # Set REMOTE_TOKEN, then remove this line." in text
-    assert "Skipped time (Cursor): another server has that name, from Claude Code" in done.stderr
-    assert "Skipped empty (Cursor): it has neither a command nor a url" in done.stderr
-    assert "all (Cursor)" not in done.stderr
+    assert "Skipped time (Cursor): another server has that name, from Claude Code" in result.stderr
+    assert "Skipped empty (Cursor): it has neither a command nor a url" in result.stderr
+    assert "all (Cursor)" not in result.stderr
 
 
 SECRETS = {
@@ -159,20 +159,20 @@ def test_no_secret_of_an_editor_is_copied_or_printed(toolspace: Toolspace, tmp_p
     }
     write_json(new / ".mcp.json", {"mcpServers": servers})
 
-    done = toolspace("init", "--json", cwd=new)
+    result = toolspace("init", "--json", cwd=new)
     second_run = toolspace("init", "--force", cwd=new)
 
     text = (new / "toolspace.yaml").read_text()
     for secret in (*SECRETS.values(), "a different key"):
-        assert secret not in text + done.stdout + done.stderr + second_run.stdout + second_run.stderr
+        assert secret not in text + result.stdout + result.stderr + second_run.stdout + second_run.stderr
     assert "API_KEY: ${API_KEY}  # Set API_KEY: the value was not copied." in text
     assert "API_KEY: ${TWO_API_KEY}" in text
     assert 'Authorization: "Bearer ${THREE_TOKEN}"' in text
     assert "  API_KEY  (one: env API_KEY)" in second_run.stderr
     assert load_config(new / "toolspace.yaml", environ={}).mcp_servers["one"].enabled is False
-    names = {name: f"<{name}>" for server in json.loads(done.stdout)["servers"] for name in server["unset"]}
-    whole = text.replace("enabled: false", "enabled: true")
-    (new / "toolspace.yaml").write_text(whole)
+    names = {name: f"<{name}>" for server in json.loads(result.stdout)["servers"] for name in server["unset"]}
+    enabled_text = text.replace("enabled: false", "enabled: true")
+    (new / "toolspace.yaml").write_text(enabled_text)
     config = load_config(new / "toolspace.yaml", environ=names)
     assert config.mcp_servers["one"].env == {"API_KEY": "<API_KEY>", "LEVEL": "debug"}
     assert config.mcp_servers["one"].args[-2:] == ("--port", "5")
@@ -188,18 +188,18 @@ def test_a_variable_with_the_same_value_is_not_reported_as_unset(
     )
 
     same = toolspace("init", "--json", cwd=tmp_path / "new", API_KEY="the one")
-    other = toolspace("init", "--force", "--json", cwd=tmp_path / "new", API_KEY="another")
+    other_result = toolspace("init", "--force", "--json", cwd=tmp_path / "new", API_KEY="another")
 
     assert json.loads(same.stdout)["servers"][0]["unset"] == []
-    assert json.loads(other.stdout)["servers"][0]["unset"] == ["ONE_API_KEY"]
+    assert json.loads(other_result.stdout)["servers"][0]["unset"] == ["ONE_API_KEY"]
 
 
 def test_toolspace_never_imports_itself(toolspace: Toolspace, project: Path, home: Path) -> None:
     toolspace("install", "cursor")
 
-    done = toolspace("init", "--force")
+    result = toolspace("init", "--force")
 
-    assert "Skipped toolspace (Cursor): it is Toolspace itself" in done.stderr
+    assert "Skipped toolspace (Cursor): it is Toolspace itself" in result.stderr
     assert load_config(project / "toolspace.yaml", environ={}).mcp_servers == {}
 
 
@@ -210,12 +210,12 @@ def test_the_import_can_be_skipped_or_limited_to_one_client(toolspace: Toolspace
 
     toolspace("init", "none.yaml", "--no-import", cwd=new)
     toolspace("init", "one.yaml", "--from", "cursor", cwd=new)
-    nothing = toolspace("init", "nothing.yaml", "--from", "codex", cwd=new)
+    empty_result = toolspace("init", "nothing.yaml", "--from", "codex", cwd=new)
     wrong = toolspace("init", "wrong.yaml", "--from", "cursr", cwd=new)
 
     assert load_config(new / "none.yaml", environ={}).mcp_servers == {}
     assert list(load_config(new / "one.yaml", environ={}).mcp_servers) == ["b"]
-    assert "No servers to import from codex." in nothing.stderr
+    assert "No servers to import from codex." in empty_result.stderr
     assert (wrong.returncode, 'did you mean "cursor"' in wrong.stderr) == (2, True)
 
 
@@ -224,17 +224,17 @@ def test_an_invalid_file_of_an_editor_is_reported_and_skipped(toolspace: Toolspa
     write_json(new / ".mcp.json", '{"mcpServers": {')
     write_json(new / ".cursor" / "mcp.json", {"mcpServers": {"b": {"command": "b"}}})
 
-    done = toolspace("init", cwd=new)
+    result = toolspace("init", cwd=new)
 
-    assert done.returncode == 0
-    assert "Skipped Claude Code: " in done.stderr
+    assert result.returncode == 0
+    assert "Skipped Claude Code: " in result.stderr
     assert list(load_config(new / "toolspace.yaml", environ={}).mcp_servers) == ["b"]
 
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20) | st.sampled_from(
     ["${A}", "${input:x y}", "$${", "${env:B}${", "yes"]
 )
-anything = st.recursive(
+values = st.recursive(
     texts | st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=5,
@@ -242,12 +242,12 @@ anything = st.recursive(
 raw_entries = st.fixed_dictionaries(
     {},
     optional={
-        "command": texts | anything,
-        "args": st.lists(texts, max_size=3) | anything,
-        "env": st.dictionaries(texts, texts, max_size=3) | anything,
-        "url": texts | anything,
-        "headers": st.dictionaries(texts, texts, max_size=2) | anything,
-        "type": st.sampled_from(["stdio", "sse", "ws", "odd"]) | anything,
+        "command": texts | values,
+        "args": st.lists(texts, max_size=3) | values,
+        "env": st.dictionaries(texts, texts, max_size=3) | values,
+        "url": texts | values,
+        "headers": st.dictionaries(texts, texts, max_size=2) | values,
+        "type": st.sampled_from(["stdio", "sse", "ws", "odd"]) | values,
         "cwd": texts,
         "disabled": st.booleans(),
     },
@@ -255,7 +255,7 @@ raw_entries = st.fixed_dictionaries(
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(servers=st.dictionaries(texts, raw_entries | anything, max_size=3), client=st.sampled_from(["cursor", "zed"]))
+@given(servers=st.dictionaries(texts, raw_entries | values, max_size=3), client=st.sampled_from(["cursor", "zed"]))
 @example(servers={"a": {"command": "x", "cwd": "\0"}, "b": {"command": "x", "cwd": "~no body/x"}}, client="cursor")
 def test_the_new_file_loads_for_any_content_of_an_editors_file(
     tmp_path: Path, servers: dict[str, object], client: str

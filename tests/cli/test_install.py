@@ -50,15 +50,17 @@ def test_each_client_gets_this_toolspace_in_its_own_file(
 ) -> None:
     path = home / file[2:] if file.startswith("~/") else project / file
 
-    done = toolspace("install", client, *options)
-    again = toolspace("install", client, *options)
-    removed = toolspace("install", client, *options, "--uninstall")
+    result = toolspace("install", client, *options)
+    second_result = toolspace("install", client, *options)
+    removal = toolspace("install", client, *options, "--uninstall")
     missing = toolspace("install", client, *options, "--remove")
 
-    assert (done.returncode, again.returncode, removed.returncode, missing.returncode) == (0, 0, 0, 0), done.stderr
-    assert done.stdout.startswith("Added toolspace: ")
-    assert again.stdout.startswith("toolspace is already there: ")
-    assert removed.stdout.startswith("Removed toolspace: ")
+    assert (result.returncode, second_result.returncode, removal.returncode, missing.returncode) == (0, 0, 0, 0), (
+        result.stderr
+    )
+    assert result.stdout.startswith("Added toolspace: ")
+    assert second_result.stdout.startswith("toolspace is already there: ")
+    assert removal.stdout.startswith("Removed toolspace: ")
     assert missing.stdout.startswith("toolspace is not there: ")
     assert read_settings(path).get(table, {}) == {}
 
@@ -101,13 +103,13 @@ def test_everything_else_in_the_file_stays_as_it_was(toolspace: Toolspace, proje
     path.chmod(0o640)
 
     toolspace("install", "cursor", "--scope", "user")
-    added = path.read_text()
+    added_text = path.read_text()
     toolspace("install", "cursor", "--scope", "user", "--uninstall")
 
-    assert [line for line in EXISTING_FILE.splitlines() if line not in added.splitlines()] == [
+    assert [line for line in EXISTING_FILE.splitlines() if line not in added_text.splitlines()] == [
         EXISTING_FILE.splitlines()[3]
     ]
-    assert EXISTING_FILE.splitlines()[3] + "," in added.splitlines()
+    assert EXISTING_FILE.splitlines()[3] + "," in added_text.splitlines()
     assert path.read_text() == EXISTING_FILE
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     assert os.listdir(path.parent) == ["mcp.json"]
@@ -118,10 +120,10 @@ def test_an_outdated_entry_is_updated_only_where_it_differs(toolspace: Toolspace
         '{"mcpServers": {"toolspace": {"command": "/old/toolspace", "args": ["mcp"], "env": {"A": "1"}}}}'
     )
 
-    done = toolspace("install", "claude-code", "--json")
+    result = toolspace("install", "claude-code", "--json")
 
     server = read_settings(project / ".mcp.json")["mcpServers"]["toolspace"]
-    assert json.loads(done.stdout)["outcome"] == "updated"
+    assert json.loads(result.stdout)["outcome"] == "updated"
     assert server == {**expected_entry(project), "env": {"A": "1"}, "type": "stdio"}
 
 
@@ -129,15 +131,15 @@ def test_another_server_of_that_name_is_not_touched(toolspace: Toolspace, projec
     text = '{\n  "mcpServers": {\n    "toolspace": {"command": "npx"}\n  }\n}'
     (project / ".mcp.json").write_text(text)
 
-    refused = [toolspace("install", "claude-code"), toolspace("install", "claude-code", "--uninstall")]
-    named = toolspace("install", "claude-code", "--name", "ours")
+    refused_results = [toolspace("install", "claude-code"), toolspace("install", "claude-code", "--uninstall")]
+    named_result = toolspace("install", "claude-code", "--name", "ours")
 
-    assert [done.returncode for done in refused] == [2, 2]
+    assert [result.returncode for result in refused_results] == [2, 2]
     assert (
         "error: .mcp.json:3: another server is called toolspace already; choose a name with --name\n"
-        in refused[0].stderr
+        in refused_results[0].stderr
     )
-    assert named.returncode == 0
+    assert named_result.returncode == 0
     assert read_settings(project / ".mcp.json")["mcpServers"] == {
         "toolspace": {"command": "npx"},
         "ours": {"type": "stdio", **expected_entry(project)},
@@ -163,10 +165,10 @@ def test_a_file_that_cannot_be_changed_safely_is_refused_with_its_line(
     path.parent.mkdir()
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
 
-    done = toolspace("install", client, "--scope", "project")
+    result = toolspace("install", client, "--scope", "project")
 
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {place}"), done.stderr
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"error: {place}"), result.stderr
     assert path.read_bytes() == text.encode("utf-8", "surrogateescape")
     assert os.listdir(path.parent) == [path.name]
 
@@ -180,23 +182,23 @@ def test_a_linked_file_stays_a_link_and_a_dangling_one_is_refused(
     (home / ".codex").mkdir()
     (home / ".codex" / "config.toml").symlink_to(home / "gone.toml")
 
-    done = toolspace("install", "claude-code", "--scope", "user")
-    dangling = toolspace("install", "codex")
+    result = toolspace("install", "claude-code", "--scope", "user")
+    second_result = toolspace("install", "codex")
 
-    assert done.returncode == 0
+    assert result.returncode == 0
     assert (home / ".claude.json").is_symlink()
     assert list(read_settings(home / "dotfiles" / "claude.json")) == ["theme", "mcpServers"]
-    assert dangling.returncode == 2
-    assert "gone.toml, which does not exist" in dangling.stderr
+    assert second_result.returncode == 2
+    assert "gone.toml, which does not exist" in second_result.stderr
     assert not (home / "gone.toml").exists()
 
 
 def test_a_named_pipe_instead_of_the_file_is_refused(toolspace: Toolspace, project: Path, home: Path) -> None:
     os.mkfifo(project / ".mcp.json")
 
-    done = toolspace("install", "claude-code")
+    result = toolspace("install", "claude-code")
 
-    assert (done.returncode, done.stderr) == (2, "error: .mcp.json: is not a regular file\n")
+    assert (result.returncode, result.stderr) == (2, "error: .mcp.json: is not a regular file\n")
 
 
 def test_dry_run_shows_the_change_without_the_secrets_around_it(
@@ -206,17 +208,17 @@ def test_dry_run_shows_the_change_without_the_secrets_around_it(
     path.parent.mkdir()
     path.write_text(EXISTING_FILE)
 
-    done = toolspace("install", "cursor", "--scope", "user", "--dry-run")
+    result = toolspace("install", "cursor", "--scope", "user", "--dry-run")
 
-    assert done.returncode == 0
-    assert f'+\t\t\t"command": "{PROGRAM}",' in done.stdout
-    assert "abcdef123456" not in done.stdout + done.stderr
+    assert result.returncode == 0
+    assert f'+\t\t\t"command": "{PROGRAM}",' in result.stdout
+    assert "abcdef123456" not in result.stdout + result.stderr
     assert path.read_text() == EXISTING_FILE
 
 
-def usage_error(done: Run) -> str:
-    assert done.returncode == 2
-    return done.stderr
+def usage_error(result: Run) -> str:
+    assert result.returncode == 2
+    return result.stderr
 
 
 def test_wrong_usage_is_reported_with_a_hint(toolspace: Toolspace, project: Path, tmp_path: Path) -> None:
@@ -232,7 +234,7 @@ def test_wrong_usage_is_reported_with_a_hint(toolspace: Toolspace, project: Path
 def test_the_project_folder_is_the_folder_of_the_configuration(toolspace: Toolspace, project: Path, home: Path) -> None:
     (project / "deep" / "down").mkdir(parents=True)
 
-    done = toolspace("install", "claude-code", cwd=project / "deep" / "down")
+    result = toolspace("install", "claude-code", cwd=project / "deep" / "down")
 
-    assert done.returncode == 0
+    assert result.returncode == 0
     assert (project / ".mcp.json").is_file()

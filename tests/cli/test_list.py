@@ -10,10 +10,10 @@ from tests.cli.conftest import Toolspace, bash
 
 @pytest.mark.spec("17.1")
 def test_the_list_has_name_category_and_the_first_line_of_the_description(toolspace: Toolspace) -> None:
-    done = toolspace("list")
+    result = toolspace("list")
 
-    lines = {line.split()[0]: line.split(maxsplit=2)[1:] for line in done.stdout.splitlines()}
-    assert done.returncode == 0
+    lines = {line.split()[0]: line.split(maxsplit=2)[1:] for line in result.stdout.splitlines()}
+    assert result.returncode == 0
     assert lines["fails"] == ["custom", "Fails."]
     assert lines["read_file"][0] == "file"
     assert "delete_file" not in lines, "it is denied"
@@ -32,9 +32,9 @@ def test_tokens_shows_the_cost_of_each_definition_and_the_sum(toolspace: Toolspa
 
 @pytest.mark.spec("4.9")
 def test_tokens_notes_when_models_see_a_search_tool(toolspace: Toolspace) -> None:
-    done = toolspace("list", "--tokens", TOOLSPACE_TOOL_SEARCH_THRESHOLD="100")
+    result = toolspace("list", "--tokens", TOOLSPACE_TOOL_SEARCH_THRESHOLD="100")
 
-    assert "agent__find_tools finds the others" in done.stderr
+    assert "agent__find_tools finds the others" in result.stderr
 
 
 @pytest.mark.spec("17.1")
@@ -65,6 +65,6 @@ def test_warnings_are_shown_unless_quiet(toolspace: Toolspace, tmp_path: Path) -
 @pytest.mark.spec("17.2")
 def test_a_pipe_that_closes_early_is_not_an_error(project: Path) -> None:
     script = 'for words in list --help; do "$0" -m toolspace $words | true; echo ${PIPESTATUS[0]}; done'
-    done = bash(script, project)
+    result = bash(script, project)
 
-    assert (done.stdout, done.stderr) == ("0\n0\n", "")
+    assert (result.stdout, result.stderr) == ("0\n0\n", "")

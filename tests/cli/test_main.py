@@ -36,7 +36,7 @@ def run_and_list_imports(folder: Path, arguments: list[str], modules: tuple[str,
         f"import sys; from toolspace.cli.main import run; run({arguments!r}); "
         f"print([name for name in {modules!r} if name in sys.modules], flush=True)"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code],
         cwd=folder,
         env=environment(),
@@ -46,7 +46,7 @@ def run_and_list_imports(folder: Path, arguments: list[str], modules: tuple[str,
         check=True,
         timeout=60,
     )
-    return done.stdout
+    return result.stdout
 
 
 def test_the_version_is_printed(toolspace: Toolspace) -> None:
@@ -54,42 +54,42 @@ def test_the_version_is_printed(toolspace: Toolspace) -> None:
 
 
 def test_a_mistyped_command_gets_the_nearest_name(toolspace: Toolspace) -> None:
-    done, tool = toolspace("lst"), toolspace("read_file")
+    result, tool = toolspace("lst"), toolspace("read_file")
 
-    assert (done.returncode, done.stderr) == (2, "error: there is no command 'lst'; did you mean \"list\"?\n")
+    assert (result.returncode, result.stderr) == (2, "error: there is no command 'lst'; did you mean \"list\"?\n")
     assert "toolspace call read_file" in tool.stderr
 
 
 def test_without_arguments_the_help_is_printed(toolspace: Toolspace) -> None:
-    done = toolspace()
+    result = toolspace()
 
-    assert done.returncode == 2
-    assert "Commands:" in done.stderr
+    assert result.returncode == 2
+    assert "Commands:" in result.stderr
 
 
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_shared_options_work_before_and_after_the_command(toolspace: Toolspace, tmp_path: Path, place: str) -> None:
-    other = tmp_path / "other.yaml"
-    other.write_text("tools: {builtins: [sleep]}\n")
-    options = ["--config", str(other), "--json", "--quiet"]
+    other_file = tmp_path / "other.yaml"
+    other_file.write_text("tools: {builtins: [sleep]}\n")
+    options = ["--config", str(other_file), "--json", "--quiet"]
 
-    done = toolspace(*options, "list") if place == "before" else toolspace("list", *options)
+    result = toolspace(*options, "list") if place == "before" else toolspace("list", *options)
 
-    assert [tool["name"] for tool in json.loads(done.stdout) if tool["category"] == "system"] == ["sleep"]
+    assert [tool["name"] for tool in json.loads(result.stdout) if tool["category"] == "system"] == ["sleep"]
 
 
 def test_the_configuration_is_the_named_one_or_the_nearest_upwards_or_none(
     toolspace: Toolspace, project: Path, tmp_path: Path
 ) -> None:
-    below = project / "a" / "b"
-    below.mkdir(parents=True)
+    subfolder = project / "a" / "b"
+    subfolder.mkdir(parents=True)
 
-    nearest = toolspace("list", cwd=below)
-    named = toolspace("list", cwd=tmp_path, TOOLSPACE_CONFIG=str(project / "toolspace.yaml"))
+    nearest = toolspace("list", cwd=subfolder)
+    named_result = toolspace("list", cwd=tmp_path, TOOLSPACE_CONFIG=str(project / "toolspace.yaml"))
     none = toolspace("list", cwd=tmp_path)
 
     assert "\necho " in nearest.stdout
-    assert nearest.stdout == named.stdout
+    assert nearest.stdout == named_result.stdout
     assert none.returncode == 0
     assert "\necho " not in none.stdout
     assert "\nread_file " in none.stdout
@@ -110,18 +110,18 @@ def test_an_invalid_configuration_is_reported_in_one_line_and_exits_2(
         (project / "more.py").write_text("from toolspace import tool\n\n\n@tool\ndef sleep() -> None: ...\n")
         path.write_text("functions: [./more.py]\n")
 
-    done = toolspace("call", "echo", "--config", str(path))
+    result = toolspace("call", "echo", "--config", str(path))
 
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
 
 
 def test_json_prints_an_invalid_configuration_as_an_error_object(toolspace: Toolspace) -> None:
-    done = toolspace("--json", "list", "--config", "missing.yaml")
+    result = toolspace("--json", "list", "--config", "missing.yaml")
 
-    assert (done.returncode, done.stderr) == (2, "")
-    assert json.loads(done.stdout) == {
+    assert (result.returncode, result.stderr) == (2, "")
+    assert json.loads(result.stdout) == {
         "error": {"kind": "config", "message": "missing.yaml: there is no such file"},
     }
 
@@ -129,18 +129,18 @@ def test_json_prints_an_invalid_configuration_as_an_error_object(toolspace: Tool
 def test_an_unusable_state_directory_is_reported_with_its_setting(toolspace: Toolspace, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
-    done = toolspace("call", "give", "what=big", TOOLSPACE_STORAGE_DIR=str(tmp_path / "file"))
+    result = toolspace("call", "give", "what=big", TOOLSPACE_STORAGE_DIR=str(tmp_path / "file"))
 
-    assert done.returncode in (1, 2)
-    assert "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("error: ")
+    assert result.returncode in (1, 2)
+    assert "Traceback" not in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("error: ")
 
 
 def test_closed_standard_streams_do_not_break_a_command(project: Path) -> None:
     script = '"$0" -m toolspace call echo >&-; echo $?; "$0" -m toolspace call fails 2>&-; echo $?'
-    done = bash(script, project)
+    result = bash(script, project)
 
-    assert (done.stdout, done.stderr) == ("0\n1\n", "")
+    assert (result.stdout, result.stderr) == ("0\n1\n", "")
 
 
 @pytest.mark.spec("17.3")
@@ -156,47 +156,47 @@ def test_closed_standard_streams_do_not_break_a_command(project: Path) -> None:
 def test_wrong_flags_and_variables_exit_2(
     toolspace: Toolspace, words: list[str], changes: dict[str, str], message: str
 ) -> None:
-    done = toolspace(*words, **changes)
+    result = toolspace(*words, **changes)
 
-    assert done.returncode == 2
-    assert message in done.stderr
+    assert result.returncode == 2
+    assert message in result.stderr
 
 
 @pytest.mark.spec("4.11")
 @pytest.mark.spec("17.3")
 def test_verbose_logs_the_request_and_the_response(toolspace: Toolspace) -> None:
-    done = toolspace("--verbose", "call", "echo", "n=5")
+    result = toolspace("--verbose", "call", "echo", "n=5")
 
     assert re.fullmatch(
         r'\[VRB\] tool request → echo\n    parameters: \{"n":5\}\n'
         r"\[VRB\] tool response ← echo\n    latency: \d+ms, output: 7 chars, status: ok\n",
-        done.stderr,
+        result.stderr,
     )
-    assert json.loads(done.stdout) == {"n": 5}
+    assert json.loads(result.stdout) == {"n": 5}
 
 
 @pytest.mark.spec("4.11")
 def test_a_failure_is_a_warning_and_secrets_do_not_appear(toolspace: Toolspace) -> None:
-    done = toolspace("call", "fails", "secret=opensesame", TOOLSPACE_LOG="verbose")
+    result = toolspace("call", "fails", "secret=opensesame", TOOLSPACE_LOG="verbose")
 
-    assert "[WRN] tool response ← fails\n    latency: " in done.stderr
-    assert "error: it broke" in done.stderr
-    assert "opensesame" not in done.stderr
+    assert "[WRN] tool response ← fails\n    latency: " in result.stderr
+    assert "error: it broke" in result.stderr
+    assert "opensesame" not in result.stderr
 
 
 @pytest.mark.spec("4.11")
 def test_a_name_cannot_forge_a_log_line(toolspace: Toolspace) -> None:
-    done = toolspace("call", "x\n[ERR] forged\x1b[2J", "--verbose")
+    result = toolspace("call", "x\n[ERR] forged\x1b[2J", "--verbose")
 
-    assert "[ERR]" in done.stderr
-    assert not any(line.startswith("[ERR]") for line in done.stderr.splitlines())
+    assert "[ERR]" in result.stderr
+    assert not any(line.startswith("[ERR]") for line in result.stderr.splitlines())
 
 
 @pytest.mark.spec("4.11")
 def test_the_log_can_be_one_json_object_per_line(toolspace: Toolspace) -> None:
-    done = toolspace("call", "echo", "--verbose", TOOLSPACE_LOG_FORMAT="json")
+    result = toolspace("call", "echo", "--verbose", TOOLSPACE_LOG_FORMAT="json")
 
-    started, finished = map(json.loads, done.stderr.splitlines())
+    started, finished = map(json.loads, result.stderr.splitlines())
     assert (started["level"], started["event"], started["tool"]) == ("verbose", "tool_started", "echo")
     assert (finished["event"], finished["callId"]) == ("tool_finished", started["callId"])
 

@@ -107,16 +107,16 @@ async def test_requests_need_the_token(start: Start) -> None:
     ids=["host", "path", "token", "port", "no port"],
 )
 def test_invalid_addresses_are_refused(toolspace: Toolspace, words: tuple[str, ...], reason: str) -> None:
-    done = toolspace("mcp", *words)
-    assert done.returncode == 2
-    assert reason in done.stderr
-    assert done.stdout == ""
+    result = toolspace("mcp", *words)
+    assert result.returncode == 2
+    assert reason in result.stderr
+    assert result.stdout == ""
 
 
 def test_a_used_port_is_reported(toolspace: Toolspace) -> None:
     with socket.socket() as used_socket:
         used_socket.bind(("127.0.0.1", 0))
         used_socket.listen()
-        done = toolspace("mcp", "--http", str(used_socket.getsockname()[1]))
-    assert done.returncode == 2
-    assert "cannot listen on 127.0.0.1 port" in done.stderr
+        result = toolspace("mcp", "--http", str(used_socket.getsockname()[1]))
+    assert result.returncode == 2
+    assert "cannot listen on 127.0.0.1 port" in result.stderr

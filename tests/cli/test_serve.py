@@ -62,7 +62,7 @@ async def test_the_first_start_shows_keys_once_and_a_command_that_works(tmp_path
     async with start_gateway_process(tmp_path) as first:
         keys = first.keys
         hint = await first.wait_for_line("curl ")
-        pasted = await asyncio.to_thread(
+        example = await asyncio.to_thread(
             subprocess.run, ["bash", "-c", hint], capture_output=True, text=True, check=True, timeout=30
         )
         first.process.send_signal(signal.SIGTERM)
@@ -70,7 +70,7 @@ async def test_the_first_start_shows_keys_once_and_a_command_that_works(tmp_path
         assert_no_errors(first)
     stored_bytes = b"".join(path.read_bytes() for path in (tmp_path / "state").rglob("*") if path.is_file())
     async with start_gateway_process(tmp_path) as second, open_process_api(second, keys["secret"]) as api:
-        again = second.keys
+        second_keys = second.keys
         me = await api.get("/api/me")
         line = await second.wait_for_line("toolspace keys new")
         second.process.send_signal(signal.SIGINT)
@@ -79,10 +79,10 @@ async def test_the_first_start_shows_keys_once_and_a_command_that_works(tmp_path
 
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+", first.url)
     assert set(keys) == {"secret", "public", "JWT"}
-    assert json.loads(pasted.stdout)["result"]["timezone"] == "Europe/Berlin"
+    assert json.loads(example.stdout)["result"]["timezone"] == "Europe/Berlin"
     assert keys["secret"].encode() not in stored_bytes
     assert keys["public"].encode() not in stored_bytes
-    assert again == {}
+    assert second_keys == {}
     assert me.status == 200
     assert "shown at the first start" in line
     assert str(tmp_path / "state" / "toolspace" / "toolspace.db") in "\n".join(first.stderr_lines)
@@ -111,28 +111,28 @@ def test_a_used_port_is_reported_before_anything_is_created(toolspace: Toolspace
         used_socket.bind(("127.0.0.1", 0))
         used_socket.listen()
         port = used_socket.getsockname()[1]
-        done = toolspace("serve", "--port", str(port))
+        result = toolspace("serve", "--port", str(port))
 
-    assert done.returncode == 2
-    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in done.stderr
-    assert "set server.port (or --port)" in done.stderr
+    assert result.returncode == 2
+    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in result.stderr
+    assert "set server.port (or --port)" in result.stderr
     assert not list((tmp_path / "state").rglob("*.db"))
 
 
 def test_an_address_of_another_machine_is_refused(toolspace: Toolspace) -> None:
-    done = toolspace("serve", "--host", "192.0.2.1", "--port", "0")
+    result = toolspace("serve", "--host", "192.0.2.1", "--port", "0")
 
-    assert done.returncode == 2
-    assert "set server.host (or --host)" in done.stderr
+    assert result.returncode == 2
+    assert "set server.host (or --host)" in result.stderr
 
 
 async def test_a_second_gateway_on_the_same_database_file_is_refused(tmp_path: Path, toolspace: Toolspace) -> None:
     async with start_gateway_process(tmp_path) as first:
-        done = await asyncio.to_thread(toolspace, "serve", "--port", "0", XDG_STATE_HOME=str(tmp_path / "state"))
+        result = await asyncio.to_thread(toolspace, "serve", "--port", "0", XDG_STATE_HOME=str(tmp_path / "state"))
 
-    assert done.returncode == 2
-    assert f"in use by process {first.process.pid}" in done.stderr
-    assert "storage.url" in done.stderr
+    assert result.returncode == 2
+    assert f"in use by process {first.process.pid}" in result.stderr
+    assert "storage.url" in result.stderr
 
 
 @pytest.mark.spec("8.3")
@@ -184,7 +184,7 @@ async def test_stopping_stores_pending_calls_ends_streams_and_lets_running_calls
 
         gateway.process.send_signal(signal.SIGTERM)
         await gateway.wait_for_line("Stopping")
-        parked = await pending_call
+        pending_result = await pending_call
         rest = await stream.content.read()
         with pytest.raises(aiohttp.ClientConnectionError):
             await wait_until_refused(gateway.url)
@@ -196,16 +196,16 @@ async def test_stopping_stores_pending_calls_ends_streams_and_lets_running_calls
 
     async with start_gateway_process(tmp_path, config) as gateway, open_process_api(gateway) as api:
         stored_call = await api.get("/api/calls/call-1")
-        answered = await api.post("/api/runs/run-1/tool-results", {"callId": "call-1", "result": True})
+        response = await api.post("/api/runs/run-1/tool-results", {"callId": "call-1", "result": True})
         inbox = await api.get("/api/agents/robot/inbox")
 
-    assert (parked.status, parked.data["pendingToolCallId"]) == (202, "call-1")
+    assert (pending_result.status, pending_result.data["pendingToolCallId"]) == (202, "call-1")
     assert isinstance(rest, bytes)
     assert still_runs
     assert (finished.status, finished.data["result"]) == (200, "the result")
     assert code == 0
     assert stored_call.data["status"] == "pending"
-    assert answered.status == 200
+    assert response.status == 200
     assert [event["type"] for event in inbox.data["items"]] == ["tool_result"]
 
 
@@ -248,8 +248,8 @@ async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 
 
 async def test_keys_are_not_lost_if_the_first_start_fails(tmp_path: Path, toolspace: Toolspace) -> None:
-    needed = {"mcpServers": {"needed": {"command": "false", "required": True}}}
-    (tmp_path / "needed.json").write_text(json.dumps(needed))
+    config = {"mcpServers": {"needed": {"command": "false", "required": True}}}
+    (tmp_path / "needed.json").write_text(json.dumps(config))
     environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
 
     failed = await asyncio.to_thread(
@@ -263,9 +263,9 @@ async def test_keys_are_not_lost_if_the_first_start_fails(tmp_path: Path, toolsp
     assert set(keys) == {"secret", "public", "JWT"}
 
 
-async def wait_until(happened: Any) -> None:
+async def wait_until(condition: Any) -> None:
     for _ in range(3_000):
-        if happened():
+        if condition():
             return
         await asyncio.sleep(0.01)
     raise AssertionError("it did not happen")

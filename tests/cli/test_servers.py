@@ -54,31 +54,31 @@ def running_toolspace(project: Path) -> Iterator[subprocess.Popen[str]]:
         assert process.wait(30) == 0
 
 
-def by_name(done: Run) -> dict[str, dict[str, Any]]:
-    return {server["name"]: server for server in json.loads(done.stdout)}
+def by_name(result: Run) -> dict[str, dict[str, Any]]:
+    return {server["name"]: server for server in json.loads(result.stdout)}
 
 
 @pytest.mark.spec("17.2")
 def test_the_table_shows_the_status_of_each_server(toolspace: Toolspace) -> None:
-    done = toolspace("servers")
+    result = toolspace("servers")
 
-    lines = {line.split()[0]: line.split() for line in done.stdout.splitlines() if not line.startswith(" ")}
-    assert done.returncode == 0, done.stderr
+    lines = {line.split()[0]: line.split() for line in result.stdout.splitlines() if not line.startswith(" ")}
+    assert result.returncode == 0, result.stderr
     assert lines["NAME"] == ["NAME", "STATE", "PROTOCOL", "TRANSPORT", "PROCESS", "TOOLS", "TOKENS", "RESTARTS"]
     assert lines["small"][1:5] == ["ready", "2026-07-28", "stateless", "stdio"]
     assert lines["small"][6] == "2"
     assert int(lines["small"][7]) > 20
     assert (lines["broken"][1], lines["dying"][1], lines["refusing"][1]) == ("failed", "failed", "failed")
     assert (lines["off"][1], lines["empty"][1:3]) == ("disabled", ["cannot", "start"])
-    assert "the command 'no-such-program' of server 'broken' is not on the PATH" in " ".join(done.stdout.split())
-    assert done.stderr == ""
+    assert "the command 'no-such-program' of server 'broken' is not on the PATH" in " ".join(result.stdout.split())
+    assert result.stderr == ""
 
 
 @pytest.mark.spec("17.2")
 def test_json_has_every_field(toolspace: Toolspace) -> None:
-    done = toolspace("servers", "--json")
+    result = toolspace("servers", "--json")
 
-    servers = by_name(done)
+    servers = by_name(result)
     assert servers["small"]["state"] == "ready"
     assert servers["small"]["toolspace"] is None
     assert servers["small"]["tokens"] > 20
@@ -89,10 +89,10 @@ def test_json_has_every_field(toolspace: Toolspace) -> None:
 def test_a_required_server_that_does_not_start_exits_1_and_is_shown(toolspace: Toolspace, project: Path) -> None:
     (project / "toolspace.yaml").write_text(CONFIG.replace("no-such-program}", "no-such-program, required: true}"))
 
-    done = toolspace("servers", "--json")
+    result = toolspace("servers", "--json")
 
-    assert done.returncode == 1
-    assert (by_name(done)["broken"]["state"], by_name(done)["broken"]["required"]) == ("failed", True)
+    assert result.returncode == 1
+    assert (by_name(result)["broken"]["state"], by_name(result)["broken"]["required"]) == ("failed", True)
 
 
 def test_the_servers_of_a_running_toolspace_are_shown_and_restarted_there(
@@ -101,7 +101,7 @@ def test_the_servers_of_a_running_toolspace_are_shown_and_restarted_there(
     assert running_toolspace.stdin is not None
     assert running_toolspace.stdout is not None
     before = by_name(toolspace("servers", "--json"))["small"]
-    restarted = toolspace("servers", "restart", "small", "--json")
+    restart = toolspace("servers", "restart", "small", "--json")
     after = by_name(toolspace("servers", "--json"))["small"]
     status = toolspace("servers")
     failed = toolspace("servers", "restart", "broken")
@@ -111,8 +111,8 @@ def test_the_servers_of_a_running_toolspace_are_shown_and_restarted_there(
     died = by_name(toolspace("servers", "--json"))["small"]
 
     assert (before["toolspace"], before["restarts"]) == (running_toolspace.pid, 0)
-    assert restarted.returncode == 0
-    assert [server["name"] for server in json.loads(restarted.stdout)] == ["small"]
+    assert restart.returncode == 0
+    assert [server["name"] for server in json.loads(restart.stdout)] == ["small"]
     assert (after["state"], after["restarts"]) == ("ready", 1)
     assert after["pid"] != before["pid"]
     assert status.stdout.startswith(f"toolspace, process {running_toolspace.pid}\n")
@@ -144,25 +144,25 @@ def test_a_restart_without_a_running_toolspace_starts_the_server_as_a_test(tools
     ids=["no-name", "typo", "disabled", "empty", "action", "login"],
 )
 def test_wrong_usage_is_reported_with_a_hint(toolspace: Toolspace, words: tuple[str, ...], message: str) -> None:
-    done = toolspace("servers", *words)
+    result = toolspace("servers", *words)
 
-    assert done.returncode == 2
-    assert message in done.stderr
+    assert result.returncode == 2
+    assert message in result.stderr
 
 
 def test_without_servers_a_note_is_printed(toolspace: Toolspace, project: Path) -> None:
     (project / "toolspace.yaml").write_text("")
 
-    done = toolspace("servers")
+    result = toolspace("servers")
 
-    assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == "there are no MCP servers in the configuration\n"
+    assert (result.returncode, result.stdout) == (0, "")
+    assert result.stderr == "there are no MCP servers in the configuration\n"
 
 
 def test_logging_out_without_a_login_is_not_a_failure(toolspace: Toolspace) -> None:
-    done = toolspace("servers", "logout", "refusing")
+    result = toolspace("servers", "logout", "refusing")
 
-    assert (done.returncode, done.stdout) == (0, "There was no login to refusing.\n")
+    assert (result.returncode, result.stdout) == (0, "There was no login to refusing.\n")
 
 
 @pytest.mark.spec("3.16")
@@ -181,12 +181,12 @@ async def test_a_person_logs_in_on_the_printed_page_and_logs_out(toolspace: Tool
         assert await process.stderr.readline() == b"Log in to guarded on this page:\n"
         await Browser()("guarded", (await process.stderr.readline()).decode().strip())
         out, err = await process.communicate()
-        during = by_name(await asyncio.to_thread(toolspace, "servers", "--json"))["guarded"]
+        report = by_name(await asyncio.to_thread(toolspace, "servers", "--json"))["guarded"]
         logout = await asyncio.to_thread(toolspace, "servers", "logout", "guarded")
         after = by_name(await asyncio.to_thread(toolspace, "servers", "--json"))["guarded"]
 
     assert (process.returncode, out, err) == (0, b"Logged in to guarded.\n", b"")
-    assert [server["state"] == "ready" for server in (before, during, after)] == [False, True, False]
+    assert [server["state"] == "ready" for server in (before, report, after)] == [False, True, False]
     assert "toolspace servers login guarded" in before["lastError"]
     assert logout.stdout == "Logged out of guarded.\n"
 
@@ -203,22 +203,23 @@ async def test_a_person_logs_in_on_the_printed_page_and_logs_out(toolspace: Tool
 def test_the_reason_why_a_server_does_not_start_is_printed_once(
     toolspace: Toolspace, words: tuple[str, ...], code: int, message: str
 ) -> None:
-    done = toolspace(*words)
+    result = toolspace(*words)
 
     reason = "the server ended with exit code 3: connection refused"
-    assert done.returncode == code
-    assert [line for line in done.stderr.splitlines() if reason in line] == [message.format(reason)]
+    assert result.returncode == code
+    assert [line for line in result.stderr.splitlines() if reason in line] == [message.format(reason)]
 
 
 def test_log_lines_of_a_server_have_its_name(toolspace: Toolspace, project: Path) -> None:
     chatty = f"echo Welcome; exec {sys.executable} {PROGRAMS}/small_server.py"
     (project / "toolspace.yaml").write_text(f"mcpServers: {{chatty: {{command: sh, args: ['-c', '{chatty}']}}}}\n")
 
-    done = toolspace("list", "--category", "mcp")
+    result = toolspace("list", "--category", "mcp")
 
-    assert done.returncode == 0
+    assert result.returncode == 0
     assert (
-        done.stderr == "[WRN] chatty: the server wrote something that is not a message (logged only once): 'Welcome'\n"
+        result.stderr
+        == "[WRN] chatty: the server wrote something that is not a message (logged only once): 'Welcome'\n"
     )
 
 
@@ -248,9 +249,9 @@ tools:
 """
     )
 
-    done = toolspace(*words)
+    result = toolspace(*words)
 
     assert (project / "started").exists() == starts_others
-    assert ("other" in done.stderr) == starts_others
+    assert ("other" in result.stderr) == starts_others
     if not starts_others:
-        assert done.returncode == 0, done.stderr
+        assert result.returncode == 0, result.stderr

@@ -99,8 +99,11 @@ async def test_tail_follows_one_space_as_json_over_a_restart(tmp_path: Path) -> 
             records = [json.loads(await tail.read_line()) for _ in range(2)]
             gateway.process.kill()
             await tail.wait_for("the gateway has ended")
-            async with start_gateway_process(tmp_path) as again, ToolspaceClient(again.url, secret_key=SECRET) as other:
-                await other.spaces.send_message("support", "two", entity_id="ada")
+            async with (
+                start_gateway_process(tmp_path) as second_gateway,
+                ToolspaceClient(second_gateway.url, secret_key=SECRET) as second_client,
+            ):
+                await second_client.spaces.send_message("support", "two", entity_id="ada")
                 records += [json.loads(await tail.read_line()) for _ in range(2)]
                 tail.process.send_signal(signal.SIGTERM)
                 assert await tail.process.wait() == 0
@@ -122,11 +125,11 @@ async def test_tail_of_a_run_prints_its_calls(tmp_path: Path) -> None:
         async with running_tail(tmp_path, "--run", run.id, **changes) as tail:
             await tail.wait_for("following run:run_1")
             await client.runs.call(run.id, "current_time", {"timezone": "Europe/Berlin"})
-            started, done = await tail.read_line(), await tail.read_line()
+            started, result = await tail.read_line(), await tail.read_line()
     assert "tool.started" in started
     assert 'current_time  running  {"timezone":"Europe/Berlin"}' in started
-    assert "tool.done" in done
-    assert " ms  " in done
+    assert "tool.done" in result
+    assert " ms  " in result
 
 
 async def test_tail_of_all_streams_prints_calls_of_a_run_once(tmp_path: Path) -> None:
@@ -200,22 +203,22 @@ async def test_tail_into_a_closed_pipe_exits_0(tmp_path: Path) -> None:
 async def test_keys_are_created_listed_and_revoked(tmp_path: Path) -> None:
     write_config(tmp_path)
     async with start_gateway_process(tmp_path) as gateway:
-        created = await run_command(
+        creation = await run_command(
             tmp_path, "keys", "new", "--kind", "tools", "--name", "friend", "--allow", "current_*"
         )
-        assert created.returncode == 0, created.stderr
-        key = created.stdout.strip()
+        assert creation.returncode == 0, creation.stderr
+        key = creation.stdout.strip()
         assert key.startswith("tk_")
-        listed = await run_command(tmp_path, "keys", "--json")
-        (record,) = [entry for entry in json.loads(listed.stdout) if entry["name"] == "friend"]
+        key_list = await run_command(tmp_path, "keys", "--json")
+        (record,) = [entry for entry in json.loads(key_list.stdout) if entry["name"] == "friend"]
         assert record["toolsAllowed"] == ["current_*"]
-        assert key not in listed.stdout
+        assert key not in key_list.stdout
         table = await run_command(tmp_path, "keys", "list")
         assert record["hint"] in table.stdout
         async with ToolspaceClient(gateway.url, secret_key=key) as friend:
             assert {tool.name async for tool in friend.tools.all()} == {"current_time"}
-            revoked = await run_command(tmp_path, "keys", "revoke", record["id"])
-            assert revoked.returncode == 0, revoked.stderr
+            revocation = await run_command(tmp_path, "keys", "revoke", record["id"])
+            assert revocation.returncode == 0, revocation.stderr
             with pytest.raises(Unauthorized):
                 await friend.tools.list()
 
@@ -232,6 +235,6 @@ async def test_keys_are_created_listed_and_revoked(tmp_path: Path) -> None:
 )
 async def test_wrong_usage_of_keys_is_reported(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
     (tmp_path / "toolspace.json").write_text("{}")
-    done = await run_command(tmp_path, "keys", *words)
-    assert done.returncode == 2
-    assert message in done.stderr
+    result = await run_command(tmp_path, "keys", *words)
+    assert result.returncode == 2
+    assert message in result.stderr

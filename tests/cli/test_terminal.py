@@ -20,12 +20,12 @@ def open_terminal(*words: str, project: Path, columns: int = 80, **changes: str)
 
 
 def test_colour_is_used_on_terminals_unless_disabled(project: Path) -> None:
-    with open_terminal("call", "echo", "n=5", project=project) as coloured:
-        assert coloured.end() == 0
+    with open_terminal("call", "echo", "n=5", project=project) as terminal:
+        assert terminal.end() == 0
     with open_terminal("call", "echo", "n=5", project=project, NO_COLOR="1") as plain:
         assert plain.end() == 0
 
-    assert '\x1b[36m"n"\x1b[0m: \x1b[33m5\x1b[0m' in coloured.output
+    assert '\x1b[36m"n"\x1b[0m: \x1b[33m5\x1b[0m' in terminal.output
     assert plain.output == '{\r\n  "n": 5\r\n}\r\n'
 
 

@@ -82,10 +82,10 @@ SCHEMA: dict[str, Any] = {
 def test_a_value_gets_the_type_that_the_schema_asks_for(words: list[str], value: object) -> None:
     key = words[0].partition("=")[0].removesuffix(":")
 
-    typed = combine_arguments({}, words, SCHEMA)[key]
+    converted_value = combine_arguments({}, words, SCHEMA)[key]
 
-    assert typed == value
-    assert type(typed) is type(value)
+    assert converted_value == value
+    assert type(converted_value) is type(value)
 
 
 @pytest.mark.spec("17.2")
@@ -103,10 +103,10 @@ def test_a_value_gets_the_type_that_the_schema_asks_for(words: list[str], value:
     ],
 )
 def test_an_invalid_word_is_reported_with_the_right_form(words: list[str], message: str) -> None:
-    with pytest.raises(click.UsageError) as raised:
+    with pytest.raises(click.UsageError) as error_info:
         combine_arguments({}, words, SCHEMA)
 
-    assert message in raised.value.message
+    assert message in error_info.value.message
 
 
 def test_a_key_value_argument_replaces_the_same_key_of_args() -> None:
