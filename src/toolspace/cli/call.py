@@ -17,9 +17,8 @@ from typing import Any, NamedTuple, cast
 import click
 import msgspec
 
-from toolspace.cli.completion import complete_tool_name
 from toolspace.cli.event_loop import Interrupts, run
-from toolspace.cli.local_toolspace import find_tool, started_toolspace
+from toolspace.cli.local_toolspace import complete_tool_name, find_tool, started_toolspace
 from toolspace.cli.logs import mute_provider_warnings
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import CommandOutput, StatusLine, WriteError, show_status
@@ -39,7 +38,14 @@ _USAGE_ERRORS = ("unknown_tool", "invalid_parameters")
 """The error kinds that the user fixes with another command line."""
 _MAX_DEPTH = 16
 _ANY_TYPE: frozenset[str] = frozenset()
-_JSON_TYPES = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
+_JSON_TYPES: Mapping[type[Any], str] = {
+    type(None): "null",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+}
 _MAX_BYTES = 64 * 1024 * 1024
 
 

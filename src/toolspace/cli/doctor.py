@@ -28,12 +28,12 @@ from toolspace.cli.doctor_checks import (
     check_servers,
     check_services,
 )
-from toolspace.cli.event_loop import run
 from toolspace.cli.local_toolspace import config_environment, config_path, inspected_toolspace
 from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import CommandOutput, escape_control_characters, show_status
-from toolspace.config.load import Config, load_config
+from toolspace.config.configuration import Config
+from toolspace.config.load import load_config
 from toolspace.errors import ConfigError, ToolspaceError
 from toolspace.providers.functions import load_functions
 from toolspace.toolspace import Toolspace
@@ -51,12 +51,8 @@ _MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗",
 
 @click.command("doctor", cls=Command)
 @click.pass_obj
-def command(options: Options) -> int:
+async def command(options: Options) -> int:
     """Check the installation, configuration, storage, agents, servers and providers, and say how to fix problems."""
-    return run(lambda _: _check(options))
-
-
-async def _check(options: Options) -> int:
     output = options.output
     set_up_logs(options, os.environ)
     checks: list[CheckResult] = []

@@ -16,8 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from toolspace.config.configuration import AgentSpec
-from toolspace.config.load import Config
+from toolspace.config.configuration import AgentSpec, Config
 from toolspace.config.provider_settings import McpServerSettings, OpenApiSettings
 from toolspace.config.server_settings import EmbeddingSettings
 from toolspace.core.interfaces import ToolProvider

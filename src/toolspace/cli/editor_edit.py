@@ -162,15 +162,20 @@ def set_value(text: str, path: tuple[str, ...], value: Any) -> str:
         text = (text.rstrip() + "\n" if text.strip() else "") + "{}\n"
     objects = parse_json(text).objects
     for depth, key in enumerate(path):
-        if (parent := objects.get(path[:depth])) is None:
+        parent = objects.get(path[:depth])
+        if parent is None:
             raise TypeError(f"{'.'.join(path[:depth])} is not an object")
         member = parent.find(key)
+        rest = path[depth + 1 :]
         if member is None:
-            for inner in reversed(path[depth + 1 :]):
+            for inner in reversed(rest):
                 value = {inner: value}
-            return bom + _add(text, parent, key, value)
-    value_text = _format(text, value, _indentation(text, member.start), inline=not _is_multiline(text, parent))
-    return bom + text[: member.value] + value_text + text[member.end :]
+            text = _add(text, parent, key, value)
+            break
+        if not rest:
+            value_text = _format(text, value, _indentation(text, member.start), inline=not _is_multiline(text, parent))
+            text = text[: member.value] + value_text + text[member.end :]
+    return bom + text
 
 
 def remove_value(text: str, path: tuple[str, ...]) -> str:

@@ -68,7 +68,7 @@ class ImportResult(NamedTuple):
 def import_servers(environment: ClientEnvironment, client_keys: Iterable[str] = CLIENTS) -> ImportResult:
     """Returns the servers of these clients, those of the project first. The first server of a name wins."""
     result = ImportResult([], [])
-    extractor = SecretExtractor(environment.environ)
+    extractor = _SecretExtractor(environment.environ)
     by_name: dict[str, ImportedServer] = {}
     for client, path, tables in _list_files([CLIENTS[key] for key in client_keys], environment):
         try:
@@ -135,7 +135,7 @@ def _read_entries(
 
 
 def _import_entry(
-    name: str, raw: object, client: McpClient, path: Path, extractor: SecretExtractor
+    name: str, raw: object, client: McpClient, path: Path, extractor: _SecretExtractor
 ) -> ImportedServer | str:
     """Returns the server, or the reason why it is skipped."""
     if not isinstance(raw, dict):
@@ -195,11 +195,11 @@ def _texts(value: object) -> list[str]:
 
 def _pairs(value: object) -> dict[str, str]:
     items = cast("dict[str, object]", value) if isinstance(value, dict) else {}
-    return {key: _text(inner) for key, inner in items.items() if key and isinstance(inner, str | int | float)}
-
-
-def _text(value: object) -> str:
-    return ("true" if value else "false") if isinstance(value, bool) else str(value)
+    return {
+        key: str(inner).lower() if isinstance(inner, bool) else str(inner)
+        for key, inner in items.items()
+        if key and isinstance(inner, str | int | float)
+    }
 
 
 def _normalize_zed(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,16 +219,13 @@ def _normalize_codex(raw: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(token := raw.get("bearer_token_env_var"), str):
         headers["Authorization"] = f"Bearer ${{env:{token}}}"
     # Values of the file are plain text in Codex, so they are escaped; the references that are added here are not.
-    entry["env"] = {**_escape_values(_pairs(raw.get("env"))), **env}
-    entry["headers"] = {**_escape_values(_pairs(raw.get("http_headers"))), **headers}
+    for target, source, references in (("env", "env", env), ("headers", "http_headers", headers)):
+        texts = {key: _escape(value) for key, value in _pairs(raw.get(source)).items()}
+        entry[target] = {**texts, **references}
     return entry
 
 
 # References to variables
-
-
-def _escape_values(pairs: Mapping[str, str]) -> dict[str, str]:
-    return {key: _escape(value) for key, value in pairs.items()}
 
 
 def _escape(text: str) -> str:
@@ -285,31 +282,69 @@ def _translate_reference(reference: str, variables: set[str]) -> str:
 # Secrets
 
 
-class SecretExtractor:
+class _SecretExtractor:
     """Replaces secrets in entries by references to variables. Two different secrets never get the same variable."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ
         self._values: dict[str, str] = {}
+        self._server = ""
+        self._places: dict[str, str] = {}
 
     def extract(self, server: str, entry: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         """Returns the entry without secrets, and for each new variable where its value stood."""
-        replacer = _SecretReplacer(self, server)
+        self._server, self._places = server, {}
         result = dict(entry)
         for section in ("env", "headers"):
             if section in result:
-                result[section] = {key: replacer.pair(section, key, value) for key, value in result[section].items()}
+                result[section] = {
+                    key: self._replace_pair(section, key, value) for key, value in result[section].items()
+                }
         if "args" in result:
-            result["args"] = replacer.args(result["args"])
+            result["args"] = self._replace_args(result["args"])
         for key in ("url", "command"):
-            if key in result and looks_secret("", result[key]):
-                result[key] = replacer.reference(key, result[key], key)
-        return result, replacer.secrets
+            if key in result:
+                result[key] = self._replace("", result[key], key, key)
+        return result, self._places
 
-    def assign_variable(self, server: str, name: str, value: str) -> str:
+    def _replace_pair(self, section: str, key: str, value: str) -> str:
+        place = f"{section} {key}"
+        if section == "headers" and (scheme := _SCHEME.fullmatch(value)) is not None:
+            # Only the credentials are replaced, not the scheme in front of them.
+            variable = "token" if key.casefold() == "authorization" else key
+            return f"{scheme[1]}{scheme[2]}{self._replace(key, scheme[3], variable, place)}"
+        return self._replace(key, value, key, place)
+
+    def _replace_args(self, args: list[str]) -> list[str]:
+        result: list[str] = []
+        flag = ""
+        for arg in args:
+            new_arg, place = arg, f"args {flag}" if flag else "an argument"
+            if (match := _FLAG.fullmatch(arg) or _PAIR.fullmatch(arg)) is not None:
+                name, value, place = match[1].lstrip("-"), match[3], "an argument"
+                if ":" in match[2]:
+                    value = self._replace_pair("headers", name, value)
+                else:
+                    value = self._replace(name, value, name, f"args {name}")
+                new_arg = f"{match[1]}{match[2]}{value}"
+            # If no part is a secret, the whole may be: a URL matches as `https:` and the rest.
+            result.append(new_arg if new_arg != arg else self._replace(flag, arg, flag or "arg", place))
+            flag = arg.lstrip("-") if re.fullmatch(r"--?[A-Za-z][\w.-]*", arg) else ""
+        return result
+
+    def _replace(self, name: str, value: str, variable: str, place: str) -> str:
+        """Returns a reference to a variable if the value looks secret, else the value."""
+        if not looks_secret(name, value):
+            return value
+        # In the file `${` is escaped as `$${`; the variable has the plain value.
+        variable = self._assign_variable(variable, value.replace("$${", "${"))
+        self._places[variable] = place
+        return f"${{{variable}}}"
+
+    def _assign_variable(self, name: str, value: str) -> str:
         """Returns a variable for a value: the name itself, unless that variable has another value already."""
         plain = re.sub(r"[^A-Za-z0-9_]", "_", name)
-        prefixed_name = re.sub(r"[^A-Za-z0-9_]", "_", f"{server}_{name}".upper())
+        prefixed_name = re.sub(r"[^A-Za-z0-9_]", "_", f"{self._server}_{name}".upper())
         candidates = [plain] if re.fullmatch(r"[A-Z_][A-Z0-9_]*", plain) else []
         candidates += [prefixed_name, *(f"{prefixed_name}_{number}" for number in range(2, 1000))]
         for candidate in candidates:
@@ -319,51 +354,6 @@ class SecretExtractor:
                 self._values[candidate] = value
                 return candidate
         raise AssertionError("a thousand secrets of one name")
-
-
-class _SecretReplacer:
-    """Replaces the secrets of one server."""
-
-    def __init__(self, extractor: SecretExtractor, server: str) -> None:
-        self.secrets: dict[str, str] = {}
-        self._extractor = extractor
-        self._server = server
-
-    def reference(self, name: str, value: str, place: str) -> str:
-        # In the file `${` is escaped as `$${`; the variable has the plain value.
-        variable = self._extractor.assign_variable(self._server, name, value.replace("$${", "${"))
-        self.secrets[variable] = place
-        return f"${{{variable}}}"
-
-    def pair(self, section: str, key: str, value: str) -> str:
-        place = f"{section} {key}"
-        if section == "headers" and (scheme := _SCHEME.fullmatch(value)) is not None:
-            # Only the credentials are replaced, not the scheme in front of them.
-            variable = "token" if key.casefold() == "authorization" else key
-            return f"{scheme[1]}{scheme[2]}{self._replace(key, scheme[3], variable, place)}"
-        return self._replace(key, value, key, place)
-
-    def args(self, args: list[str]) -> list[str]:
-        result: list[str] = []
-        flag = ""
-        for arg in args:
-            if (match := _FLAG.fullmatch(arg) or _PAIR.fullmatch(arg)) is not None:
-                name, value = match[1].lstrip("-"), match[3]
-                if ":" in match[2]:
-                    value = self.pair("headers", name, value)
-                else:
-                    value = self._replace(name, value, name, f"args {name}")
-                # If the part is not a secret, the whole may be: a URL matches as `https:` and the rest.
-                new_arg = f"{match[1]}{match[2]}{value}"
-                result.append(new_arg if new_arg != arg else self._replace(flag, arg, flag or "arg", "an argument"))
-            else:
-                place = f"args {flag}" if flag else "an argument"
-                result.append(self._replace(flag, arg, flag or "arg", place))
-            flag = arg.lstrip("-") if re.fullmatch(r"--?[A-Za-z][\w.-]*", arg) else ""
-        return result
-
-    def _replace(self, name: str, value: str, variable: str, place: str) -> str:
-        return self.reference(variable, value, place) if looks_secret(name, value) else value
 
 
 def looks_secret(name: str, value: str) -> bool:

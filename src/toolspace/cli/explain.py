@@ -8,13 +8,18 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from toolspace.cli.completion import complete_tool_name
-from toolspace.cli.event_loop import run
-from toolspace.cli.local_toolspace import find_tool, not_found_message, read_config, started_toolspace
+from toolspace.cli.local_toolspace import (
+    complete_tool_name,
+    find_tool,
+    not_found_message,
+    read_config,
+    started_toolspace,
+)
 from toolspace.cli.logs import mute_provider_warnings
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import CommandOutput, align_columns, escape_control_characters, join_columns
-from toolspace.config.load import Config
+from toolspace.config.configuration import Config
+from toolspace.config.validation import snake_case
 from toolspace.core.times import format_duration
 from toolspace.orchestrator.catalog import CatalogEntry
 from toolspace.orchestrator.settings import EffectiveSettings, SourcedValue
@@ -40,12 +45,8 @@ class ExplainedSetting(NamedTuple):
 @click.command("explain", cls=Command)
 @click.argument("name", shell_complete=complete_tool_name)
 @click.pass_obj
-def command(options: Options, name: str) -> int:
+async def command(options: Options, name: str) -> int:
     """Show the settings of the tool NAME (timeout, queue, cache, size limit, policy) and where each one is set."""
-    return run(lambda _: _explain(options, name))
-
-
-async def _explain(options: Options, name: str) -> int:
     mute_provider_warnings(options, of_tool=name)
     async with started_toolspace(options, single_tool=name) as ts:
         match = find_tool(ts, name)
@@ -73,14 +74,14 @@ class _Explanation:
     def rows(self) -> list[ExplainedSetting]:
         settings, tool = self._settings, self._entry.tool
         rows = [
-            self._row("timeout", settings.timeout, _milliseconds, _format_timeout),
-            self._row("queue", settings.queue, _identity, lambda name: name or "none"),
-            self._row("cache", settings.cache, _milliseconds, _format_cache),
+            self._row("timeout", settings.timeout, _format_timeout, _milliseconds),
+            self._row("queue", settings.queue, lambda name: name or "none"),
+            self._row("cache", settings.cache, _format_cache, _milliseconds),
         ]
         if settings.cache.value:
-            rows.append(self._row("cachePerUser", settings.cache_per_user, _identity, _yes_no))
+            rows.append(self._row("cachePerUser", settings.cache_per_user, _yes_no))
         rows += [
-            self._row("maxBytes", settings.max_bytes, _identity, "{:,}".format),
+            self._row("maxBytes", settings.max_bytes, "{:,}".format),
             self._policy(),
             ExplainedSetting("visible", tool.visible, self._visible_source(), _yes_no(tool.visible)),
         ]
@@ -92,7 +93,11 @@ class _Explanation:
         ]
 
     def _row(
-        self, key: str, setting: SourcedValue[T], to_json: Callable[[T], Any], to_text: Callable[[T], str]
+        self,
+        key: str,
+        setting: SourcedValue[T],
+        to_text: Callable[[T], str],
+        to_json: Callable[[T], Any] = lambda value: value,
     ) -> ExplainedSetting:
         source = self._source(key, setting.source)
         return ExplainedSetting(key, to_json(setting.value), source, to_text(setting.value))
@@ -102,7 +107,7 @@ class _Explanation:
             return override
         if source == f"tool {self._entry.tool.name}":
             return self._definition_source(key)
-        if getattr(self._entry.rules.rules, _snake_case(key)) is not None:
+        if getattr(self._entry.rules.rules, snake_case(key)) is not None:
             return self._config.source(*self._section(), _PROVIDER_KEYS.get(key, key))
         return source
 
@@ -119,7 +124,7 @@ class _Explanation:
     def _override_source(self, key: str) -> str | None:
         """Returns the line of the override that decides a key, or None."""
         entry = self._entry
-        pattern = entry.rules.find_override_pattern(_snake_case(key), entry.local_name, entry.tool.name)
+        pattern = entry.rules.find_override_pattern(snake_case(key), entry.local_name, entry.tool.name)
         return None if pattern is None else self._config.source("tools", "overrides", pattern, key)
 
     def _queue(self, name: str) -> ExplainedSetting:
@@ -137,18 +142,15 @@ class _Explanation:
     def _policy(self) -> ExplainedSetting:
         """Returns whether the tool may be called, and the rule that decides it."""
         reason = self._entry.denial_reason
-        section = self._section()
         if reason is None:
-            has_list = self._entry.rules.tools_allowed is not None
-            source = self._config.source(*section, "toolsAllowed") if has_list else "default"
-            return ExplainedSetting("policy", "allowed", source, "allowed")
-        if "toolsDenied" in reason:
-            source = self._config.source(*section, "toolsDenied")
-        elif "toolsAllowed" in reason:
-            source = self._config.source(*section, "toolsAllowed")
+            policy, key = "allowed", "toolsAllowed" if self._entry.rules.tools_allowed is not None else ""
         else:
-            source = self._override_source("enabled") or "default"
-        return ExplainedSetting("policy", "denied", source, "denied")
+            policy, key = "denied", next((key for key in ("toolsDenied", "toolsAllowed") if key in reason), "")
+        if key:
+            source = self._config.source(*self._section(), key)
+        else:
+            source = (self._override_source("enabled") if reason is not None else None) or "default"
+        return ExplainedSetting("policy", policy, source, policy)
 
     def _section(self) -> tuple[str, ...]:
         """Returns the key path of the provider's configuration."""
@@ -198,10 +200,6 @@ def _print(
     output.value(dict(tool.input_schema))
 
 
-def _identity(value: Any) -> Any:
-    return value
-
-
 def _milliseconds(seconds: float | None) -> float | None:
     return None if seconds is None or math.isinf(seconds) else round(seconds * 1000, 3)
 
@@ -216,7 +214,3 @@ def _format_cache(seconds: float | None) -> str:
 
 def _yes_no(value: bool) -> str:
     return "yes" if value else "no"
-
-
-def _snake_case(key: str) -> str:
-    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in key)

@@ -13,7 +13,7 @@ from toolspace.cli.local_toolspace import read_config
 from toolspace.cli.options import Options
 from toolspace.client.client import ToolspaceClient
 from toolspace.client.errors import GatewayUnreachable
-from toolspace.config.load import Config
+from toolspace.config.configuration import Config
 from toolspace.core.secret_masking import register_secrets
 from toolspace.errors import ProviderError
 from toolspace.server import control_socket

@@ -10,11 +10,10 @@ from typing import Any, Literal, cast
 import click
 import msgspec
 
-from toolspace.cli.event_loop import run
 from toolspace.cli.gateway_connection import connect, gateway_options
 from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
-from toolspace.cli.output import CommandOutput, align_columns, first_line, join_columns
+from toolspace.cli.output import align_columns, first_line, join_columns
 from toolspace.client.resources import ApiKey
 from toolspace.core.names import did_you_mean
 
@@ -46,7 +45,7 @@ _HEADER = ("ID", "KIND", "NAME", "KEY", "CREATED", "LAST USED", "CALLS", "STATE"
 )
 @click.option("--agent", metavar="ID", help="With new --kind tools: the agent on whose behalf it calls.")
 @click.pass_obj
-def command(
+async def command(
     options: Options,
     action: str,
     key_id: str | None,
@@ -68,56 +67,44 @@ def command(
         raise click.UsageError(f"there is no action keys {action}{did_you_mean(action, _ACTIONS)}")
     if action != "new" and (kind or name or allowed or denied or agent):
         raise click.UsageError("--kind, --name, --allow, --deny and --agent are for keys new")
-    if action == "revoke":
-        if key_id is None:
-            raise click.UsageError("the id is missing: toolspace keys revoke ID; toolspace keys lists the ids")
-        return run(lambda _: _revoke(options, url, key, key_id))
-    if key_id is not None:
+    if action == "revoke" and key_id is None:
+        raise click.UsageError("the id is missing: toolspace keys revoke ID; toolspace keys lists the ids")
+    if action != "revoke" and key_id is not None:
         raise click.UsageError(f"keys {action} has no argument {key_id!r}")
-    if action == "list":
-        return run(lambda _: _list(options, url, key))
     key_kind = cast("KeyKind", kind or "secret")
     if key_kind != "tools" and (allowed or denied or agent):
         raise click.UsageError("--allow, --deny and --agent are for keys of --kind tools")
-    scope: dict[str, Any] = {
-        "tools_allowed": list(allowed) or None,
-        "tools_denied": list(denied) or None,
-        "agent_entity_id": agent,
-    }
-    return run(lambda _: _create(options, url, key, key_kind, name, scope))
-
-
-async def _list(options: Options, url: str | None, key: str | None) -> int:
     async with connect(options, url, key) as client:
-        api_keys = [api_key async for api_key in client.keys.all()]
-    if options.json:
-        options.output.document([_document(api_key) for api_key in api_keys])
-    else:
-        _print(options.output, api_keys)
+        if action == "list":
+            _print_keys(options, [api_key async for api_key in client.keys.all()])
+        elif action == "new":
+            api_key = await client.keys.create(
+                key_kind,
+                name,
+                tools_allowed=list(allowed) or None,
+                tools_denied=list(denied) or None,
+                agent_entity_id=agent,
+            )
+            _print_new_key(options, api_key)
+        elif key_id is not None:
+            await client.keys.revoke(key_id)
+            _print_revoked_key(options, key_id)
     return 0
 
 
-async def _create(
-    options: Options, url: str | None, key: str | None, kind: KeyKind, name: str | None, scope: dict[str, Any]
-) -> int:
-    async with connect(options, url, key) as client:
-        api_key = await client.keys.create(kind, name, **scope)
+def _print_new_key(options: Options, api_key: ApiKey) -> None:
     if options.json:
         options.output.document(_document(api_key))
-        return 0
-    options.output.note(f"Created the {kind} key {api_key.id}. It is shown only once:")
-    options.output.text(api_key.key or "")
-    return 0
+    else:
+        options.output.note(f"Created the {api_key.kind} key {api_key.id}. It is shown only once:")
+        options.output.text(api_key.key or "")
 
 
-async def _revoke(options: Options, url: str | None, key: str | None, key_id: str) -> int:
-    async with connect(options, url, key) as client:
-        await client.keys.revoke(key_id)
+def _print_revoked_key(options: Options, key_id: str) -> None:
     if options.json:
         options.output.document({"id": key_id, "revoked": True})
     else:
         options.output.note(f"Revoked {key_id}.")
-    return 0
 
 
 def _document(api_key: ApiKey) -> dict[str, Any]:
@@ -127,11 +114,14 @@ def _document(api_key: ApiKey) -> dict[str, Any]:
     return document
 
 
-def _print(output: CommandOutput, api_keys: Sequence[ApiKey]) -> None:
+def _print_keys(options: Options, api_keys: Sequence[ApiKey]) -> None:
+    if options.json:
+        options.output.document([_document(api_key) for api_key in api_keys])
+        return
     header, *rows = align_columns([_HEADER, *map(_cells, api_keys)])
-    output.line(output.style(join_columns(header), dim=True))
+    options.output.line(options.output.style(join_columns(header), dim=True))
     for row in rows:
-        output.line(join_columns(row))
+        options.output.line(join_columns(row))
 
 
 def _cells(api_key: ApiKey) -> tuple[str, ...]:

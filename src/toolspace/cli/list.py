@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import click
 
-from toolspace.cli.event_loop import run
 from toolspace.cli.local_toolspace import started_toolspace
 from toolspace.cli.logs import mute_provider_warnings
 from toolspace.cli.options import Command, Options
@@ -23,18 +22,14 @@ _STYLES = ({"bold": True}, {"fg": "cyan"}, {"fg": "yellow"})
 @click.option("--tokens", is_flag=True, help="Show how many tokens each definition costs a model, and the sum.")
 @click.option("--category", metavar="NAME", help=f"List one category only: {', '.join(ToolCategory)}.")
 @click.pass_obj
-def command(options: Options, tokens: bool, category: str | None) -> int:
+async def command(options: Options, tokens: bool, category: str | None) -> int:
     """List the tools: name, category and description."""
     tool_category = _parse_category(category)
-    return run(lambda _: _list(options, tokens, tool_category))
-
-
-async def _list(options: Options, tokens: bool, category: ToolCategory | None) -> int:
     output = options.output
     mute_provider_warnings(options)
     async with started_toolspace(options) as ts:
         order = list(ToolCategory)
-        tools = [tool for tool in ts.list_tools() if category in (None, tool.category)]
+        tools = [tool for tool in ts.list_tools() if tool_category in (None, tool.category)]
         tools.sort(key=lambda tool: (order.index(tool.category), tool.name))
         costs = [ts.orchestrator.token_cost(tool) for tool in tools] if tokens else None
         unavailable = ts.orchestrator.unavailable_providers()

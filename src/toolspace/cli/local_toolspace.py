@@ -9,14 +9,18 @@ import getpass
 import logging
 import os
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
 
 from toolspace.cli.logs import FORMAT_VARIABLE, LEVEL_VARIABLE, set_up_logs
 from toolspace.cli.options import Options
-from toolspace.cli.output import show_status
+from toolspace.cli.output import first_line, show_status
+from toolspace.config.configuration import Config
 from toolspace.config.find_and_watch import find_config
-from toolspace.config.load import Config, load_config
+from toolspace.config.load import load_config
 from toolspace.core.names import SEPARATOR, did_you_mean
 from toolspace.core.secret_masking import register_secrets
 from toolspace.errors import ConfigError, ProviderError
@@ -145,3 +149,17 @@ def not_found_message(ts: Toolspace, name: str) -> str:
         if name.startswith(namespace + SEPARATOR):
             return f'provider "{namespace}" is not available: {reason}'
     return f'Tool "{name}" not found{did_you_mean(name, (tool.name for tool in ts.list_tools()))}'
+
+
+def complete_tool_name(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Returns the tools whose names begin with the text. Starts no provider, never fails and never prints."""
+    with open(os.devnull, "w") as devnull, redirect_stdout(devnull), redirect_stderr(devnull):
+        try:
+            tools = create_toolspace(context.ensure_object(Options)).list_tools()
+        except (Exception, SystemExit):
+            return []
+    return [
+        CompletionItem(tool.name, help=first_line(tool.description))
+        for tool in tools
+        if tool.name.startswith(incomplete)
+    ]

@@ -1,6 +1,7 @@
 """The entry point of the command line: finds the command, runs it, and turns errors into a message and an exit code.
 
-A command is a module of this package with a click command named `command`, and a line in `COMMANDS`.
+A command is a module of this package with a click command named `command`, and a line in `COMMANDS`. Shell completion
+is here, as it knows all of them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from toolspace import __version__
-from toolspace.cli.options import Options, shared_options
+from toolspace.cli.options import Command, Options, shared_options
 from toolspace.cli.output import WriteError, open_closed_streams
 from toolspace.errors import ProviderError, ToolspaceError
 
@@ -48,7 +49,9 @@ class CommandGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return import_module(f"toolspace.cli.{cmd_name}").command if cmd_name in COMMANDS else None
+        if cmd_name in self.commands or cmd_name not in COMMANDS:
+            return self.commands.get(cmd_name)
+        return import_module(f"toolspace.cli.{cmd_name}").command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -82,6 +85,30 @@ cli = CommandGroup(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 cli = click.version_option(__version__, message="toolspace %(version)s")(cli)
+
+
+@cli.command("completion", cls=Command)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> int:
+    """Print the script that completes commands and tool names in SHELL.
+
+    \b
+    bash  add to ~/.bashrc:  eval "$(toolspace completion bash)"
+    zsh   add to ~/.zshrc:   eval "$(toolspace completion zsh)"
+    fish  toolspace completion fish > ~/.config/fish/completions/toolspace.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    completion_class = get_completion_class(shell)
+    assert completion_class is not None  # `Choice` allows only shells that click knows.
+    script = completion_class(context.find_root().command, {}, "toolspace", "_TOOLSPACE_COMPLETE").source()
+    options = context.ensure_object(Options)
+    if options.json:
+        options.output.document({"shell": shell, "script": script})
+    else:
+        options.output.line(script.strip())
+    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import inspect
+from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -64,7 +65,7 @@ def shared_options() -> list[click.Parameter]:
 
 
 class Command(click.Command):
-    """A command with the shared options, which its help lists in a section of their own."""
+    """A command with the shared options, which its help lists in a section of their own. It may be a coroutine."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -75,7 +76,8 @@ class Command(click.Command):
         if options.quiet and options.verbose:
             raise click.UsageError("--quiet and --verbose contradict each other; give one of them", ctx)
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            return _run(result) if inspect.iscoroutine(result) else result
         except BrokenPipeError:
             # `toolspace list | head -1` is a success. Caught here, before click reports a failure.
             return 0
@@ -86,6 +88,12 @@ class Command(click.Command):
         _format_section(ctx, formatter, "Options", own_options)
         shared = [option for option in options if isinstance(option, SharedOption)]
         _format_section(ctx, formatter, "Options of every command", shared)
+
+
+def _run(work: Coroutine[Any, Any, int]) -> int:
+    from toolspace.cli.event_loop import run  # Here: with asyncio, which the help does not need.
+
+    return run(lambda _: work)
 
 
 def _format_section(

@@ -162,12 +162,7 @@ class CommandOutput:
     @property
     def columns(self) -> int | None:
         """The width of the terminal; None where standard output is not a terminal."""
-        if not self.is_terminal:
-            return None
-        try:
-            return os.get_terminal_size(self.descriptor).columns or 80
-        except OSError:
-            return 80
+        return _terminal_columns(self.descriptor) if self.is_terminal else None
 
     def style(self, text: str, **style: Any) -> str:
         return click.style(text, **style) if self.has_colour else text
@@ -293,7 +288,7 @@ class StatusLine:
         while not self._is_hidden:
             seconds = time.monotonic() - self._started
             text = f"{SPINNER[frame % len(SPINNER)]} {self._label} {seconds:.0f}s {self.detail}"
-            _write_status(_CLEAR_LINE + first_line(text)[: _error_columns() - 1])
+            _write_status(_CLEAR_LINE + first_line(text)[: _terminal_columns(sys.stderr.fileno()) - 1])
             self._is_shown = True
             frame += 1
             await asyncio.sleep(SPINNER_SECONDS)
@@ -324,9 +319,9 @@ async def show_status(output: CommandOutput, label: str) -> AsyncGenerator[Statu
         output.around_write = previous
 
 
-def _error_columns() -> int:
+def _terminal_columns(descriptor: int) -> int:
     try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+        return os.get_terminal_size(descriptor).columns or 80
     except OSError:
         return 80
 

@@ -21,7 +21,8 @@ from toolspace.cli.local_toolspace import config_environment, config_path
 from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import CommandOutput, show_status
-from toolspace.config.load import Config, load_config
+from toolspace.config.configuration import Config
+from toolspace.config.load import load_config
 from toolspace.config.server_settings import ServerSettings
 from toolspace.core.json_text import encode
 from toolspace.core.secret_masking import register_secrets

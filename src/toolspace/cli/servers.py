@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, cast
 import click
 import msgspec
 
-from toolspace.cli.event_loop import run
 from toolspace.cli.local_toolspace import inspected_toolspace, read_config
 from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
@@ -30,7 +29,7 @@ from toolspace.cli.output import (
     join_columns,
     show_status,
 )
-from toolspace.config.load import Config
+from toolspace.config.configuration import Config
 from toolspace.config.provider_settings import McpServerSettings
 from toolspace.core.names import did_you_mean
 from toolspace.server.control_socket import ControlRequest, ServerReport, ask_processes, report_servers
@@ -60,7 +59,7 @@ class ServerGroup(NamedTuple):
 @click.argument("name", required=False, metavar="[NAME]")
 @click.option("--no-browser", is_flag=True, help="With login: print the URL of the login page, and open no browser.")
 @click.pass_obj
-def command(options: Options, action: str | None, name: str | None, no_browser: bool) -> int:
+async def command(options: Options, action: str | None, name: str | None, no_browser: bool) -> int:
     """List MCP servers and their status: state, protocol, transport, process, tools, token cost, restarts.
 
     If a toolspace of the same configuration runs (toolspace mcp, toolspace serve), these are its servers; otherwise
@@ -70,15 +69,15 @@ def command(options: Options, action: str | None, name: str | None, no_browser: 
     set_up_logs(options, os.environ)
     config = read_config(options)
     if action is None:
-        return run(lambda _: _show(options, config))
+        return await _show(options, config)
     if action not in _ACTIONS:
         raise click.UsageError(f"there is no action servers {action}{did_you_mean(action, _ACTIONS)}")
     server = _get_server(config, action, name)
     if action == "restart":
-        return run(lambda _: _restart(options, config, server))
+        return await _restart(options, config, server)
     if action == "login":
-        return run(lambda _: _log_in(options, config, server, use_browser=not no_browser))
-    return run(lambda _: _log_out(options, config, server))
+        return await _log_in(options, config, server, use_browser=not no_browser)
+    return await _log_out(options, config, server)
 
 
 def _get_server(config: Config, action: str, name: str | None) -> McpServerSettings:

@@ -21,7 +21,7 @@ from toolspace.config.validation import (
     SectionType,
     SettingOptions,
     Value,
-    ValueType,
+    value_type,
 )
 from toolspace.config.value_types import Count, Duration, HttpUrl, Name, Names, NullableCount, StorableText
 from toolspace.core import defaults
@@ -39,34 +39,25 @@ class AgentIdentity(Section, frozen=True, kw_only=True):
     system: Annotated[StorableText, "Its instructions.", SettingOptions(aliases=("instructions",))] = ""
 
 
-def _read_reasoning(value: Value) -> str:
+@value_type(
+    "string or `{effort: …}`",
+    "a word such as low, medium, high or none",
+    {"anyOf": [{"type": "string"}, {"const": False}, {"type": "object"}]},
+)
+def _reasoning(value: Value) -> str:
     data = value.data
     if data is False:
         return "none"
     if isinstance(data, Mapping):
-        data = _read_only_key(value, "effort")
+        unknown = [inner for key, inner in value.items() if key != "effort"]
+        for inner in unknown:
+            inner.report("unknown key; the key here is effort")
+        if unknown:
+            raise AlreadyReported
+        data = value.mapping().get("effort")
     if not isinstance(data, str) or not data.strip():
         raise InvalidValue("a word such as low, medium, high or none")
     return data.strip()
-
-
-def _read_only_key(value: Value, key: str) -> Any:
-    """The value of the one key that a mapping may have."""
-    mapping = value.mapping()
-    unknown = [value.child(name, None) for name in mapping if name != key]
-    for inner in unknown:
-        inner.report(f"unknown key; the key here is {key}")
-    if unknown:
-        raise AlreadyReported
-    return mapping.get(key)
-
-
-_reasoning = ValueType(
-    "string or `{effort: …}`",
-    "a word such as low, medium, high or none",
-    _read_reasoning,
-    schema={"anyOf": [{"type": "string"}, {"const": False}, {"type": "object"}]},
-)
 
 
 class AgentModelSettings(Section, frozen=True, kw_only=True):
@@ -103,7 +94,14 @@ _MODEL_EXPECTED = 'a mapping, or text such as "openai:gpt-5"'
 _model_section = SectionType(AgentModelSettings)
 
 
-def _read_model(value: Value) -> AgentModelSettings:
+@value_type(
+    "mapping or `provider:name`",
+    _MODEL_EXPECTED,
+    {"anyOf": [_model_section, {"type": "string"}]},
+    fits_variable=False,
+    has_settings=True,
+)
+def _model(value: Value) -> AgentModelSettings:
     """Reads a model: a mapping with its settings, or `provider:name`."""
     data = value.data
     if isinstance(data, str):
@@ -129,17 +127,12 @@ def _parse_model_name(text: str) -> dict[str, Any]:
     return {"provider": provider, "name": name}
 
 
-_model = ValueType(
-    "mapping or `provider:name`",
-    _MODEL_EXPECTED,
-    _read_model,
-    schema={"anyOf": [_model_section, {"type": "string"}]},
-    fits_variable=False,
-    has_settings=True,
+@value_type(
+    "`auto` \\| `required` \\| `none` \\| name",
+    "auto, required, none, or the name of a tool",
+    {"anyOf": [{"type": "string"}, {"type": "object", "required": ["toolName"]}]},
 )
-
-
-def _read_tool_choice(value: Value) -> str:
+def _tool_choice(value: Value) -> str:
     data = value.data
     if isinstance(data, Mapping):  # As the AI SDK writes it: {type: tool, toolName: search}.
         data = cast("Mapping[str, Any]", data).get("toolName")
@@ -147,14 +140,6 @@ def _read_tool_choice(value: Value) -> str:
         raise InvalidValue("auto, required, none, or the name of a tool")
     word = data.strip()
     return word.lower() if word.lower() in ("auto", "required", "none") else word
-
-
-_tool_choice = ValueType(
-    "`auto` \\| `required` \\| `none` \\| name",
-    "auto, required, none, or the name of a tool",
-    _read_tool_choice,
-    schema={"anyOf": [{"type": "string"}, {"type": "object", "required": ["toolName"]}]},
-)
 
 
 class AgentLoopSettings(Section, frozen=True, kw_only=True):
@@ -224,14 +209,23 @@ class AgentEntry(Section, frozen=True, kw_only=True):
     """Whether the definition itself is at `path`."""
 
 
-def _read_agents(value: Value) -> tuple[AgentEntry, ...]:
+_AGENTS_EXPECTED = "a mapping of agents by name, or a list of files, names and agents"
+
+
+@value_type(
+    "agents by name, or list of files, names and agents",
+    _AGENTS_EXPECTED,
+    {"$ref": "#/$defs/agents"},
+    fits_variable=False,
+)
+def _agents(value: Value) -> tuple[AgentEntry, ...]:
     if isinstance(value.data, Mapping):
-        return tuple(entry for name, inner in value.items() if (entry := _read_entry(inner, name)) is not None)
-    try:
-        elements = value.elements()
-    except InvalidValue:
-        raise InvalidValue(agents_type.expected) from None
-    return tuple(entry for inner in elements if (entry := _read_entry(inner, None)) is not None)
+        pairs: list[tuple[str | None, Value]] = [*value.items()]
+    elif isinstance(value.data, str | list):
+        pairs = [(None, inner) for inner in value.elements()]
+    else:
+        raise InvalidValue(_AGENTS_EXPECTED)
+    return tuple(entry for name, inner in pairs if (entry := _read_entry(inner, name)) is not None)
 
 
 def _read_entry(value: Value, name: str | None) -> AgentEntry | None:
@@ -251,15 +245,6 @@ def _read_entry(value: Value, name: str | None) -> AgentEntry | None:
         return None
 
 
-agents_type: ValueType[tuple[AgentEntry, ...]] = ValueType(
-    "agents by name, or list of files, names and agents",
-    "a mapping of agents by name, or a list of files, names and agents",
-    _read_agents,
-    schema={"$ref": "#/$defs/agents"},
-    fits_variable=False,
-)
-
-
 class AgentSettings(Section, frozen=True, kw_only=True):
     """The settings of an agent, apart from its tools."""
 
@@ -275,7 +260,7 @@ class AgentSettings(Section, frozen=True, kw_only=True):
     router: Annotated[RouterSettings, "The agents that it may hand a request off to."] = RouterSettings()
     agents: Annotated[
         tuple[AgentEntry, ...],
-        agents_type,
+        _agents,
         "The agents that it may call, by name; files and definitions as in the main file.",
     ] = ()
     spaces: Annotated[Names, "The spaces that it is a member of from the start, by name; created if missing."] = ()

@@ -24,10 +24,10 @@ from toolspace.config.validation import (
     Setting,
     SettingOptions,
     Value,
-    ValueType,
     camel_case,
     list_named_values,
     read_value,
+    value_type,
 )
 from toolspace.config.value_types import Duration, Globs, Name, ObjectSchema
 from toolspace.core.tool import NO_ANNOTATIONS, Annotations
@@ -86,21 +86,18 @@ TRANSPORT_ALIASES: Mapping[str, Transport] = {
 }
 
 
-def _read_auth(value: Value) -> Any:
+@value_type(
+    "`oauth` or mapping",
+    "`oauth`, or a mapping with type, clientId and so on",
+    {"anyOf": [{"const": "oauth"}, {"type": "object"}]},
+    fits_variable=False,
+)
+def _oauth(value: Value) -> Any:
     if value.data == "oauth":
         return {"type": "authorization_code"}
     if not isinstance(value.data, dict):
         raise InvalidValue("`oauth`, or a mapping with type, clientId and so on")
     return value.mapping()
-
-
-_oauth = ValueType(
-    "`oauth` or mapping",
-    "`oauth`, or a mapping with type, clientId and so on",
-    _read_auth,
-    schema={"anyOf": [{"const": "oauth"}, {"type": "object"}]},
-    fits_variable=False,
-)
 
 
 class McpServerSettings(Section, frozen=True, kw_only=True):
@@ -226,7 +223,8 @@ class ProviderSettings(Section, frozen=True, kw_only=True):
 _server_section = SectionType(McpServerSettings)
 
 
-def _read_server(value: Value) -> McpServerSettings:
+@value_type("mapping", "a mapping", {"anyOf": [_server_section]}, fits_variable=False)
+def _server(value: Value) -> McpServerSettings:
     """Reads an MCP server as any client writes it."""
     entry = dict(value.mapping())
     is_disabled = isinstance(entry.get("disabled"), bool) and "enabled" not in entry
@@ -261,10 +259,10 @@ def _with_transport(value: Value, server: McpServerSettings) -> McpServerSetting
     return msgspec.structs.replace(server, transport=transport)
 
 
-_server = ValueType("mapping", "a mapping", _read_server, schema={"anyOf": [_server_section]}, fits_variable=False)
-
-
-def _read_servers(value: Value) -> dict[str, McpServerSettings]:
+@value_type(
+    "MCP servers by name", "a mapping of MCP servers by name", types.entries_schema(_server), fits_variable=False
+)
+def _servers(value: Value) -> dict[str, McpServerSettings]:
     """Reads MCP servers. All places where a file may have them form one list, in which a name exists once."""
     origins = value.context.origins
     servers: dict[str, McpServerSettings] = {}
@@ -278,16 +276,7 @@ def _read_servers(value: Value) -> dict[str, McpServerSettings]:
     return servers
 
 
-McpServers = Annotated[
-    Mapping[str, McpServerSettings],
-    ValueType(
-        "MCP servers by name",
-        "a mapping of MCP servers by name",
-        _read_servers,
-        schema=types.entries_schema(_server),
-        fits_variable=False,
-    ),
-]
+McpServers = Annotated[Mapping[str, McpServerSettings], _servers]
 RestTools = Annotated[
     Mapping[str, RestToolSettings], types.entries_by_name(SectionType(RestToolSettings), "REST tools")
 ]

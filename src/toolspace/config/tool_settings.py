@@ -31,6 +31,7 @@ from toolspace.config.validation import (
     Value,
     ValueType,
     read_value,
+    value_type,
 )
 from toolspace.config.value_types import Count, Duration, Globs, NullableCount, ObjectSchema, RateSetting, ScalarText
 from toolspace.core import defaults
@@ -180,7 +181,11 @@ class ToolDefinition(Section, frozen=True, kw_only=True):
 # Definitions of tools
 
 
-def _read_definition(value: Value) -> ToolDefinition:
+_definition_section = SectionType(ToolDefinition)
+
+
+@value_type("mapping", "a mapping", {"type": "object"}, fits_variable=False)
+def _definition(value: Value) -> ToolDefinition:
     name = str(value.key[-1])
     if not is_local_name(name):
         value.fail(f"{format_value(name)} cannot name a tool; use 1 to 64 of the characters A-Z a-z 0-9 _ -")
@@ -275,8 +280,6 @@ def _has_duration(tool: ToolDefinition) -> bool:
     return "duration" in tool.execution or schema is None or "duration" in (schema.get("properties") or {})
 
 
-_definition_section = SectionType(ToolDefinition)
-_definition = ValueType("mapping", "a mapping", _read_definition, schema={"type": "object"}, fits_variable=False)
 _definitions = types.entries_by_name(_definition, "tools")
 
 
@@ -335,7 +338,14 @@ class ToolSettings(Section, frozen=True, kw_only=True):
 _tools_section = SectionType(ToolSettings)
 
 
-def _read_tools(value: Value) -> ToolSettings:
+@value_type(
+    "mapping of settings, or list of tools",
+    "a mapping of settings or a list of tools",
+    {"anyOf": [_tools_section, {"type": "array", "items": {"type": "object", "required": ["name"]}}]},
+    fits_variable=False,
+    has_settings=True,
+)
+def _tools(value: Value) -> ToolSettings:
     if not isinstance(value.data, list):
         return _tools_section.read(value)
     # A list holds the definitions; the file then has no other settings of `tools`, but the environment may.
@@ -343,15 +353,5 @@ def _read_tools(value: Value) -> ToolSettings:
     return msgspec.structs.replace(tools, definitions=_definitions.read(value.with_key(*value.key, "definitions")))
 
 
-Tools = Annotated[
-    ToolSettings,
-    ValueType(
-        "mapping of settings, or list of tools",
-        "a mapping of settings or a list of tools",
-        _read_tools,
-        schema={"anyOf": [_tools_section, {"type": "array", "items": {"type": "object", "required": ["name"]}}]},
-        fits_variable=False,
-        has_settings=True,
-    ),
-]
+Tools = Annotated[ToolSettings, _tools]
 Queues = Annotated[Mapping[str, QueueSettings], types.entries_by_name(SectionType(QueueSettings), "queues")]

@@ -186,6 +186,13 @@ class ValueType(Generic[T]):
     format_default: Callable[[Any], str] = format_default
 
 
+def value_type(
+    label: str, expected: str, schema: Mapping[str, Any], **options: Any
+) -> Callable[[Callable[[Value], T]], ValueType[T]]:
+    """Makes a function that reads a value a `ValueType`."""
+    return lambda read: ValueType(label, expected, read, schema, **options)
+
+
 def read_value(value_type: ValueType[T], value: Value, *, secret: bool = False) -> T:
     """Reads a value and records its origin. Reports an invalid value and raises `AlreadyReported`."""
     try:

@@ -27,6 +27,7 @@ from toolspace.config.validation import (
     ValueType,
     read_named_entries,
     read_value,
+    value_type,
 )
 from toolspace.core.names import did_you_mean
 from toolspace.core.times import format_duration, parse_duration
@@ -47,7 +48,6 @@ _SQLITE = "sqlite:///"
 
 _STRING = {"type": "string"}
 _SCALAR = {"type": ["string", "number", "boolean"]}
-_DURATION = {"type": ["string", "number"]}
 _OBJECT = {"type": "object"}
 
 
@@ -61,13 +61,15 @@ class RateSetting(Section, frozen=True, kw_only=True):
 # Text
 
 
-def _read_string(value: Value) -> str:
+@value_type("string", "a string", _STRING)
+def string(value: Value) -> str:
     if not isinstance(value.data, str):
         raise InvalidValue("a string")
     return value.data
 
 
-def _read_scalar_string(value: Value) -> str:
+@value_type("string", "a string", _SCALAR)
+def scalar_string(value: Value) -> str:
     """Text that may look like a number or a boolean: `8080` in a list of arguments, `1.10` as a version."""
     data = value.data
     if isinstance(data, str):
@@ -79,25 +81,21 @@ def _read_scalar_string(value: Value) -> str:
     raise InvalidValue("a string")
 
 
-def _read_name(value: Value) -> str:
-    name = value.data.strip() if isinstance(value.data, str) else ""
-    if not name or not name.isprintable():
+@value_type("string", "a name", _STRING)
+def name(value: Value) -> str:
+    text = value.data.strip() if isinstance(value.data, str) else ""
+    if not text or not text.isprintable():
         raise InvalidValue("a name")
-    return name
-
-
-def _read_storable_string(value: Value) -> str:
-    """Text that databases can store: without NUL characters and unpaired surrogates."""
-    text = _read_string(value)
-    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-        raise InvalidValue("text without NUL characters and halves of characters")
     return text
 
 
-string = ValueType("string", "a string", _read_string, schema=_STRING)
-storable_string = ValueType("string", "a string", _read_storable_string, schema=_STRING)
-name = ValueType("string", "a name", _read_name, schema=_STRING)
-scalar_string = ValueType("string", "a string", _read_scalar_string, schema=_SCALAR)
+@value_type("string", "a string", _STRING)
+def storable_string(value: Value) -> str:
+    """Text that databases can store: without NUL characters and unpaired surrogates."""
+    text = string.read(value)
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise InvalidValue("text without NUL characters and halves of characters")
+    return text
 
 
 def secret_string(minimum: int) -> ValueType[str]:
@@ -114,15 +112,13 @@ def secret_string(minimum: int) -> ValueType[str]:
     return ValueType("string", expected, read, schema=_STRING)
 
 
-def _read_mail_address(value: Value) -> str:
+@value_type("mail address", "a mail address", _STRING)
+def mail_address(value: Value) -> str:
     # Printable means one line: text after a line break would become a mail header.
     text = value.data.strip() if isinstance(value.data, str) else ""
     if not _MAIL.fullmatch(text) or not text.isprintable():
         raise InvalidValue('a mail address, such as "ann@example.com" or "Ann <ann@example.com>"')
     return text
-
-
-mail_address = ValueType("mail address", "a mail address", _read_mail_address, schema=_STRING)
 
 
 def choice(*options: str, aliases: Mapping[str, str] | None = None) -> ValueType[Any]:
@@ -147,7 +143,8 @@ def choice(*options: str, aliases: Mapping[str, str] | None = None) -> ValueType
 # Booleans and numbers
 
 
-def _read_boolean(value: Value) -> bool:
+@value_type("boolean", "true or false", {"anyOf": [{"type": "boolean"}, {"enum": [*_TRUE, *_FALSE]}]})
+def boolean(value: Value) -> bool:
     if isinstance(value.data, bool):
         return value.data
     if isinstance(value.data, str):
@@ -155,10 +152,6 @@ def _read_boolean(value: Value) -> bool:
         if word in _TRUE or word in _FALSE:
             return word in _TRUE
     raise InvalidValue("true or false")
-
-
-_BOOLEAN = {"anyOf": [{"type": "boolean"}, {"enum": [*_TRUE, *_FALSE]}]}
-boolean = ValueType("boolean", "true or false", _read_boolean, schema=_BOOLEAN)
 
 
 def integer(minimum: int, maximum: int | None = None, *, nullable: bool = False) -> ValueType[int]:
@@ -233,14 +226,16 @@ def _read_seconds(value: Value) -> float:
     return seconds
 
 
-def _read_duration(value: Value) -> float:
+@value_type("duration", 'a duration such as "30s"', {"type": ["string", "number"]}, format_default=format_duration)
+def duration(value: Value) -> float:
     seconds = _read_seconds(value)
     if seconds <= 0:
         raise InvalidValue("a duration longer than 0")
     return seconds
 
 
-def _read_cache_duration(value: Value) -> float:
+@value_type("duration", 'a duration such as "5m"', _SCALAR)
+def cache_duration(value: Value) -> float:
     if value.data is False or (isinstance(value.data, str) and value.data.strip().lower() in ("false", "no", "off")):
         return 0.0
     try:
@@ -249,27 +244,17 @@ def _read_cache_duration(value: Value) -> float:
         raise InvalidValue(f"{error}; 0 or false for no cache") from None
 
 
-duration = ValueType(
-    "duration", 'a duration such as "30s"', _read_duration, schema=_DURATION, format_default=format_duration
-)
-cache_duration = ValueType(
-    "duration", 'a duration such as "5m"', _read_cache_duration, schema={"type": ["string", "number", "boolean"]}
-)
-
-
-def _read_rate(value: Value) -> RateSetting:
-    match = _RATE.fullmatch(value.data) if isinstance(value.data, str) else None
-    if match is None or int(match[1]) < 1:
-        raise InvalidValue('a rate such as "5/second", "100/minute" or "1000/hour"')
-    return RateSetting(count=int(match[1]), seconds=_PERIOD_SECONDS[match[2]])
-
-
 def _format_rate(rate: RateSetting) -> str:
     period = next(word for word in ("second", "minute", "hour") if _PERIOD_SECONDS[word] == rate.seconds)
     return f"{rate.count}/{period}"
 
 
-rate = ValueType("rate", 'a rate such as "5/second"', _read_rate, schema=_STRING, format_default=_format_rate)
+@value_type("rate", 'a rate such as "5/second"', _STRING, format_default=_format_rate)
+def rate(value: Value) -> RateSetting:
+    match = _RATE.fullmatch(value.data) if isinstance(value.data, str) else None
+    if match is None or int(match[1]) < 1:
+        raise InvalidValue('a rate such as "5/second", "100/minute" or "1000/hour"')
+    return RateSetting(count=int(match[1]), seconds=_PERIOD_SECONDS[match[2]])
 
 
 # Paths and URLs
@@ -286,19 +271,22 @@ def resolve_path(value: Value, text: str) -> Path:
         raise InvalidValue("a path, of a user that exists") from None
 
 
-def _read_path(value: Value) -> Path:
+@value_type("path", "a path", _STRING)
+def path(value: Value) -> Path:
     if not isinstance(value.data, str) or not value.data:
         raise InvalidValue("a path")
     return resolve_path(value, value.data)
 
 
-def _read_url_or_path(value: Value) -> str:
+@value_type("URL or path", "a URL or the path of a file", _STRING)
+def url_or_path(value: Value) -> str:
     if not isinstance(value.data, str) or not value.data:
         raise InvalidValue("a URL or the path of a file")
     return value.data if _URL.match(value.data) else str(resolve_path(value, value.data))
 
 
-def _read_http_url(value: Value) -> str:
+@value_type("URL", "a URL that begins with http:// or https://", _STRING)
+def http_url(value: Value) -> str:
     url = value.data.strip() if isinstance(value.data, str) else ""
     try:
         parts = urlsplit(url)
@@ -310,11 +298,14 @@ def _read_http_url(value: Value) -> str:
     return url
 
 
-def _read_database_url(value: Value) -> str:
+_DATABASE = "postgresql://… or the path of a SQLite file"
+
+
+@value_type("URL or path", _DATABASE, _STRING)
+def database_url(value: Value) -> str:
     """Returns `postgresql://…`, or `sqlite:///` and the absolute path of a file."""
-    expected = "postgresql://… or the path of a SQLite file"
     if not isinstance(value.data, str) or not value.data.strip():
-        raise InvalidValue(expected)
+        raise InvalidValue(_DATABASE)
     text = value.data.strip()
     scheme, separator, rest = text.partition("://")
     if not separator:
@@ -328,15 +319,7 @@ def _read_database_url(value: Value) -> str:
         case "sqlite":
             raise InvalidValue("sqlite:/// and the path of a file")
         case _:
-            raise InvalidValue(expected)
-
-
-path = ValueType("path", "a path", _read_path, schema=_STRING)
-url_or_path = ValueType("URL or path", "a URL or the path of a file", _read_url_or_path, schema=_STRING)
-http_url = ValueType("URL", "a URL that begins with http:// or https://", _read_http_url, schema=_STRING)
-database_url = ValueType(
-    "URL or path", "postgresql://… or the path of a SQLite file", _read_database_url, schema=_STRING
-)
+            raise InvalidValue(_DATABASE)
 
 
 # Lists and mappings
@@ -372,27 +355,28 @@ paths = list_of(path, "list of paths", "a list of paths", separator=os.pathsep)
 mail_addresses = list_of(mail_address, "list of mail addresses", "a list of mail addresses")
 
 
-def _read_boolean_or_globs(value: Value) -> bool | tuple[str, ...]:
-    if isinstance(value.data, bool):
-        return value.data
-    if isinstance(value.data, str) and value.data.strip().lower() in _TRUE + _FALSE:
-        return _read_boolean(value)
+@value_type(
+    "boolean or list of names or globs",
+    "true, false, or a list of names or globs",
+    {"anyOf": [{"type": "boolean"}, globs]},
+    separator=",",
+)
+def boolean_or_globs(value: Value) -> bool | tuple[str, ...]:
+    with suppress(InvalidValue):
+        return boolean.read(value)
     try:
         return globs.read(value)
     except InvalidValue:
         raise InvalidValue("true, false, or a list of names or globs") from None
 
 
-boolean_or_globs: ValueType[bool | tuple[str, ...]] = ValueType(
-    "boolean or list of names or globs",
-    "true, false, or a list of names or globs",
-    _read_boolean_or_globs,
-    schema={"anyOf": [{"type": "boolean"}, globs]},
-    separator=",",
+@value_type(
+    "mapping of strings",
+    "a mapping of strings",
+    {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean", "null"]}},
+    fits_variable=False,
 )
-
-
-def _read_string_map(value: Value) -> dict[str, str]:
+def string_map(value: Value) -> dict[str, str]:
     strings_by_key: dict[str, str] = {}
     for key, inner in value.items():
         if inner.data is None:  # Editors write null for a variable that is not passed on.
@@ -402,28 +386,19 @@ def _read_string_map(value: Value) -> dict[str, str]:
     return strings_by_key
 
 
-def _read_mapping(value: Value) -> dict[str, Any]:
+@value_type("mapping", "a mapping", _OBJECT, fits_variable=False)
+def mapping(value: Value) -> dict[str, Any]:
     return dict(value.mapping())
 
 
-def _read_object_schema(value: Value) -> dict[str, Any]:
-    object_schema = _read_mapping(value)
+@value_type("JSON Schema", "a JSON Schema of an object", _OBJECT, fits_variable=False)
+def schema(value: Value) -> dict[str, Any]:
+    object_schema = mapping.read(value)
     if object_schema.get("type", "object") != "object":
         raise InvalidValue('a JSON Schema of type "object"')
     return object_schema
 
 
-string_map = ValueType(
-    "mapping of strings",
-    "a mapping of strings",
-    _read_string_map,
-    schema={"type": "object", "additionalProperties": {"type": ["string", "number", "boolean", "null"]}},
-    fits_variable=False,
-)
-mapping = ValueType("mapping", "a mapping", _read_mapping, schema=_OBJECT, fits_variable=False)
-schema = ValueType(
-    "JSON Schema", "a JSON Schema of an object", _read_object_schema, schema=_OBJECT, fits_variable=False
-)
 any_value = ValueType("any value", "a value", lambda value: value.data, schema={}, fits_variable=False)
 
 

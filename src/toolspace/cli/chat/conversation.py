@@ -9,9 +9,8 @@ from contextlib import suppress
 from typing import Any, Final, cast
 
 from toolspace.cli.chat.questions import OpenQuestions
-from toolspace.cli.chat.run_tracker import RunTracker
+from toolspace.cli.chat.run_tracker import ChatContext, RunTracker
 from toolspace.cli.chat.screen import ChatScreen, ControlKey, SubmittedLine
-from toolspace.cli.chat.setup import ChatContext
 from toolspace.cli.chat.view import ConversationView
 from toolspace.cli.event_loop import Interrupts, wait_for_signal
 from toolspace.cli.options import Options

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, cast
 
-from toolspace.cli.chat.run_tracker import RunTracker
+from toolspace.cli.chat.run_tracker import ChatContext, RunTracker
 from toolspace.cli.chat.screen import PROMPT, ChatScreen
-from toolspace.cli.chat.setup import ChatContext
 from toolspace.cli.chat.view import ConversationView
 from toolspace.cli.output import escape_control_characters
 from toolspace.client.errors import ApiError

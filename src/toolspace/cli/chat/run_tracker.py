@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from toolspace.cli.chat.setup import ChatContext
+from toolspace.client.client import ToolspaceClient
 from toolspace.client.errors import ApiError, Conflict, GatewayUnreachable, NotFound
 from toolspace.client.events import StreamEvent
 from toolspace.core.ids import derived_id
 from toolspace.core.inbox_text import HANDOFF_PREFIX
-from toolspace.core.records import ENDED_RUN
+from toolspace.core.records import ENDED_RUN, Entity, Space
 
 _FIRST_POLL_SECONDS: Final = 0.05
 _MAX_POLL_SECONDS: Final = 1.0
@@ -26,6 +26,19 @@ _MAX_EVENTS: Final = 500
 _HANDOFF_TOOL: Final = "router__handoff-to"
 
 OnRunEvent = Callable[[str, StreamEvent], None]
+
+
+class ChatContext(NamedTuple):
+    """The gateway, the participants and the space of a chat."""
+
+    client: ToolspaceClient
+    is_local: bool
+    """Whether the key of the gateway is valid only while its process runs."""
+    person: Entity
+    agent: Entity
+    space: Space
+    names: dict[str, str]
+    """Entity id → name of every member of the space. Later members are added."""
 
 
 class RunTracker:

@@ -1,7 +1,7 @@
 """The screens of a chat: where it shows messages, and where it reads what the person types.
 
-`PlainScreen` is for pipes and files, `SilentScreen` for `--json`; `terminal_screen.TerminalScreen` is for terminals.
-A screen knows nothing of agents or gateways.
+`ChatScreen` is the interface; `PlainScreen` is for pipes and files, `terminal_screen.TerminalScreen` for terminals. A
+screen knows nothing of agents or gateways.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from enum import Enum
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from toolspace.cli.output import CommandOutput
 
@@ -38,69 +38,58 @@ class ControlKey(Enum):
 InputAction = SubmittedLine | ControlKey
 
 
-class ChatScreen(Protocol):
-    """What a conversation writes to and reads from."""
-
-    is_interactive: bool
-    """Whether the person may type at any time. Otherwise the next line is read when the conversation is ready."""
-
-    def line(self, text: str, **style: Any) -> None:
-        """Shows a line about the conversation. The text must have no control characters."""
-        ...
-
-    def block(self, text: str) -> None:
-        """Shows several lines without a style. The text must have no control characters."""
-        ...
-
-    def problem(self, text: str) -> None:
-        """Shows an error."""
-        ...
-
-    def start_message(self, speaker: str, *, is_agent: bool) -> None:
-        """Starts a message. `is_agent`: the speaker is the agent that the chat is with."""
-        ...
-
-    def append_text(self, text: str) -> None:
-        """Adds text to the message that was started."""
-        ...
-
-    def end_message(self) -> None: ...
-
-    def show_activity(self, activity: str | None) -> None:
-        """Shows what the agent does now; None removes it."""
-        ...
-
-    def set_prompt(self, prompt: str) -> None:
-        """Sets the text in front of the input line."""
-        ...
-
-    def clear_input(self) -> None:
-        """Removes what is typed but not entered."""
-        ...
-
-    async def read(self) -> InputAction:
-        """Waits for what the person does next."""
-        ...
-
-
-class PlainScreen:
-    """Writes messages to standard output, and everything else to standard error."""
+class ChatScreen:
+    """What a conversation writes to and reads from. This one is for `--json`: it shows nothing but errors."""
 
     is_interactive = False
+    """Whether the person may type at any time. Otherwise the next line is read when the conversation is ready."""
 
     def __init__(self, output: CommandOutput) -> None:
         self._output = output
-        self._last_character = "\n"
+
+    def line(self, text: str, **style: Any) -> None:
+        """Shows a line about the conversation. The text must have no control characters."""
+
+    def block(self, text: str) -> None:
+        """Shows several lines without a style. The text must have no control characters."""
+        self.line(text)
+
+    def problem(self, text: str) -> None:
+        """Shows an error."""
+        self._output.error(text)
+
+    def start_message(self, speaker: str, *, is_agent: bool) -> None:
+        """Starts a message. `is_agent`: the speaker is the agent that the chat is with."""
+
+    def append_text(self, text: str) -> None:
+        """Adds text to the message that was started."""
+
+    def end_message(self) -> None:
+        """Ends the message that was started."""
+
+    def show_activity(self, activity: str | None) -> None:
+        """Shows what the agent does now; None removes it."""
+
+    def set_prompt(self, prompt: str) -> None:
+        """Sets the text in front of the input line."""
+
+    def clear_input(self) -> None:
+        """Removes what is typed but not entered."""
+
+    async def read(self) -> InputAction:
+        """Waits for what the person does next."""
+        line = await _read_line()
+        return SubmittedLine(line) if line is not None else ControlKey.END
+
+
+class PlainScreen(ChatScreen):
+    """Writes messages to standard output, and everything else to standard error. For pipes and files."""
+
+    _last_character = "\n"
 
     def line(self, text: str, **style: Any) -> None:
         for line in text.split("\n"):
             self._output.note(line)
-
-    def block(self, text: str) -> None:
-        self.line(text)
-
-    def problem(self, text: str) -> None:
-        self._output.error(text)
 
     def start_message(self, speaker: str, *, is_agent: bool) -> None:
         if not is_agent:
@@ -116,42 +105,13 @@ class PlainScreen:
             self._output.text("", end="\n")
         self._last_character = "\n"
 
-    def show_activity(self, activity: str | None) -> None:
-        pass
-
-    def set_prompt(self, prompt: str) -> None:
-        pass
-
-    def clear_input(self) -> None:
-        pass
-
-    async def read(self) -> InputAction:
-        line = await _read_line()
-        return SubmittedLine(line) if line is not None else ControlKey.END
-
-
-class SilentScreen(PlainScreen):
-    """Shows nothing but errors, for programs that read the events."""
-
-    def line(self, text: str, **style: Any) -> None:
-        pass
-
-    def start_message(self, speaker: str, *, is_agent: bool) -> None:
-        pass
-
-    def append_text(self, text: str) -> None:
-        pass
-
-    def end_message(self) -> None:
-        pass
-
 
 @asynccontextmanager
 async def open_screen(output: CommandOutput) -> AsyncGenerator[ChatScreen]:
     """Yields the screen for the streams of this process."""
     has_terminal = output.is_terminal and os.isatty(0) and os.environ.get("TERM") != "dumb" and hasattr(os, "fork")
     if output.json:
-        yield SilentScreen(output)
+        yield ChatScreen(output)
     elif not has_terminal:
         yield PlainScreen(output)
     else:

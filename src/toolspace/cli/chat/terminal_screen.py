@@ -23,7 +23,7 @@ from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.vt100 import Vt100_Output
 
-from toolspace.cli.chat.screen import PROMPT, ControlKey, InputAction, SubmittedLine
+from toolspace.cli.chat.screen import PROMPT, ChatScreen, ControlKey, InputAction, SubmittedLine
 from toolspace.cli.output import (
     SPINNER,
     SPINNER_SECONDS,
@@ -37,13 +37,13 @@ _MAX_TEXT: Final = 100_000
 """Characters of a message, as a space accepts it."""
 
 
-class TerminalScreen:
+class TerminalScreen(ChatScreen):
     """Shows complete lines above, and below them the unfinished line of a message, the activity and the input."""
 
     is_interactive = True
 
     def __init__(self, output: CommandOutput) -> None:
-        self._output = output
+        super().__init__(output)
         self._prompt = PROMPT
         self._actions: asyncio.Queue[InputAction] = asyncio.Queue()
         self._speaker = ""
