@@ -169,13 +169,13 @@ def test_a_host_that_the_system_reads_as_an_address_is_not_a_name(text: str):
 @given(st.ip_addresses(v=4), st.sampled_from("dohs"))
 def test_an_address_in_numbers_of_any_base_is_recognized(address: IPv4Address, form: str):
     number = int(address)
-    spelled = {
+    spelling = {
         "d": str(number),
         "o": f"0{number:o}",
         "h": f"0x{number:x}",
         "s": f"{number >> 24}.{number & 0xFFFFFF}",
     }[form]
-    assert canonical_host(spelled) == address
+    assert canonical_host(spelling) == address
 
 
 @settings(deadline=None)

@@ -101,8 +101,8 @@ async def test_the_task_tools_call_the_task_host() -> None:
         assert (await ts.call("task_list", {"date": "2026-01-31"})).result == [{"taskId": "t1", "date": "2026-01-31"}]
         assert (await ts.call("task_list", {"date": "tomorrow"})).error_kind == "invalid_parameters"
         assert (await ts.call("task_replay", {"taskId": "t1"})).result == [{"role": "user", "content": "t1"}]
-        spawned = await ts.call("spawn_task", {"description": "d", "input": "i"})
-        assert spawned.result == {"taskId": "task of d: i"}
+        spawn_result = await ts.call("spawn_task", {"description": "d", "input": "i"})
+        assert spawn_result.result == {"taskId": "task of d: i"}
         assert (await ts.call("reply", {"text": "hi", "channelId": "c", "replyTo": "m"})).result == {"delivered": True}
     assert host.replies == [("hi", "c", "m")]
 

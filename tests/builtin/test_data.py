@@ -47,9 +47,9 @@ async def test_json_stringify_keeps_unicode(tools: Any) -> None:
 
 async def test_json_stringify_accepts_null_and_escapes_lone_surrogates(tools: Any) -> None:
     assert await tools.ok("json_stringify", {"data": None}) == {"text": "null"}
-    written = await tools.ok("json_stringify", {"data": "a\ud800"})
-    assert written == {"text": '"a\\ud800"'}
-    assert json.loads(written["text"]) == "a\ud800"
+    json_result = await tools.ok("json_stringify", {"data": "a\ud800"})
+    assert json_result == {"text": '"a\\ud800"'}
+    assert json.loads(json_result["text"]) == "a\ud800"
 
 
 async def test_json_stringify_rejects_values_without_json(tools: Any) -> None:
@@ -66,8 +66,8 @@ async def test_json_stringify_rejects_values_without_json(tools: Any) -> None:
 )
 async def test_json_survives_a_round_trip(tools: Any, data: object) -> None:
     for pretty in (False, True):
-        written = await tools.ok("json_stringify", {"data": data, "pretty": pretty})
-        assert (await tools.ok("json_parse", {"text": written["text"]}))["data"] == data
+        json_result = await tools.ok("json_stringify", {"data": data, "pretty": pretty})
+        assert (await tools.ok("json_parse", {"text": json_result["text"]}))["data"] == data
 
 
 @pytest.mark.spec("10.4")

@@ -39,7 +39,7 @@ TOUCHING = {
 
 
 @pytest.fixture
-def outside(tmp_path: Path) -> Path:
+def outer_folder(tmp_path: Path) -> Path:
     """A folder that no tool may access."""
     folder = tmp_path / "outside"
     folder.mkdir()
@@ -175,8 +175,8 @@ async def test_offset_and_limit_with_base64_are_rejected(tools: Any, work: Path)
 
 @pytest.mark.spec("10.2")
 async def test_write_file_creates_folders_and_writes_the_content(tools: Any, work: Path) -> None:
-    written = await tools.ok("write_file", {"path": "new/deep/a.txt", "content": "ü\r\n\n$&"})
-    assert written == {"bytesWritten": 7}
+    write_result = await tools.ok("write_file", {"path": "new/deep/a.txt", "content": "ü\r\n\n$&"})
+    assert write_result == {"bytesWritten": 7}
     assert (work / "new/deep/a.txt").read_bytes() == b"\xc3\xbc\r\n\n$&"
     await tools.ok("write_file", {"path": "a.bin", "content": "/wCA_w", "encoding": "base64"})
     assert (work / "a.bin").read_bytes() == b"\xff\x00\x80\xff"
@@ -196,18 +196,18 @@ async def test_write_file_keeps_the_mode_and_leaves_no_temporary_file(tools: Any
 async def test_readers_never_see_a_partial_file(tools: Any, work: Path) -> None:
     path = work / "a.txt"
     path.write_text("a" * 200_000)
-    done = threading.Event()
+    finish_event = threading.Event()
     contents: set[str] = set()
 
     def read() -> None:
-        while not done.is_set():
+        while not finish_event.is_set():
             contents.add(path.read_text())
 
     reader = threading.Thread(target=read)
     reader.start()
     for letter in "bcdefgh":
         await tools.ok("write_file", {"path": "a.txt", "content": letter * 200_000})
-    done.set()
+    finish_event.set()
     reader.join()
     assert contents <= {letter * 200_000 for letter in "abcdefgh"}
 
@@ -306,8 +306,8 @@ async def test_listed_paths_work_with_the_other_tools(tools: Any, tree: Path) ->
         assert (await tools.ok("read_file", {"path": path}))["content"] == "src/deep/f.py"
 
 
-async def test_a_recursive_listing_skips_links_and_git_folders(tools: Any, tree: Path, outside: Path) -> None:
-    (tree / "away").symlink_to(outside)
+async def test_a_recursive_listing_skips_links_and_git_folders(tools: Any, tree: Path, outer_folder: Path) -> None:
+    (tree / "away").symlink_to(outer_folder)
     (tree / "loop").symlink_to(".")
     listing = await tools.ok("list_files", {"path": ".", "recursive": True})
     assert {"away", "loop", ".git", ".h/g.ts"} <= set(names(listing))
@@ -388,14 +388,14 @@ async def test_delete_file_rejects_folders(tools: Any, work: Path) -> None:
 
 
 @pytest.mark.spec("10.2")
-async def test_deleting_a_link_keeps_its_target(tools: Any, work: Path, outside: Path) -> None:
-    (work / "out").symlink_to(outside / "secret.txt")
+async def test_deleting_a_link_keeps_its_target(tools: Any, work: Path, outer_folder: Path) -> None:
+    (work / "out").symlink_to(outer_folder / "secret.txt")
     (work / "dangling").symlink_to("nothing")
-    (work / "folder").symlink_to(outside)
+    (work / "folder").symlink_to(outer_folder)
     for name in ("out", "dangling", "folder"):
         assert await tools.ok("delete_file", {"path": name}) == {"deleted": True}
     assert os.listdir(work) == []
-    assert (outside / "secret.txt").read_text() == "secret"
+    assert (outer_folder / "secret.txt").read_text() == "secret"
 
 
 # Moving
@@ -511,31 +511,31 @@ async def attempt(tools: Any, action: str, path: str, context: ToolContext | Non
 @pytest.mark.spec("10.2")
 @pytest.mark.parametrize("action", TOUCHING)
 async def test_paths_outside_the_allowed_folders_are_refused(
-    tools: Any, work: Path, outside: Path, action: str
+    tools: Any, work: Path, outer_folder: Path, action: str
 ) -> None:
     (work / "mine.txt").write_text("secret")
-    (work / "file-link").symlink_to(outside / "secret.txt")
-    (work / "folder-link").symlink_to(outside)
+    (work / "file-link").symlink_to(outer_folder / "secret.txt")
+    (work / "folder-link").symlink_to(outer_folder)
     (work / "relative-link").symlink_to("../outside")
     (work / "chain").symlink_to("folder-link")
-    (work / "new-link").symlink_to(outside / "new.txt")
+    (work / "new-link").symlink_to(outer_folder / "new.txt")
     (work / "sub").mkdir()
     paths = [
-        str(outside / "secret.txt"),
+        str(outer_folder / "secret.txt"),
         "../outside/secret.txt",
         "sub/../../outside/secret.txt",
         f"{work}/../outside/secret.txt",
-        f"//{outside}/secret.txt",
+        f"//{outer_folder}/secret.txt",
         "folder-link/secret.txt",
         "relative-link/secret.txt",
         "chain/secret.txt",
         "folder-link/../outside/secret.txt",
         "sub/../folder-link/new.txt",
-        f"{outside}/new/new.txt",
-        f"{outside.parent}/work-evil/new.txt",
-        f"/proc/self/cwd/../{outside.name}/secret.txt",
+        f"{outer_folder}/new/new.txt",
+        f"{outer_folder.parent}/work-evil/new.txt",
+        f"/proc/self/cwd/../{outer_folder.name}/secret.txt",
         "/etc/passwd",
-        f"{outside}",
+        f"{outer_folder}",
     ]
     if action not in ("delete_file", "move from", "move to"):  # These take the link itself, which is inside.
         paths += ["file-link", "folder-link", "new-link"]
@@ -543,15 +543,19 @@ async def test_paths_outside_the_allowed_folders_are_refused(
         result = await attempt(tools, action, path)
         assert result.error_kind == "not_permitted", (path, result)
         assert "allowed folders" in result.error
-    assert os.listdir(outside) == ["secret.txt"]
-    assert (outside / "secret.txt").read_text() == "secret"
+    assert os.listdir(outer_folder) == ["secret.txt"]
+    assert (outer_folder / "secret.txt").read_text() == "secret"
     assert (work / "mine.txt").read_text() == "secret"
 
 
-async def test_a_refusal_does_not_reveal_whether_the_file_exists(tools: Any, outside: Path) -> None:
-    there = await tools.call_fails("get_file_info", {"path": f"{outside}/secret.txt"}, "not_permitted")
-    nowhere = await tools.call_fails("get_file_info", {"path": f"{outside}/absent.txt"}, "not_permitted")
-    assert there.replace("secret", "absent") == nowhere
+async def test_a_refusal_does_not_reveal_whether_the_file_exists(tools: Any, outer_folder: Path) -> None:
+    existing_file_error = await tools.call_fails(
+        "get_file_info", {"path": f"{outer_folder}/secret.txt"}, "not_permitted"
+    )
+    missing_file_error = await tools.call_fails(
+        "get_file_info", {"path": f"{outer_folder}/absent.txt"}, "not_permitted"
+    )
+    assert existing_file_error.replace("secret", "absent") == missing_file_error
 
 
 @pytest.mark.spec("10.2")
@@ -571,40 +575,40 @@ async def test_links_and_dots_that_stay_inside_work(tools: Any, work: Path) -> N
     assert (work / "sub/new.txt").read_text() == "new"
 
 
-async def test_a_link_to_another_allowed_folder_works(tools: Any, work: Path, outside: Path) -> None:
-    (work / "link").symlink_to(outside)
-    both = ToolContext(allowed_paths=[work, str(outside)])
+async def test_a_link_to_another_allowed_folder_works(tools: Any, work: Path, outer_folder: Path) -> None:
+    (work / "link").symlink_to(outer_folder)
+    both = ToolContext(allowed_paths=[work, str(outer_folder)])
     assert (await tools.ok("read_file", {"path": "link/secret.txt"}, both))["content"] == "secret"
 
 
 async def test_an_allowed_folder_may_be_a_link(tools: Any, work: Path, tmp_path: Path) -> None:
     (work / "a.txt").write_text("a")
     (tmp_path / "alias").symlink_to(work)
-    aliased = ToolContext(allowed_paths=[tmp_path / "alias"])
+    alias_context = ToolContext(allowed_paths=[tmp_path / "alias"])
     for path in ("a.txt", f"{tmp_path}/alias/a.txt", f"{work}/a.txt"):
-        assert (await tools.ok("read_file", {"path": path}, aliased))["content"] == "a"
+        assert (await tools.ok("read_file", {"path": path}, alias_context))["content"] == "a"
 
 
-async def test_default_is_the_current_folder_and_an_empty_list_allows_nothing(work: Path, outside: Path) -> None:
+async def test_default_is_the_current_folder_and_an_empty_list_allows_nothing(work: Path, outer_folder: Path) -> None:
     from toolspace.builtin.files import read_file
     from toolspace.errors import ToolPermissionError
 
     (work / "a.txt").write_text("a")
     assert read_file(path="a.txt", context=ToolContext())["content"] == "a"
     with pytest.raises(ToolPermissionError):
-        read_file(path=f"{outside}/secret.txt", context=ToolContext())
+        read_file(path=f"{outer_folder}/secret.txt", context=ToolContext())
     with pytest.raises(ToolPermissionError, match="none"):
         read_file(path="a.txt", context=ToolContext(allowed_paths=[]))
 
 
-async def test_a_single_file_can_be_allowed(tools: Any, outside: Path) -> None:
-    (outside / "other.txt").touch()
-    only = ToolContext(allowed_paths=[outside / "secret.txt"])
-    assert (await tools.ok("read_file", {"path": f"{outside}/secret.txt"}, only))["content"] == "secret"
-    await tools.ok("write_file", {"path": f"{outside}/secret.txt", "content": "new"}, only)
-    await tools.call_fails("read_file", {"path": f"{outside}/other.txt"}, "not_permitted", context=only)
-    await tools.call_fails("list_files", {"path": f"{outside}"}, "not_permitted", context=only)
-    await tools.call_fails("read_file", {"path": f"{outside}/secret.txt/x"}, "execution_error", context=only)
+async def test_a_single_file_can_be_allowed(tools: Any, outer_folder: Path) -> None:
+    (outer_folder / "other.txt").touch()
+    only = ToolContext(allowed_paths=[outer_folder / "secret.txt"])
+    assert (await tools.ok("read_file", {"path": f"{outer_folder}/secret.txt"}, only))["content"] == "secret"
+    await tools.ok("write_file", {"path": f"{outer_folder}/secret.txt", "content": "new"}, only)
+    await tools.call_fails("read_file", {"path": f"{outer_folder}/other.txt"}, "not_permitted", context=only)
+    await tools.call_fails("list_files", {"path": f"{outer_folder}"}, "not_permitted", context=only)
+    await tools.call_fails("read_file", {"path": f"{outer_folder}/secret.txt/x"}, "execution_error", context=only)
 
 
 async def test_a_write_creates_a_missing_allowed_folder(tools: Any, tmp_path: Path) -> None:
@@ -615,16 +619,16 @@ async def test_a_write_creates_a_missing_allowed_folder(tools: Any, tmp_path: Pa
 
 
 async def test_an_allowed_folder_cannot_be_replaced_by_a_link_to_elsewhere(
-    tools: Any, work: Path, outside: Path
+    tools: Any, work: Path, outer_folder: Path
 ) -> None:
     (work / "inner").mkdir()
-    (work / "evil").symlink_to(outside)
+    (work / "evil").symlink_to(outer_folder)
     both = ToolContext(allowed_paths=[work, work / "inner"])
-    away = {"from": "inner", "to": "old"}
-    await tools.call_fails("move_file", away, "not_permitted", "allowed folders", context=both)
+    move_away = {"from": "inner", "to": "old"}
+    await tools.call_fails("move_file", move_away, "not_permitted", "allowed folders", context=both)
     (work / "inner").rmdir()
-    over = {"from": "evil", "to": "inner"}
-    await tools.call_fails("move_file", over, "not_permitted", "allowed folders", context=both)
+    move_over = {"from": "evil", "to": "inner"}
+    await tools.call_fails("move_file", move_over, "not_permitted", "allowed folders", context=both)
 
 
 @pytest.mark.parametrize(
@@ -674,7 +678,9 @@ async def test_circular_links_are_refused(tools: Any, work: Path) -> None:
     st.booleans(),
 )
 @example("out/../outside/secret.txt", False)
-async def test_no_path_accesses_files_outside(tools: Any, work: Path, outside: Path, path: str, absolute: bool) -> None:
+async def test_no_path_accesses_files_outside(
+    tools: Any, work: Path, outer_folder: Path, path: str, absolute: bool
+) -> None:
     (work / "sub").mkdir(exist_ok=True)
     for name, target in (("out", "../outside"), ("up", ".."), ("self", ".")):
         for folder in (work, work / "sub"):
@@ -684,30 +690,30 @@ async def test_no_path_accesses_files_outside(tools: Any, work: Path, outside: P
     read = await tools.call("read_file", {"path": path})
     assert not read.ok or read.result["content"] != "secret"
     await tools.call("write_file", {"path": path, "content": "x"})
-    assert os.listdir(outside) == ["secret.txt"]
-    assert (outside / "secret.txt").read_text() == "secret"
+    assert os.listdir(outer_folder) == ["secret.txt"]
+    assert (outer_folder / "secret.txt").read_text() == "secret"
     assert set(os.listdir(work.parent)) <= {"work", "outside", "state", "memory"}
 
 
 @pytest.mark.spec("10.2")
 @pytest.mark.parametrize("action", ["read_file", "write_file", "list_files", "edit_file", "grep_files", "delete_file"])
 async def test_a_link_swapped_in_during_a_call_is_not_followed(
-    tools: Any, work: Path, outside: Path, action: str
+    tools: Any, work: Path, outer_folder: Path, action: str
 ) -> None:
     """Swaps a folder and a link to the outside as fast as possible while a tool walks through them."""
-    inside = work / "sub"
-    inside.mkdir()
-    (inside / "secret.txt").write_text("inside")
-    (work / "spare").symlink_to(outside)
-    done = threading.Event()
+    inner_folder = work / "sub"
+    inner_folder.mkdir()
+    (inner_folder / "secret.txt").write_text("inside")
+    (work / "spare").symlink_to(outer_folder)
+    finish_event = threading.Event()
 
     def swap() -> None:
-        while not done.is_set():
-            os.rename(inside, work / "held")
+        while not finish_event.is_set():
+            os.rename(inner_folder, work / "held")
             try:
-                os.rename(work / "spare", inside)
-                os.rename(inside, work / "spare")
-                os.rename(work / "held", inside)
+                os.rename(work / "spare", inner_folder)
+                os.rename(inner_folder, work / "spare")
+                os.rename(work / "held", inner_folder)
             except OSError:  # The tool made the folder that it missed.
                 shutil.rmtree(work / "held")
 
@@ -722,10 +728,10 @@ async def test_a_link_swapped_in_during_a_call_is_not_followed(
                 assert "outside" not in str(result.result)
                 assert result.result.get("matches", []) == []
     finally:
-        done.set()
+        finish_event.set()
         swapper.join()
-    assert os.listdir(outside) == ["secret.txt"]
-    assert (outside / "secret.txt").read_text() == "secret"
+    assert os.listdir(outer_folder) == ["secret.txt"]
+    assert (outer_folder / "secret.txt").read_text() == "secret"
 
 
 async def test_a_cancelled_call_stops_reading(work: Path) -> None:
@@ -760,13 +766,13 @@ async def test_a_cancelled_call_stops_reading(work: Path) -> None:
 )
 async def test_tools_cannot_change_configuration_files(work: Path, name: str, arguments: dict[str, Any]) -> None:
     (work / "conf").mkdir()
-    protected = work / "conf" / "toolspace.yaml"
-    protected.write_text("a")
+    protected_file = work / "conf" / "toolspace.yaml"
+    protected_file.write_text("a")
     (work / "other.txt").write_text("o")
-    (work / "link.yaml").symlink_to(protected)
-    context = ToolContext(allowed_paths=[work], protected_paths=[protected])
+    (work / "link.yaml").symlink_to(protected_file)
+    context = ToolContext(allowed_paths=[work], protected_paths=[protected_file])
     async with Toolspace(tools=file_tools, context=context) as ts:
         result = await ts.call(name, arguments)
         assert (await ts.call("read_file", {"path": "conf/toolspace.yaml"})).ok
     assert result.error_kind == "not_permitted"
-    assert protected.read_text() == "a"
+    assert protected_file.read_text() == "a"

@@ -141,8 +141,8 @@ def unignored_by_git(folder: Path) -> list[str]:
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder.parent), "GIT_CONFIG_NOSYSTEM": "1"}
     subprocess.run(["git", "init", "-q"], cwd=folder, check=True, env=environment)
     command = ["git", "ls-files", "-z", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=folder, check=True, env=environment, capture_output=True).stdout
-    return sorted(path for path in listed.decode().split("\0") if path)
+    git_output = subprocess.run(command, cwd=folder, check=True, env=environment, capture_output=True).stdout
+    return sorted(path for path in git_output.decode().split("\0") if path)
 
 
 @pytest.mark.spec("10.2")
@@ -185,8 +185,8 @@ async def test_gitignore_files_apply_up_to_the_root_of_the_repository(tools: Any
     ],
 )
 async def test_an_invalid_pattern_is_rejected_with_its_position(tools: Any, pattern: str, position: int | None) -> None:
-    where = "at position" if position is None else f"at position {position}"
-    await tools.call_fails("grep_files", {"pattern": pattern}, "invalid_parameters", "pattern", where)
+    position_text = "at position" if position is None else f"at position {position}"
+    await tools.call_fails("grep_files", {"pattern": pattern}, "invalid_parameters", "pattern", position_text)
 
 
 @pytest.mark.parametrize(
@@ -333,8 +333,8 @@ async def test_large_files_are_skipped_unless_named(tools: Any, work: Path) -> N
         file.writelines(b"%0999d\n" % number for number in range(11_000))
         file.write(b"needle\n")
     assert places(await tools.ok("grep_files", {"pattern": "needle"})) == []
-    named = await tools.ok("grep_files", {"pattern": "needle", "path": "large.log"})
-    assert places(named) == [("large.log", 11_001)]
+    named_file_result = await tools.ok("grep_files", {"pattern": "needle", "path": "large.log"})
+    assert places(named_file_result) == [("large.log", 11_001)]
 
 
 async def test_a_very_large_line_counts_as_one(tools: Any, work: Path) -> None:
@@ -350,9 +350,12 @@ async def test_a_search_stays_in_the_allowed_folders(tools: Any, work: Path, tmp
     await tools.call_fails("grep_files", {"pattern": "needle", "path": ".."}, "not_permitted")
     result = await tools.ok("grep_files", {"pattern": "needle", "path": str(work)})
     assert places(result) == [(f"{work}/a.txt", 1)]
-    nothing = ToolContext(allowed_paths=[])
-    assert await tools.ok("grep_files", {"pattern": "needle"}, context=nothing) == {"matches": [], "truncated": False}
-    await tools.call_fails("grep_files", {"pattern": "needle", "path": "."}, "not_permitted", context=nothing)
+    empty_context = ToolContext(allowed_paths=[])
+    assert await tools.ok("grep_files", {"pattern": "needle"}, context=empty_context) == {
+        "matches": [],
+        "truncated": False,
+    }
+    await tools.call_fails("grep_files", {"pattern": "needle", "path": "."}, "not_permitted", context=empty_context)
     elsewhere = ToolContext(allowed_paths=[tmp_path / "other"])
     write(tmp_path / "other", {"b.txt": "needle"})
     result = await tools.ok("grep_files", {"pattern": "needle"}, context=elsewhere)

@@ -42,8 +42,8 @@ async def test_memory_list_shows_every_file_with_its_summary(tools: Any, memory:
 @pytest.mark.spec("10.5")
 async def test_written_content_is_read_back_unchanged(tools: Any, memory: Path) -> None:
     text = "# Ü\r\n\n> Summary: x\n$& \\1"
-    written = await tools.ok("memory_write", {"path": "facts/a.md", "content": text})
-    assert written == {"path": "facts/a.md", "size": len(text.encode())}
+    write_result = await tools.ok("memory_write", {"path": "facts/a.md", "content": text})
+    assert write_result == {"path": "facts/a.md", "size": len(text.encode())}
     assert await tools.ok("memory_read", {"path": "facts/a.md"}) == text
     assert (memory / "facts/a.md").read_bytes() == text.encode()
 
@@ -59,8 +59,8 @@ async def test_default_memory_folder_is_below_the_current_folder(work: Path) -> 
 @pytest.mark.spec("10.5")
 async def test_memory_patch_replaces_exactly_one_occurrence_literally(tools: Any, memory: Path) -> None:
     await tools.ok("memory_write", {"path": "a.md", "content": "one two two (.*)"})
-    patched = await tools.ok("memory_patch", {"path": "a.md", "old_str": "(.*)", "new_str": "$& \\1"})
-    assert patched == {"path": "a.md", "size": 17}
+    patch_result = await tools.ok("memory_patch", {"path": "a.md", "old_str": "(.*)", "new_str": "$& \\1"})
+    assert patch_result == {"path": "a.md", "size": 17}
     several = {"path": "a.md", "old_str": "two", "new_str": "2"}
     await tools.call_fails("memory_patch", several, "invalid_parameters", "old_str", "2 times")
     none = {"path": "a.md", "old_str": "six", "new_str": "6"}
@@ -89,8 +89,8 @@ async def test_memory_append_separates_entries_by_one_line_end(
     if before is not None:
         memory.mkdir()
         (memory / "a.md").write_bytes(before.encode())
-    appended = await tools.ok("memory_append", {"path": "a.md", "entry": entry})
-    assert appended == {"path": "a.md", "size": len(after)}
+    append_result = await tools.ok("memory_append", {"path": "a.md", "entry": entry})
+    assert append_result == {"path": "a.md", "size": len(after)}
     assert (memory / "a.md").read_bytes() == after.encode()
 
 
@@ -112,8 +112,8 @@ async def test_memory_append_keeps_one_summary_line(tools: Any, memory: Path, be
     (memory / "a.md").write_text(before)
     await tools.ok("memory_append", {"path": "a.md", "entry": "entry", "summary": " new "})
     assert (memory / "a.md").read_text() == after
-    (listed,) = await tools.ok("memory_list", {})
-    assert listed["summary"] == "new"
+    (memory_file,) = await tools.ok("memory_list", {})
+    assert memory_file["summary"] == "new"
 
 
 async def test_a_summary_stays_on_one_line(tools: Any, memory: Path) -> None:

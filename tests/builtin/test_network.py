@@ -120,7 +120,7 @@ async def test_a_binary_body_is_marked_as_base64():
 
 
 @pytest.mark.parametrize(
-    ("body", "sent", "content_type"),
+    ("body", "sent_body", "content_type"),
     [
         ({"a": [1, "ü"]}, '{"a":[1,"ü"]}', "application/json"),
         ([1, 2], "[1,2]", "application/json"),
@@ -130,11 +130,11 @@ async def test_a_binary_body_is_marked_as_base64():
         ("grün", "grün", "text/plain; charset=utf-8"),
     ],
 )
-async def test_post_sends_objects_as_json_and_strings_unchanged(body: Any, sent: str, content_type: str):
+async def test_post_sends_objects_as_json_and_strings_unchanged(body: Any, sent_body: str, content_type: str):
     async with http_server(respond_with()) as server:
         await call(http_post, {"url": server.url(), "body": body}, server.address)
     assert server.requests[0].method == "POST"
-    assert server.requests[0].body.decode() == sent
+    assert server.requests[0].body.decode() == sent_body
     assert server.requests[0].headers["content-type"] == content_type
 
 
@@ -366,13 +366,13 @@ async def test_redirects_are_followed_and_the_final_url_is_returned():
 @pytest.mark.parametrize("location", ["http://127.0.0.1:{port}/", "//localhost:{port}/", "http://169.254.169.254/x"])
 async def test_a_redirect_to_a_host_that_is_not_allowed_is_refused(location: str):
     async with (
-        http_server(respond_with()) as other,
-        http_server(redirect_to(302, location.format(port=other.port))) as server,
+        http_server(respond_with()) as second_server,
+        http_server(redirect_to(302, location.format(port=second_server.port))) as server,
     ):
         with pytest.raises(ToolPermissionError, match="redirects to"):
             await call(http_get, {"url": server.url()}, server.address)
     assert len(server.requests) == 1
-    assert other.requests == []
+    assert second_server.requests == []
 
 
 @pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://x.example/", "http://[::1", "http://u:p@x.example/"])
@@ -384,9 +384,9 @@ async def test_a_redirect_to_an_invalid_url_fails(location: str):
 
 async def test_a_refused_redirect_of_a_post_counts_as_executed():
     async with http_server(redirect_to(307, "http://10.0.0.1/")) as server:
-        with pytest.raises(ToolPermissionError, match=r"Permission denied: .* redirects to") as refused:
+        with pytest.raises(ToolPermissionError, match=r"Permission denied: .* redirects to") as error_info:
             await call(http_post, {"url": server.url()}, server.address)
-    assert refused.value.executed
+    assert error_info.value.executed
 
 
 async def test_a_redirect_without_a_location_is_returned():
@@ -419,23 +419,23 @@ async def test_the_redirect_status_decides_the_method(status: int, method: str, 
     async with http_server(redirecting_from("/old", status, "/new")) as server:
         arguments = {"method": method, "url": server.url("/old"), "body": {"a": 1}}
         await call(http_request, arguments, server.address)
-    arrived = server.requests[1]
-    assert arrived.method == becomes
-    assert arrived.body == (b"" if becomes == "GET" else b'{"a":1}')
-    assert ("content-type" in arrived.headers) == (becomes != "GET")
+    second_request = server.requests[1]
+    assert second_request.method == becomes
+    assert second_request.body == (b"" if becomes == "GET" else b'{"a":1}')
+    assert ("content-type" in second_request.headers) == (becomes != "GET")
 
 
 async def test_another_origin_receives_no_secret_headers():
     secrets = {"Authorization": "Bearer s", "Cookie": "c=s", "X-Api-Key": "s"}
     async with (
-        http_server(respond_with()) as other,
-        http_server(redirect_to(307, other.url())) as server,
+        http_server(respond_with()) as second_server,
+        http_server(redirect_to(307, second_server.url())) as server,
     ):
         arguments = {"url": server.url(), "headers": {**secrets, "Accept": "text/x"}}
-        await call(http_get, arguments, server.address, other.address)
+        await call(http_get, arguments, server.address, second_server.address)
     assert {name.lower() for name in secrets} <= server.requests[0].headers.keys()
-    assert not {name.lower() for name in secrets} & other.requests[0].headers.keys()
-    assert other.requests[0].headers["accept"] == "text/x"
+    assert not {name.lower() for name in secrets} & second_server.requests[0].headers.keys()
+    assert second_server.requests[0].headers["accept"] == "text/x"
 
 
 async def test_a_redirect_within_the_origin_keeps_the_headers():
@@ -561,23 +561,23 @@ async def test_invalid_bytes_in_headers_are_replaced():
 
 
 async def test_cancelling_closes_the_connection():
-    arrived, disconnected = asyncio.Event(), asyncio.Event()
+    request_event, disconnect_event = asyncio.Event(), asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        arrived.set()
+        request_event.set()
         try:
             await asyncio.Event().wait()
         finally:
-            disconnected.set()
+            disconnect_event.set()
         return web.Response()
 
     async with http_server(answer) as server:
         task = asyncio.create_task(call(http_get, {"url": server.url()}, server.address))
-        await arrived.wait()
+        await request_event.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await disconnected.wait()
+        await disconnect_event.wait()
 
 
 async def test_a_body_with_half_a_surrogate_pair_is_rejected():
@@ -590,8 +590,8 @@ def test_listing_the_tools_does_not_import_aiohttp():
         "import sys, toolspace.builtin.network as n; [t.input_schema for t in n.network_tools];"
         "print([m for m in ('aiohttp', 'yarl', 'pydantic', 'ssl') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "[]"
 
 
 def test_the_tools_have_annotations_and_descriptions():

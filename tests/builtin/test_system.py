@@ -117,15 +117,15 @@ async def test_powerful_variables_must_be_allowed_by_exact_name(
 
     await tools.call_fails("set_env", change, "not_permitted", key)
     await tools.call_fails("set_env", change, "not_permitted", "exactly", context=ToolContext(allowed_env=["*"]))
-    named = ToolContext(allowed_env=["*", key])
-    assert await tools.ok("set_env", change, named) == {"previous": "before"}
+    named_context = ToolContext(allowed_env=["*", key])
+    assert await tools.ok("set_env", change, named_context) == {"previous": "before"}
 
 
 @pytest.mark.parametrize("key", ["", "A=B", "A\0B", "\ud800"])
 async def test_an_invalid_variable_name_is_rejected(tools: Any, key: str) -> None:
-    everything = ToolContext(allowed_env=["*"])
-    await tools.call_fails("get_env", {"key": key}, "invalid_parameters", "key", context=everything)
-    await tools.call_fails("set_env", {"key": key, "value": ""}, "invalid_parameters", "key", context=everything)
+    open_context = ToolContext(allowed_env=["*"])
+    await tools.call_fails("get_env", {"key": key}, "invalid_parameters", "key", context=open_context)
+    await tools.call_fails("set_env", {"key": key, "value": ""}, "invalid_parameters", "key", context=open_context)
 
 
 @pytest.mark.parametrize("value", ["a\0b", "\ud800"])

@@ -93,7 +93,7 @@ AD = """
 """
 
 
-def escaped(text: str) -> str:
+def escape_html(text: str) -> str:
     return text.replace("&", "&amp;")
 
 
@@ -103,8 +103,8 @@ def duckduckgo_answer(pages: list[dict[str, str]]) -> web.Response:
 <div class="result results_links results_links_deep web-result ">
   <div class="links_main links_deep result__body">
     <h2 class="result__title">
-      <a rel="nofollow" class="result__a" href="{escaped(page["url"])}">
-        {escaped(page["title"])}
+      <a rel="nofollow" class="result__a" href="{escape_html(page["url"])}">
+        {escape_html(page["title"])}
       </a>
     </h2>
     <div class="result__extras"><a class="result__url" href="x">x</a><span>&nbsp; 2025-12-30</span></div>
@@ -180,12 +180,12 @@ SERVICES = [
 KEYED = [service for service in SERVICES if service.settings]
 
 
-def named(service: SearchServiceCase) -> str:
+def service_name(service: SearchServiceCase) -> str:
     return service.name
 
 
-each_service = pytest.mark.parametrize("service", SERVICES, ids=named)
-each_keyed_service = pytest.mark.parametrize("service", KEYED, ids=named)
+each_service = pytest.mark.parametrize("service", SERVICES, ids=service_name)
+each_keyed_service = pytest.mark.parametrize("service", KEYED, ids=service_name)
 
 
 def respond_with(response: Callable[[], web.StreamResponse]) -> Respond:
@@ -274,15 +274,15 @@ async def test_an_error_of_the_service_has_its_status(service: SearchServiceCase
 
 @each_service
 async def test_a_redirect_is_not_followed(service: SearchServiceCase):
-    async with http_server(respond_with(lambda: service.answer(PAGES))) as other:
+    async with http_server(respond_with(lambda: service.answer(PAGES))) as second_server:
 
         def answer() -> web.StreamResponse:
-            return web.Response(status=307, headers={"location": other.url()})
+            return web.Response(status=307, headers={"location": second_server.url()})
 
         async with http_server(respond_with(answer)) as server:
             with pytest.raises(ToolExecutionError, match="redirect"):
                 await search({"provider": service.name, "url": server.url(), **service.settings})
-    assert other.requests == []
+    assert second_server.requests == []
 
 
 @each_keyed_service
@@ -333,7 +333,7 @@ def test_the_default_is_ten_results_of_duckduckgo():
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"),
+    ("settings", "message"),
     [
         (
             {"provider": "altavista"},
@@ -345,8 +345,8 @@ def test_the_default_is_ten_results_of_duckduckgo():
         ({"url": "file:///etc/passwd"}, r"tools\.webSearch\.url"),
     ],
 )
-async def test_an_invalid_setting_is_named(settings: dict[str, Any], named: str):
-    with pytest.raises(ToolExecutionError, match=named):
+async def test_an_invalid_setting_is_named(settings: dict[str, Any], message: str):
+    with pytest.raises(ToolExecutionError, match=message):
         await search(settings)
 
 

@@ -45,12 +45,7 @@ class TextReplacement(TypedDict):
 
 @tool(category="file", annotations=_READS)
 def read_file(
-    path: str,
-    encoding: str = "utf-8",
-    offset: int | None = None,
-    limit: int | None = None,
-    *,
-    context: ToolContext,
+    path: str, encoding: str = "utf-8", offset: int | None = None, limit: int | None = None, *, context: ToolContext
 ) -> dict[str, Any]:
     """Reads a file, or some of its lines. `totalLines` counts the whole file.
 
@@ -80,10 +75,7 @@ def read_file(
         return {"content": window.content, "size": size, "totalLines": window.total_lines}
 
 
-@tool(
-    category="file",
-    annotations=Annotations(read_only=False, destructive=True, idempotent=True, open_world=False),
-)
+@tool(category="file", annotations=Annotations(read_only=False, destructive=True, idempotent=True, open_world=False))
 def write_file(path: str, content: str, encoding: str = "utf-8", *, context: ToolContext) -> dict[str, Any]:
     """Writes a whole file and replaces its previous content. Creates missing folders.
 
@@ -153,11 +145,7 @@ def delete_file(path: str, *, context: ToolContext) -> dict[str, Any]:
         "properties": {
             "from": {"type": "string", "description": "The file or folder to move."},
             "to": {"type": "string", "description": "The whole new path. Missing folders are created."},
-            "overwrite": {
-                "type": "boolean",
-                "description": "Whether to replace an existing file.",
-                "default": False,
-            },
+            "overwrite": {"type": "boolean", "description": "Whether to replace an existing file.", "default": False},
         },
         "required": ["from", "to"],
         "additionalProperties": False,

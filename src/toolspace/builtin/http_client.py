@@ -61,11 +61,7 @@ _CROSS_ORIGIN_HEADERS = frozenset(
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 _RAW_DEFLATE_WINDOW = -zlib.MAX_WBITS
 _GZIP_MAGIC = b"\x1f\x8b"
-_BYTE_ORDER_MARKS = (
-    ("utf-8-sig", codecs.BOM_UTF8),
-    ("utf-16", codecs.BOM_UTF16_LE),
-    ("utf-16", codecs.BOM_UTF16_BE),
-)
+_BYTE_ORDER_MARKS = (("utf-8-sig", codecs.BOM_UTF8), ("utf-16", codecs.BOM_UTF16_LE), ("utf-16", codecs.BOM_UTF16_BE))
 _TEXT_TYPE = re.compile(
     r"text/.*|application/(json|xml|javascript|ecmascript|x-www-form-urlencoded|x-ndjson|graphql|yaml|x-yaml|toml)"
     r"|.*\+(json|xml|yaml)"
@@ -206,12 +202,7 @@ class GuardedHttpClient:
         self._max_body_bytes = max_body_bytes
 
     async def send(
-        self,
-        method: str,
-        url: str | URL,
-        *,
-        headers: Mapping[str, str] | None = None,
-        body: bytes | None = None,
+        self, method: str, url: str | URL, *, headers: Mapping[str, str] | None = None, body: bytes | None = None
     ) -> GuardedResponse:
         """Returns the response, whatever its status. With `max_redirects=0` a redirect is returned too.
 

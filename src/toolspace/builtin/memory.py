@@ -36,10 +36,10 @@ _READS = Annotations(read_only=True, idempotent=True, open_world=False)
 def memory_list(*, context: ToolContext) -> list[dict[str, Any]]:
     """Lists the memory files with their summaries."""
     files: list[dict[str, Any]] = []
-    root = _memory_dir(context)
+    allowed_paths, root = _memory_root(context)
     try:
         with (
-            _memory_paths(root).locate(root) as location,
+            allowed_paths.locate(root) as location,
             location.open_folder() as folder_fd,
             closing(walk_folder(folder_fd, context)) as visits,
         ):
@@ -66,10 +66,7 @@ def memory_read(path: str, *, context: ToolContext) -> str:
         return file_io.read_text(location)
 
 
-@tool(
-    category="memory",
-    annotations=Annotations(read_only=False, destructive=True, idempotent=True, open_world=False),
-)
+@tool(category="memory", annotations=Annotations(read_only=False, destructive=True, idempotent=True, open_world=False))
 def memory_write(path: str, content: str, *, context: ToolContext) -> dict[str, Any]:
     """Writes a whole memory file and replaces its previous content.
 
@@ -115,12 +112,10 @@ def memory_append(path: str, entry: str, summary: str | None = None, *, context:
 memory_tools = (memory_list, memory_read, memory_write, memory_patch, memory_append)
 
 
-def _memory_dir(context: ToolContext) -> str:
-    return os.path.abspath(os.path.expanduser(context.memory_dir or os.path.join(".toolspace", "memory")))
-
-
-def _memory_paths(root: str) -> AllowedPaths:
-    return AllowedPaths([root], base=root, setting="memoryDir")
+def _memory_root(context: ToolContext) -> tuple[AllowedPaths, str]:
+    """The memory folder: the only allowed path, and its name."""
+    root = os.path.abspath(os.path.expanduser(context.memory_dir or os.path.join(".toolspace", "memory")))
+    return AllowedPaths([root], base=root, setting="memoryDir"), root
 
 
 @contextmanager
@@ -130,7 +125,7 @@ def _locate(path: str, context: ToolContext, *, create: bool = False) -> Generat
             f"path: {path[:80]!r} is not a markdown file; memory files end with .md, such as facts/user.md"
         )
     try:
-        with _memory_paths(_memory_dir(context)).locate(path, create=create) as location:
+        with _memory_root(context)[0].locate(path, create=create) as location:
             yield location
     except FileMissingError:
         raise FileMissingError(f"{path!r} not found in the memory; use memory_list to see what exists") from None
@@ -146,7 +141,7 @@ def _change(
         data = file_io.encode_text(change(previous_text), "utf-8")
         context.check_canceled()
         size = replace_file(location, [data])
-        root = os.path.realpath(_memory_dir(context))
+        root = os.path.realpath(_memory_root(context)[1])
         return {"path": display_name(os.path.relpath(location.real_path, root)), "size": size}
 
 

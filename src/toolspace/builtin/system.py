@@ -38,11 +38,7 @@ def current_time(timezone: str | None = None) -> dict[str, Any]:
     """
     zone, name = _local_zone() if timezone is None else _find_zone(timezone)
     now = datetime.now(zone)
-    return {
-        "timestamp": int(now.timestamp() * 1000),
-        "iso": now.isoformat(timespec="milliseconds"),
-        "timezone": name,
-    }
+    return {"timestamp": int(now.timestamp() * 1000), "iso": now.isoformat(timespec="milliseconds"), "timezone": name}
 
 
 @tool(category="system", annotations=Annotations(read_only=True, idempotent=True, open_world=False))
@@ -74,10 +70,7 @@ async def get_env(key: str, *, context: ToolContext) -> dict[str, Any]:
     return {"value": None if value is None else _valid_text(value)}
 
 
-@tool(
-    category="system",
-    annotations=Annotations(read_only=False, destructive=True, idempotent=True, open_world=False),
-)
+@tool(category="system", annotations=Annotations(read_only=False, destructive=True, idempotent=True, open_world=False))
 async def set_env(key: str, value: str, *, context: ToolContext) -> dict[str, Any]:
     """Sets an environment variable of this process and returns the previous value.
 

@@ -75,32 +75,52 @@ class SearchService(ABC):
     needs_key: ClassVar[bool] = True
     max_results_per_request: ClassVar[int]
     """The maximum number of results of one request."""
+    fields: ClassVar[tuple[str, str, str]] = ("title", "url", "snippet")
+    """The service's names of the title, the URL and the snippet of a result."""
 
     @abstractmethod
     def request(self, endpoint: URL, query: str, limit: int, settings: SearchSettings) -> GuardedRequest: ...
 
-    @abstractmethod
     def results(self, response: GuardedResponse) -> list[SearchResult]:
         """The results of a response. Raises `UnreadableResults` if it does not have the format of the service."""
+        title, url, snippet = self.fields
+        return [
+            {"title": _single_line(item.get(title)), "url": link, "snippet": _single_line(item.get(snippet))}
+            for item in self.list_items(response)
+            if isinstance(link := item.get(url), str) and link.startswith(("http://", "https://"))
+        ]
+
+    def list_items(self, response: GuardedResponse) -> Sequence[Mapping[str, object]]:
+        """The results as the service describes them."""
+        try:
+            data: object = json_text.decode(response.body)
+        except (ValueError, RecursionError):
+            raise UnreadableResults from None
+        items = self.find_items(cast("dict[str, object]", data)) if isinstance(data, dict) else None
+        if not isinstance(items, list):
+            raise UnreadableResults
+        return [cast("Mapping[str, object]", item) for item in cast("list[object]", items) if isinstance(item, dict)]
+
+    def find_items(self, data: dict[str, object]) -> object:
+        """The list of results in a JSON response."""
+        return data.get("results")
 
 
 class Tavily(SearchService):
     endpoint = URL("https://api.tavily.com/search")
     max_results_per_request = 20
+    fields = ("title", "url", "content")
 
     def request(self, endpoint: URL, query: str, limit: int, settings: SearchSettings) -> GuardedRequest:
         headers = {"authorization": f"Bearer {settings.key}", "content-type": "application/json"}
         body = json_text.encode_bytes({"query": query, "max_results": limit})
         return GuardedRequest(method="POST", url=endpoint, headers=headers, body=body)
 
-    def results(self, response: GuardedResponse) -> list[SearchResult]:
-        items = _list_objects(_parse_object(response).get("results"))
-        return _build_results(items, title="title", url="url", snippet="content")
-
 
 class Google(SearchService):
     endpoint = URL("https://www.googleapis.com/customsearch/v1")
     max_results_per_request = 10
+    fields = ("title", "link", "snippet")
 
     def request(self, endpoint: URL, query: str, limit: int, settings: SearchSettings) -> GuardedRequest:
         if not settings.engine_id:
@@ -108,35 +128,25 @@ class Google(SearchService):
         parameters = {"key": settings.key, "cx": settings.engine_id, "q": query, "num": limit}
         return GuardedRequest(method="GET", url=endpoint.update_query(parameters), headers={})
 
-    def results(self, response: GuardedResponse) -> list[SearchResult]:
-        data = _parse_object(response)
-        if "items" not in data and not {"kind", "searchInformation", "queries"} & data.keys():
-            raise UnreadableResults
+    def find_items(self, data: dict[str, object]) -> object:
         # Without results there is no list.
-        return _build_results(_list_objects(data.get("items", [])), title="title", url="link", snippet="snippet")
-
-
-_NO_PAGES: dict[str, list[object]] = {"value": []}
-"""The pages of a response without results: Bing omits them."""
+        return data.get("items", [] if {"kind", "searchInformation", "queries"} & data.keys() else None)
 
 
 class Bing(SearchService):
     endpoint = URL("https://api.bing.microsoft.com/v7.0/search")
     max_results_per_request = 50
+    fields = ("name", "url", "snippet")
 
     def request(self, endpoint: URL, query: str, limit: int, settings: SearchSettings) -> GuardedRequest:
         headers = {"ocp-apim-subscription-key": settings.key}
         return GuardedRequest(method="GET", url=endpoint.update_query({"q": query, "count": limit}), headers=headers)
 
-    def results(self, response: GuardedResponse) -> list[SearchResult]:
-        data = _parse_object(response)
-        if "webPages" not in data and data.get("_type") != "SearchResponse":
-            raise UnreadableResults
-        pages = data.get("webPages", _NO_PAGES)
-        if not isinstance(pages, dict):
-            raise UnreadableResults
-        items = _list_objects(cast("dict[str, object]", pages).get("value"))
-        return _build_results(items, title="name", url="url", snippet="snippet")
+    def find_items(self, data: dict[str, object]) -> object:
+        if "webPages" not in data:  # Bing omits them if there are no results.
+            return [] if data.get("_type") == "SearchResponse" else None
+        pages = data["webPages"]
+        return cast("dict[str, object]", pages).get("value") if isinstance(pages, dict) else None
 
 
 class DuckDuckGo(SearchService):
@@ -150,9 +160,12 @@ class DuckDuckGo(SearchService):
         headers = {"user-agent": "Mozilla/5.0 (compatible; toolspace)", "accept": "text/html"}
         return GuardedRequest(method="GET", url=endpoint.update_query({"q": query}), headers=headers)
 
-    def results(self, response: GuardedResponse) -> list[SearchResult]:
+    def list_items(self, response: GuardedResponse) -> Sequence[Mapping[str, object]]:
+        text = decode_body(response.body, response.headers.get("content-type", ""), truncated=response.truncated)
+        if text is None:
+            raise UnreadableResults
         page = _ResultPage()
-        page.feed(_decode_text(response))
+        page.feed(text)
         page.close()
         if page.has_challenge or (response.status == 202 and not page.results):
             raise ToolExecutionError(
@@ -161,7 +174,7 @@ class DuckDuckGo(SearchService):
             )
         if not page.results and not page.is_result_page:
             raise UnreadableResults
-        return _build_results(page.results, title="title", url="url", snippet="snippet")
+        return page.results
 
 
 SEARCH_SERVICES: Mapping[str, SearchService] = {
@@ -185,7 +198,8 @@ class WebSearchClient:
         host_entries = list(allowed_hosts or ())
         if self._settings.url is not None:
             # The operator configured the URL, so its host is allowed.
-            host_entries.append(f"{_url_host(self._endpoint)}:{self._endpoint.port}")
+            host = self._endpoint.raw_host or ""
+            host_entries.append(f"{f'[{host}]' if ':' in host else host}:{self._endpoint.port}")
         # No redirects: they would send the key to another host.
         self._client = GuardedHttpClient(host_entries, max_redirects=0, max_body_bytes=MAX_PAGE_BYTES)
 
@@ -285,42 +299,8 @@ def _find_target(href: str) -> str | None:
     return href
 
 
-def _build_results(items: Sequence[Mapping[str, object]], *, title: str, url: str, snippet: str) -> list[SearchResult]:
-    results: list[SearchResult] = []
-    for item in items:
-        link = item.get(url)
-        if isinstance(link, str) and link.startswith(("http://", "https://")):
-            results.append(
-                {"title": _single_line(item.get(title)), "url": link, "snippet": _single_line(item.get(snippet))}
-            )
-    return results
-
-
 def _single_line(value: object) -> str:
     return " ".join(value.split()) if isinstance(value, str) else ""
-
-
-def _list_objects(value: object) -> list[Mapping[str, object]]:
-    if not isinstance(value, list):
-        raise UnreadableResults
-    return [cast("Mapping[str, object]", item) for item in cast("list[object]", value) if isinstance(item, dict)]
-
-
-def _parse_object(response: GuardedResponse) -> dict[str, object]:
-    try:
-        value = json_text.decode(response.body)
-    except (ValueError, RecursionError):
-        raise UnreadableResults from None
-    if not isinstance(value, dict):
-        raise UnreadableResults
-    return cast("dict[str, object]", value)
-
-
-def _decode_text(response: GuardedResponse) -> str:
-    text = decode_body(response.body, response.headers.get("content-type", ""), truncated=response.truncated)
-    if text is None:
-        raise UnreadableResults
-    return text
 
 
 def _find_error_message(response: GuardedResponse) -> str:
@@ -336,8 +316,3 @@ def _find_error_message(response: GuardedResponse) -> str:
             members = cast("dict[str, object]", value)
             value = next((members[key] for key in ("message", "error", "errors", "detail") if key in members), "")
     return _single_line(cast("object", value))[:200]
-
-
-def _url_host(url: URL) -> str:
-    host = url.raw_host or ""
-    return f"[{host}]" if ":" in host else host

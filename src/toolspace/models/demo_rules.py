@@ -310,9 +310,7 @@ def _tell_time(request: DemoRequest, match: re.Match[str]) -> DemoScript[str]:
     return f"It is {clock[:5]} on {date} in {data.get('timezone')}."
 
 
-@functools.cache
-def _list_time_zones() -> frozenset[str]:
-    return frozenset(available_timezones())
+_list_time_zones = functools.cache(available_timezones)
 
 
 def _find_time_zone(place: str) -> str:

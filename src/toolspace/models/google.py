@@ -65,14 +65,10 @@ class _TokenCounts(msgspec.Struct, rename="camel"):
     tool_use_prompt_token_count: int | None = None
 
 
-class _PromptFeedback(msgspec.Struct, rename="camel"):
-    block_reason: str | None = None
-
-
 class _Chunk(msgspec.Struct, rename="camel"):
     candidates: list[_Candidate] | None = None
     usage_metadata: _TokenCounts | None = None
-    prompt_feedback: _PromptFeedback | None = None
+    prompt_feedback: dict[str, Any] | None = None
     error: Any = None
 
 
@@ -89,8 +85,7 @@ class GoogleResponse(StreamedResponse):
         for candidate in chunk.candidates or ():
             if not candidate.index:
                 self._add_candidate(candidate)
-        feedback = chunk.prompt_feedback
-        if feedback is not None and feedback.block_reason and self.finish is None:
+        if self.finish is None and (chunk.prompt_feedback or {}).get("blockReason"):
             self.finish = "filter"
         counts = chunk.usage_metadata
         if counts is not None:

@@ -6,6 +6,7 @@ Used by `composition`.
 from __future__ import annotations
 
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
@@ -24,9 +25,7 @@ IMAGE_TIMEOUT_SECONDS = 180.0
 """How long one image may take: the best models need more than a minute."""
 PROMPT_SCHEMA: Mapping[str, Any] = {
     "type": "object",
-    "properties": {
-        "prompt": {"type": "string", "minLength": 1, "description": "What the picture shows, in words."},
-    },
+    "properties": {"prompt": {"type": "string", "minLength": 1, "description": "What the picture shows, in words."}},
     "required": ["prompt"],
     "additionalProperties": False,
 }
@@ -37,6 +36,7 @@ _MAX_RESPONSE = 64 << 20
 """Bytes of a response: an image in base64, and little else."""
 _RETRIES = 2
 _RATIOS = ("1:1", "3:2", "2:3", "4:3", "3:4", "5:4", "4:5", "16:9", "9:16", "21:9")
+_SIZE = re.compile(r"\s*(\d{1,6})\s*[x×:]\s*(\d{1,6})\s*")
 _SIZES = {"square": "1024x1024", "wide": "1536x1024", "tall": "1024x1536"}
 _EXECUTION_KEYS = ("provider", "model", "size", "quality", "baseUrl", "apiKey", "headers")
 
@@ -156,20 +156,12 @@ class _GoogleImages(msgspec.Struct):
 class GoogleImageModel(ImageModel):
     """An image model of Google: Gemini, which returns parts, or Imagen, which returns predictions."""
 
-    @property
-    def _is_imagen(self) -> bool:
-        return self.model.startswith("imagen")
-
     def build_request(self, prompt: str, size: str | None, quality: str | None) -> dict[str, Any]:
         ratio = _ratio(size) if size is not None else None
-        if self._is_imagen:
-            parameters: dict[str, Any] = {"sampleCount": 1}
-            if ratio is not None:
-                parameters["aspectRatio"] = ratio
-            return {"instances": [{"prompt": prompt}], "parameters": parameters}
-        generation: dict[str, Any] = {"responseModalities": ["IMAGE"]}
-        if ratio is not None:
-            generation["imageConfig"] = {"aspectRatio": ratio}
+        aspect = {"aspectRatio": ratio} if ratio is not None else {}
+        if self.model.startswith("imagen"):
+            return {"instances": [{"prompt": prompt}], "parameters": {"sampleCount": 1, **aspect}}
+        generation = {"responseModalities": ["IMAGE"], **({"imageConfig": aspect} if aspect else {})}
         return {"contents": [{"role": "user", "parts": [{"text": prompt}]}], "generationConfig": generation}
 
     def parse_response(self, body: bytes) -> ImagePart:
@@ -272,12 +264,8 @@ def _choose_provider(environ: Mapping[str, str], model: str | None) -> str:
 
 
 def _parse_size(size: str) -> tuple[int, int] | None:
-    for separator in ("x", "×", ":"):
-        width_text, matched_separator, height_text = size.lower().partition(separator)
-        if matched_separator and width_text.strip().isdigit() and height_text.strip().isdigit():
-            width, height = int(width_text.strip()[:6]), int(height_text.strip()[:6])
-            return (width, height) if width and height else None
-    return None
+    match = _SIZE.fullmatch(size.lower())
+    return (int(match[1]), int(match[2])) if match is not None and int(match[1]) and int(match[2]) else None
 
 
 def _pixels(size: str) -> str:

@@ -329,14 +329,10 @@ class _ResponsesTokens(msgspec.Struct):
     input_tokens_details: _TokenDetails | None = None
 
 
-class _IncompleteDetails(msgspec.Struct):
-    reason: str | None = None
-
-
 class _Response(msgspec.Struct):
     status: str | None = None
     usage: _ResponsesTokens | None = None
-    incomplete_details: _IncompleteDetails | None = None
+    incomplete_details: dict[str, Any] | None = None
     error: Any = None
 
 
@@ -399,7 +395,7 @@ class OpenAIResponsesResponse(StreamedResponse):
             details = usage.input_tokens_details
             cached = details.cached_tokens if details is not None else None
             self.set_usage(usage.input_tokens, usage.output_tokens, cached=cached)
-        reason = response.incomplete_details.reason if response.incomplete_details is not None else None
+        reason = (response.incomplete_details or {}).get("reason")
         if reason is not None:
             self.finish = "filter" if reason == "content_filter" else "length"
         else:

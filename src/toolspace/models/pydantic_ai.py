@@ -41,7 +41,6 @@ class PydanticAIModel(Model):
         base_url: str | None = None,
         api_key: str | None = None,
         headers: Mapping[str, str] | None = None,
-        credential_name: str = "",
     ) -> None:
         """`provider` is Pydantic AI's name of the provider: `bedrock`, `cohere`, `huggingface`."""
         self.name = f"{provider}:{model}"
@@ -49,7 +48,7 @@ class PydanticAIModel(Model):
         self.context_window = self.price.context_window if self.price is not None else None
         self._provider_options = {"base_url": base_url, "api_key": api_key}
         self._headers = dict(headers or {})
-        self._endpoint = ModelEndpoint(name=self.name, credential_name=credential_name)
+        self._endpoint = ModelEndpoint(name=self.name)
         self._model: Any = None
 
     async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:

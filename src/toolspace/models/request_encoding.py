@@ -67,8 +67,8 @@ def normalize_turns(turns: Sequence[Turn], accepted_types: frozenset[str] = IMAG
                 normalized_turns.append(UserTurn(_EARLIER_TURNS))
             original_calls = turn.calls
             open_calls = _normalize_calls(turn.calls, used_ids, place)
-            is_unchanged = open_calls is original_calls
-            normalized_turns.append(turn if is_unchanged else msgspec.structs.replace(turn, calls=open_calls))
+            is_same = open_calls == original_calls
+            normalized_turns.append(turn if is_same else msgspec.structs.replace(turn, calls=open_calls))
     if open_calls:
         normalized_turns.append(_align_results(open_calls, original_calls, _NO_RESULTS))
     if not normalized_turns or isinstance(normalized_turns[-1], ModelTurn):
@@ -87,7 +87,7 @@ def _append_user_turn(turns: list[Turn], turn: UserTurn) -> None:
 
 def _normalize_calls(calls: tuple[ModelCall, ...], used_ids: set[str], place: int) -> tuple[ModelCall, ...]:
     """The calls with ids that are unique in the conversation, and names that providers accept."""
-    changed_calls: list[ModelCall] | None = None
+    normalized_calls: list[ModelCall] = []
     for index, call in enumerate(calls):
         call_id, name = call.id, call.name
         if call_id in used_ids or not _ID.fullmatch(call_id):
@@ -97,10 +97,9 @@ def _normalize_calls(calls: tuple[ModelCall, ...], used_ids: set[str], place: in
         used_ids.add(call_id)
         if not is_local_name(name):
             name = sanitise(name)[:64] or "_"
-        if call_id != call.id or name != call.name:
-            changed_calls = list(calls) if changed_calls is None else changed_calls
-            changed_calls[index] = ModelCall(call_id, name, call.arguments)
-    return calls if changed_calls is None else tuple(changed_calls)
+        is_same = call_id == call.id and name == call.name
+        normalized_calls.append(call if is_same else ModelCall(call_id, name, call.arguments))
+    return tuple(normalized_calls)
 
 
 def _align_results(

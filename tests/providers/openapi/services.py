@@ -38,10 +38,12 @@ def parameter(name: str, place: str, schema: Json | None = None, **fields: Any) 
 
 def read(document_json: Json, **spec: Any) -> OperationList:
     """Reads the operations of a document without a file or a server."""
-    opened = OpenApiDocument(document_json)
+    openapi_document = OpenApiDocument(document_json)
     openapi_spec = OpenApiSpec(spec="test", **spec)
     return read_operations(
-        opened, openapi_spec, SecuritySchemes(opened, "api", openapi_spec.auth, openapi_spec.headers, HttpClient())
+        openapi_document,
+        openapi_spec,
+        SecuritySchemes(openapi_document, "api", openapi_spec.auth, openapi_spec.headers, HttpClient()),
     )
 
 

@@ -26,7 +26,7 @@ class TestOpenApi(ProviderContract):
     call = ("go", {"way": "on"})
     failing_call = ("go", {"way": "missing"})
     slow_call = ("go", {"way": "slow"})
-    working = 0
+    running_calls = 0
 
     @pytest_asyncio.fixture
     async def provider(self, tmp_path: Path) -> AsyncIterator[ToolProvider]:
@@ -34,18 +34,18 @@ class TestOpenApi(ProviderContract):
             if request.path == "/missing":
                 return web.json_response({"message": "no such way"}, status=404)
             if request.path == "/slow":
-                self.working += 1
+                self.running_calls += 1
                 try:
                     await asyncio.Event().wait()
                 finally:
-                    self.working -= 1
+                    self.running_calls -= 1
             return web.json_response({"way": request.path})
 
-        described = document({"/{way}": {"get": {"operationId": "go", "parameters": _WAY, "responses": {}}}})
+        document_json = document({"/{way}": {"get": {"operationId": "go", "parameters": _WAY, "responses": {}}}})
         file = tmp_path / "openapi.json"
-        file.write_text(json.dumps(described))
+        file.write_text(json.dumps(document_json))
         async with http_server(answer) as server:
             yield OpenApiProvider("api", OpenApiSpec(spec=str(file), base_url=server.url("")))
 
     def is_working(self, provider: Any) -> bool | None:
-        return self.working > 0
+        return self.running_calls > 0

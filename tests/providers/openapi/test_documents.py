@@ -120,9 +120,9 @@ async def test_a_failed_download_is_reported_without_the_query() -> None:
         raise web.HTTPForbidden
 
     async with http_server(answer) as server:
-        with pytest.raises(ProviderError, match="answers 403") as caught:
+        with pytest.raises(ProviderError, match="answers 403") as error_info:
             await load_provider(server.url("/api.json?key=hush-hush"))
-    assert "hush" not in str(caught.value)
+    assert "hush" not in str(error_info.value)
 
 
 async def test_headers_are_sent_to_the_document_only_at_the_service_origin() -> None:
@@ -235,8 +235,10 @@ async def test_a_document_from_the_web_cannot_lead_to_a_private_address(host: st
 
         async with http_server(answer, host="127.0.0.2") as web_server, http_server(answer) as own_server:
             async with Toolspace(providers=[OpenApiProvider("api", OpenApiSpec(spec=web_server.url()), client)]) as ts:
-                refused = await ts.call("api__op", {})
-            assert (refused.error_kind, refused.executed) == ("not_permitted", False), refused.error
+                refused_result = await ts.call("api__op", {})
+            assert (refused_result.error_kind, refused_result.executed) == ("not_permitted", False), (
+                refused_result.error
+            )
             assert private.requests == []
             for spec in (
                 OpenApiSpec(spec=web_server.url(), base_url=private.url()),

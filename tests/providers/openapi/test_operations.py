@@ -29,8 +29,8 @@ def names(document_json: Json, **spec: Any) -> list[str]:
 
 async def test_a_tool_is_named_by_operation_id_or_method_and_path() -> None:
     async with service(PETS) as api:
-        listed = [tool.name for tool in api.toolspace.list_tools() if tool.name.startswith("api__")]
-        assert listed == ["api__list_pets", "api__post__pets", "api__deletePet", "api__shops"]
+        names = [tool.name for tool in api.toolspace.list_tools() if tool.name.startswith("api__")]
+        assert names == ["api__list_pets", "api__post__pets", "api__deletePet", "api__shops"]
         assert (await api.capture_request("list-pets")).target == "/v1/pets"
         assert (await api.capture_request("post_/pets")).method == "POST"
 
@@ -134,8 +134,8 @@ def test_parameters_with_the_same_name_get_unique_arguments() -> None:
 
 
 def test_client_headers_are_no_arguments() -> None:
-    listed = ["Accept", "content-type", "AUTHORIZATION", "Host", "Content-Length", "X-Tenant", "X-Trace"]
-    document_json = document(operation(parameters=[parameter(name, "header") for name in listed]))
+    header_names = ["Accept", "content-type", "AUTHORIZATION", "Host", "Content-Length", "X-Tenant", "X-Trace"]
+    document_json = document(operation(parameters=[parameter(name, "header") for name in header_names]))
     assert list(schema_of(document_json, headers={"x-tenant": "us"})["properties"]) == ["X-Trace"]
 
 

@@ -31,8 +31,8 @@ SERVER = URL("https://api.example.com/v1")
 
 
 def request(path: str, parameter_json: Json, value: Any) -> HttpRequest:
-    [compiled] = read(document(operation(path, parameters=[parameter_json]))).operations
-    return compile_operation(compiled, SERVER, {}, OperationCredentials())({parameter_json["name"]: value})
+    [openapi_operation] = read(document(operation(path, parameters=[parameter_json]))).operations
+    return compile_operation(openapi_operation, SERVER, {}, OperationCredentials())({parameter_json["name"]: value})
 
 
 @settings(deadline=None)
@@ -40,24 +40,24 @@ def request(path: str, parameter_json: Json, value: Any) -> HttpRequest:
 def test_no_value_of_a_path_leaves_its_segment(value: Any, style: str, explode: bool) -> None:
     parameter_json = parameter("id", "path", style=style, explode=explode)
     try:
-        sent = str(request("/a/{id}/z", parameter_json, value).url)
+        sent_url = str(request("/a/{id}/z", parameter_json, value).url)
     except ToolValidationError:
         return
-    parts = urlsplit(sent)
+    parts = urlsplit(sent_url)
     assert (parts.scheme, parts.netloc, parts.query, parts.fragment) == ("https", "api.example.com", "", "")
     segments = parts.path.split("/")
     assert (len(segments), segments[:3], segments[4]) == (5, ["", "v1", "a"], "z")
     assert not {".", ".."} & set(unquote(segments[3]).replace("\\", "/").split("/"))
-    assert sent.isascii()
-    assert sent.isprintable()
+    assert sent_url.isascii()
+    assert sent_url.isprintable()
 
 
 @settings(deadline=None)
-@given(value=HOSTILE, reserved=st.booleans())
-def test_a_text_in_a_query_round_trips(value: str, reserved: bool) -> None:
-    sent = str(request("/a", parameter("q", "query", allowReserved=reserved), value).url)
-    assert parse_qsl(urlsplit(sent).query, keep_blank_values=True, strict_parsing=True) == [("q", value)]
-    assert urlsplit(sent).fragment == ""
+@given(value=HOSTILE, allow_reserved=st.booleans())
+def test_a_text_in_a_query_round_trips(value: str, allow_reserved: bool) -> None:
+    sent_url = str(request("/a", parameter("q", "query", allowReserved=allow_reserved), value).url)
+    assert parse_qsl(urlsplit(sent_url).query, keep_blank_values=True, strict_parsing=True) == [("q", value)]
+    assert urlsplit(sent_url).fragment == ""
 
 
 @settings(deadline=None)
@@ -67,19 +67,19 @@ def test_a_text_in_a_query_round_trips(value: str, reserved: bool) -> None:
     explode=st.booleans(),
 )
 def test_values_cannot_break_out_of_the_query(value: Any, style: str, explode: bool) -> None:
-    sent = str(request("/a", parameter("q", "query", style=style, explode=explode), value).url)
-    parts = urlsplit(sent)
+    sent_url = str(request("/a", parameter("q", "query", style=style, explode=explode), value).url)
+    parts = urlsplit(sent_url)
     assert (parts.netloc, parts.path, parts.fragment) == ("api.example.com", "/v1/a", "")
-    assert sent.isascii()
-    assert sent.isprintable()
-    assert " " not in sent
+    assert sent_url.isascii()
+    assert sent_url.isprintable()
+    assert " " not in sent_url
 
 
 @settings(deadline=None)
 @given(values=st.lists(TEXT.filter(bool), min_size=1, max_size=5), explode=st.booleans())
 def test_a_list_in_a_query_round_trips(values: list[str], explode: bool) -> None:
-    sent = str(request("/a", parameter("q", "query", explode=explode), values).url)
-    raw = urlsplit(sent).query
+    sent_url = str(request("/a", parameter("q", "query", explode=explode), values).url)
+    raw = urlsplit(sent_url).query
     pieces = [pair.partition("=")[2] for pair in raw.split("&")] if explode else raw.partition("=")[2].split(",")
     assert [unquote(piece) for piece in pieces] == values
 

@@ -61,12 +61,12 @@ async def test_github_calls_match_the_document() -> None:
             ):
                 result = await toolspace.call(f"github__{name}", arguments)
                 assert result.ok, result.error
-    listed, created, content, rendered = server.requests
-    assert (listed.method, listed.target) == ("GET", "/repos/o/r/issues?labels=a%2Cb&per_page=5")
-    assert (created.method, created.target) == ("POST", "/repos/o/r/issues")
-    assert created.body == b'{"title":"T","labels":["x",{"name":"y"}]}'
+    list_request, create_request, content, render_request = server.requests
+    assert (list_request.method, list_request.target) == ("GET", "/repos/o/r/issues?labels=a%2Cb&per_page=5")
+    assert (create_request.method, create_request.target) == ("POST", "/repos/o/r/issues")
+    assert create_request.body == b'{"title":"T","labels":["x",{"name":"y"}]}'
     assert content.target == "/repos/o/r/contents/docs%2Fa%20b.md"
-    assert (rendered.headers["content-type"], rendered.body) == ("text/plain", b"# hello")
+    assert (render_request.headers["content-type"], render_request.body) == ("text/plain", b"# hello")
     assert all(request.headers["authorization"] == "Bearer t" for request in server.requests)
 
 
@@ -92,11 +92,11 @@ async def test_every_3_0_and_3_1_example_is_read_without_warnings() -> None:
 async def test_an_example_is_the_same_in_json_and_yaml() -> None:
     folder = npm_package("@readme/oas-examples")
     for name in ("parameters-style", "security", "petstore", "schema-types"):
-        written = [
+        json_texts = [
             await read(folder / f"3.0/{kind}/{name}.{kind}", base_url="https://example.com")
             for kind in ("json", "yaml")
         ]
-        first, second = ([tool.to_dict() for tool in provider.list_tools()] for provider in written)
+        first, second = ([tool.to_dict() for tool in provider.list_tools()] for provider in json_texts)
         assert first == second
 
 

@@ -19,16 +19,16 @@ def of(schema: Any, *, version: str = "3.0.3", **schemas: Any) -> Json:
     document_json = document(
         operation(parameters=[parameter("x", "query", schema)]), version=version, components={"schemas": schemas}
     )
-    whole = schema_of(document_json)
-    compile_schema(whole, owner="test")
-    return whole["properties"]["x"]
+    input_schema = schema_of(document_json)
+    compile_schema(input_schema, owner="test")
+    return input_schema["properties"]["x"]
 
 
 def with_body(schema: Any, *, required: bool = True, media: str = "application/json", **schemas: Any) -> Json:
     body = {"required": required, "content": {media: {"schema": schema}}}
-    whole = schema_of(document(operation("/a/{id}", "put", requestBody=body), components={"schemas": schemas}))
-    compile_schema(whole, owner="test")
-    return whole
+    input_schema = schema_of(document(operation("/a/{id}", "put", requestBody=body), components={"schemas": schemas}))
+    compile_schema(input_schema, owner="test")
+    return input_schema
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def test_a_schema_of_3_0_becomes_one_of_2020_12(schema: Json, expected: Json) ->
 def test_a_schema_of_3_1_keeps_its_keywords() -> None:
     schema = {"type": ["string", "null"], "const": "a", "exclusiveMinimum": 3, "if": True, "then": {"minLength": 1}}
     assert of(schema, version="3.1.0") == schema
-    beside = of({"$ref": "#/components/schemas/A", "description": "d"}, version="3.1.0", A={"type": "string"})
-    assert beside == {"$ref": "#/$defs/A", "description": "d"}
+    sibling_schema = of({"$ref": "#/components/schemas/A", "description": "d"}, version="3.1.0", A={"type": "string"})
+    assert sibling_schema == {"$ref": "#/$defs/A", "description": "d"}
 
 
 def test_a_tool_has_only_the_definitions_it_uses_even_if_circular() -> None:
@@ -67,10 +67,10 @@ def test_a_tool_has_only_the_definitions_it_uses_even_if_circular() -> None:
         "type": "object",
         "properties": {"next": {"$ref": "#/components/schemas/Node"}, "p": {"$ref": "#/components/schemas/P"}},
     }
-    whole = with_body({"$ref": "#/components/schemas/Node"}, Node=node, P={"type": "integer"}, Unused={})
-    assert set(whole["$defs"]) == {"Node", "P"}
-    assert set(whole["properties"]) == {"id", "next", "p"}
-    check = compile_schema(whole, owner="test")
+    input_schema = with_body({"$ref": "#/components/schemas/Node"}, Node=node, P={"type": "integer"}, Unused={})
+    assert set(input_schema["$defs"]) == {"Node", "P"}
+    assert set(input_schema["properties"]) == {"id", "next", "p"}
+    check = compile_schema(input_schema, owner="test")
     assert check.is_valid({"id": "1", "next": {"next": {"p": 3}}})
     assert not check.is_valid({"id": "1", "next": {"next": {"p": "x"}}})
 
@@ -85,8 +85,8 @@ def test_definitions_have_unique_names() -> None:
         ),
         components={"schemas": {"A b/c": {"type": "string"}, "A": {"properties": {"deep": {"type": "integer"}}}}},
     )
-    whole = schema_of(document_json)
-    check = compile_schema(whole, owner="test")
+    input_schema = schema_of(document_json)
+    check = compile_schema(input_schema, owner="test")
     assert check.is_valid({"a": "x", "b": 1})
     assert not check.is_valid({"a": 1})
     assert not check.is_valid({"b": "x"})
@@ -110,22 +110,22 @@ def test_read_only_properties_are_left_out_of_requests() -> None:
             "secret": {"type": "string", "writeOnly": True},
         },
     }
-    whole = with_body(schema, By={"type": "string", "readOnly": True})
-    assert (set(whole["properties"]), whole["required"]) == ({"id", "name", "secret"}, ["id", "name"])
+    input_schema = with_body(schema, By={"type": "string", "readOnly": True})
+    assert (set(input_schema["properties"]), input_schema["required"]) == ({"id", "name", "secret"}, ["id", "name"])
     parts = {"allOf": [{"$ref": "#/components/schemas/Base"}, {"required": ["made"], "properties": {"n": {}}}]}
     base = {"type": "object", "properties": {"made": {"readOnly": True}, "x": {}}}
     assert with_body(parts, Base=base)["required"] == ["id"]
 
 
 def test_the_fields_of_a_plain_body_are_arguments() -> None:
-    whole = with_body({"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}})
-    assert (set(whole["properties"]), whole["required"]) == ({"id", "name"}, ["id", "name"])
+    input_schema = with_body({"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}})
+    assert (set(input_schema["properties"]), input_schema["required"]) == ({"id", "name"}, ["id", "name"])
 
 
 def test_an_optional_body_needs_all_its_required_fields() -> None:
     fields = {"name": {"type": "string"}, "tag": {"type": "string"}}
-    whole = with_body({"type": "object", "required": ["name"], "properties": fields}, required=False)
-    check = compile_schema(whole, owner="test")
+    input_schema = with_body({"type": "object", "required": ["name"], "properties": fields}, required=False)
+    check = compile_schema(input_schema, owner="test")
     assert check.is_valid({"id": "1"})
     assert check.is_valid({"id": "1", "name": "n"})
     assert not check.is_valid({"id": "1", "tag": "t"})
@@ -145,9 +145,9 @@ def test_an_optional_body_needs_all_its_required_fields() -> None:
     ids=["collides", "free", "open", "array", "choice", "bare", "any"],
 )
 def test_any_other_body_is_one_argument(schema: Json) -> None:
-    whole = with_body(schema)
-    assert set(whole["properties"]) == {"id", "body"}
-    assert whole["required"] == ["id", "body"]
+    input_schema = with_body(schema)
+    assert set(input_schema["properties"]) == {"id", "body"}
+    assert input_schema["required"] == ["id", "body"]
 
 
 def test_allof_parts_form_one_object_and_circular_parts_end() -> None:
@@ -155,8 +155,8 @@ def test_allof_parts_form_one_object_and_circular_parts_end() -> None:
         return {"$ref": f"#/components/schemas/{name}"}
 
     a = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
-    whole = with_body({"allOf": [ref("A"), {"properties": {"b": ref("B")}}]}, A=a, B={"type": "integer"})
-    assert (set(whole["properties"]), set(whole["$defs"])) == ({"id", "a", "b"}, {"B"})
+    input_schema = with_body({"allOf": [ref("A"), {"properties": {"b": ref("B")}}]}, A=a, B={"type": "integer"})
+    assert (set(input_schema["properties"]), set(input_schema["$defs"])) == ({"id", "a", "b"}, {"B"})
     many = {f"N{n}": {"allOf": [ref(f"N{n + 1}")] * 50} for n in range(15)}
     assert set(with_body(ref("N0"), **many, N15=a)["properties"]) == {"id", "body"}
     assert set(with_body(ref("Me"), Me={"allOf": [ref("Me")]})["properties"]) == {"id", "body"}
@@ -213,12 +213,14 @@ JSON = st.recursive(
 
 
 @settings(max_examples=200, deadline=None)
-@given(schema=JSON, other=JSON, version=st.sampled_from(["3.0.3", "3.1.0"]), as_body=st.booleans())
-def test_any_document_gives_valid_schemas_or_warnings(schema: Any, other: Any, version: str, as_body: bool) -> None:
+@given(schema=JSON, other_schema=JSON, version=st.sampled_from(["3.0.3", "3.1.0"]), as_body=st.booleans())
+def test_any_document_gives_valid_schemas_or_warnings(
+    schema: Any, other_schema: Any, version: str, as_body: bool
+) -> None:
     body = {"requestBody": {"content": {"multipart/form-data" if as_body else "application/json": {"schema": schema}}}}
     fields = {"parameters": [{"name": "x", "in": "query", "schema": schema}], **body}
     operation_list = read(
-        document(operation(method="post", **fields), version=version, components={"schemas": {"A": other}})
+        document(operation(method="post", **fields), version=version, components={"schemas": {"A": other_schema}})
     )
     assert len(operation_list.operations) + len(operation_list.warnings) == 1
     for entry in operation_list.operations:

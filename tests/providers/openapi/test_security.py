@@ -135,9 +135,9 @@ class TokenIssuer:
 
     def __init__(self, *, expires_in: Any = 3600) -> None:
         self.expires_in = expires_in
-        self.issued = 0
+        self.token_count = 0
         self.forms: list[dict[str, list[str]]] = []
-        self.accepted: set[str] = set()
+        self.accepted_tokens: set[str] = set()
         self.open = asyncio.Event()
         self.open.set()
 
@@ -145,12 +145,12 @@ class TokenIssuer:
         if request.path == "/oauth/token":
             self.forms.append(parse_qs((await request.read()).decode()))
             await self.open.wait()
-            self.issued += 1
-            token = f"token-{self.issued}"
-            self.accepted.add(f"Bearer {token}")
+            self.token_count += 1
+            token = f"token-{self.token_count}"
+            self.accepted_tokens.add(f"Bearer {token}")
             return web.json_response({"access_token": token, "expires_in": self.expires_in, "token_type": "bearer"})
-        accepted = request.headers.get("Authorization") in self.accepted
-        return web.json_response({"by": request.headers.get("Authorization")}, status=200 if accepted else 401)
+        is_accepted = request.headers.get("Authorization") in self.accepted_tokens
+        return web.json_response({"by": request.headers.get("Authorization")}, status=200 if is_accepted else 401)
 
 
 CLIENT = {"client": {"clientId": "me", "clientSecret": "hush hush"}}
@@ -177,9 +177,9 @@ async def test_a_rejected_token_is_replaced_once() -> None:
     issuer = TokenIssuer()
     async with service(secured_document({"client": []}), issuer.answer, auth=CLIENT) as api:
         assert (await api.call()).ok
-        issuer.accepted.clear()
+        issuer.accepted_tokens.clear()
         assert (await api.call()).result == {"by": "Bearer token-2"}
-    assert issuer.issued == 2
+    assert issuer.token_count == 2
 
 
 async def test_a_service_that_rejects_every_token_gets_two_requests() -> None:
@@ -203,10 +203,17 @@ async def test_an_expired_token_is_not_used() -> None:
 async def test_scopes_token_url_and_client_auth_are_configurable() -> None:
     issuer = TokenIssuer()
     async with service(secured_document({"client": ["read"]}), issuer.answer, auth={}) as api:
-        own = {**CLIENT["client"], "scopes": "a b", "tokenUrl": api.server.url("/oauth/token"), "clientAuth": "body"}
-        async with service(secured_document({"client": ["read"]}), issuer.answer, auth={"client": own}) as other:
-            assert (await other.call()).ok
-            assert other.server.requests[0].target == "/v1/x"
+        own_client = {
+            **CLIENT["client"],
+            "scopes": "a b",
+            "tokenUrl": api.server.url("/oauth/token"),
+            "clientAuth": "body",
+        }
+        async with service(
+            secured_document({"client": ["read"]}), issuer.answer, auth={"client": own_client}
+        ) as second_api:
+            assert (await second_api.call()).ok
+            assert second_api.server.requests[0].target == "/v1/x"
         assert issuer.forms[0]["scope"] == ["a b"]
         assert (issuer.forms[0]["client_id"], issuer.forms[0]["client_secret"]) == (["me"], ["hush hush"])
 
@@ -232,8 +239,8 @@ async def test_an_exploded_object_cannot_set_a_credential(place: str) -> None:
     filters = parameter("filter", place, {"type": "object"}, style="form", explode=True)
     paths = operation(parameters=[filters, parameter("Cookie", "header")], security=[{"k": []}])
     async with service(document(paths, components=schemes), auth={"k": "real"}) as api:
-        refused = await api.call(filter={"sid": "another"})
-        assert (refused.error_kind, api.server.requests) == ("invalid_parameters", [])
+        refused_result = await api.call(filter={"sid": "another"})
+        assert (refused_result.error_kind, api.server.requests) == ("invalid_parameters", [])
         request = await api.capture_request(filter={"a": "1"})
         assert "sid=real" in request.target + request.headers.get("cookie", "")
         if place == "cookie":

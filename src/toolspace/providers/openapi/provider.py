@@ -76,7 +76,7 @@ class OpenApiSpec(msgspec.Struct, frozen=True, kw_only=True):
 class OpenApiTool(Tool):
     """The tool of an operation. Its output schema is converted when it is first read, which is rare."""
 
-    __slots__ = ("_has_output_schema", "_operation", "_response_schema", "_schemas")
+    __slots__ = ("_is_converted", "_operation", "_schemas")
 
     def __init__(self, operation: OpenApiOperation, schemas: SchemaConverter) -> None:
         super().__init__(
@@ -89,17 +89,14 @@ class OpenApiTool(Tool):
         )
         self._operation = operation
         self._schemas = schemas
-        self._has_output_schema = False
-        self._response_schema: JsonObject | None = None
+        self._is_converted = False
 
     @property
     def output_schema(self) -> Mapping[str, Any] | None:
-        if self._output_schema is not None:
-            return self._output_schema
-        if not self._has_output_schema:
-            self._response_schema = _convert_output_schema(self._operation, self._schemas)
-            self._has_output_schema = True
-        return self._response_schema
+        if self._output_schema is None and not self._is_converted:
+            self._output_schema = _convert_output_schema(self._operation, self._schemas)
+            self._is_converted = True
+        return self._output_schema
 
 
 def _convert_output_schema(operation: OpenApiOperation, schemas: SchemaConverter) -> JsonObject | None:

@@ -143,12 +143,10 @@ def _compile_segment(parts: list[str], writers: Mapping[str, tuple[str, WriteVal
     return write_segment
 
 
-def _reject_credential_names(pairs: list[str], credentials: tuple[str, ...]) -> None:
+def _reject_credential_names(pairs: list[str], credentials: list[str]) -> None:
     """Raises if an argument sets a credential: the members of an exploded object have names of their own."""
-    if not credentials:
-        return
     credential_names = {_pair_name(pair) for pair in credentials}
-    for name in map(_pair_name, pairs):
+    for name in map(_pair_name, pairs) if credentials else ():
         if name in credential_names:
             raise ToolValidationError(f"{name}: set by the service's configuration; leave it out")
 

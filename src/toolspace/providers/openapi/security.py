@@ -7,9 +7,10 @@ alternative for which the configuration has every credential is used. `operation
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote, quote_plus, urlencode
 
 import msgspec
@@ -32,6 +33,7 @@ _TOKEN_EXPIRY_MARGIN = 30.0
 """Seconds before its expiry after which a token is no longer used: a request takes time to arrive."""
 _TOKEN_TIMEOUT = 30.0
 _NO_EXPIRY = 1e10
+_SENDABLE_TOKEN = re.compile(r"[!-~]+")
 
 
 def percent_encode(text: str) -> str:
@@ -71,7 +73,8 @@ class AccessTokens:
         loop = asyncio.get_running_loop()
         if self._fetch_task is None or self._fetch_task.done() or self._fetch_task.get_loop() is not loop:
             self._fetch_task = loop.create_task(self._fetch())
-            self._fetch_task.add_done_callback(_retrieve_exception)
+            # Retrieves its exception: every waiting caller may have been cancelled.
+            self._fetch_task.add_done_callback(lambda task: task.cancelled() or task.exception())
         # Shielded: a cancelled caller must not cancel the request that others wait for.
         return await asyncio.shield(self._fetch_task)
 
@@ -88,12 +91,11 @@ class AccessTokens:
     async def _fetch(self) -> str:
         response = await self._request_token()
         try:
-            value: Any = json_text.decode(response.body)
+            fields = as_object(json_text.decode(response.body)) or {}
         except ValueError:
-            value = None
-        fields = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+            fields = {}
         token = fields.get("access_token")
-        if response.status != 200 or not isinstance(token, str) or not _is_sendable_token(token):
+        if response.status != 200 or not isinstance(token, str) or not _SENDABLE_TOKEN.fullmatch(token):
             reason = fields.get("error") if isinstance(fields.get("error"), str) else "the response has no token"
             raise self._error(f"status {response.status}, {mask_secrets(json_text.describe(reason, 100))}")
         lifetime = _parse_lifetime(fields.get("expires_in"))
@@ -138,23 +140,13 @@ def _parse_lifetime(value: Any) -> float:
     return _NO_EXPIRY
 
 
-def _is_sendable_token(token: str) -> bool:
-    return token != "" and token.isascii() and token.isprintable() and " " not in token
-
-
-def _retrieve_exception(task: asyncio.Task[str]) -> None:
-    """Marks the exception of a task as retrieved: every waiting caller may have been cancelled."""
-    if not task.cancelled():
-        task.exception()
-
-
-class OperationCredentials(msgspec.Struct, frozen=True):
+class OperationCredentials(msgspec.Struct):
     """What is added to every request of one operation. Its `repr` shows no values."""
 
     headers: dict[str, str] = {}
-    query: tuple[str, ...] = ()
+    query: list[str] = []
     """Encoded `name=value` texts."""
-    cookies: tuple[str, ...] = ()
+    cookies: list[str] = []
     tokens: AccessTokens | None = None
     """The source of the bearer token, if it must be fetched."""
 
@@ -222,16 +214,12 @@ class SecuritySchemes:
     def get_credentials(self, requirements: SecurityRequirements, server: URL) -> OperationCredentials:
         """The credentials to send. Raises `ToolPermissionError` that says what to configure."""
         missing_texts: list[str] = []
-        allows_anonymous = not requirements
-        for alternative in requirements:
-            if not alternative:
-                allows_anonymous = True
-                continue
+        for alternative in filter(None, requirements):
             try:
                 return self._combine_schemes(alternative, server)
             except _MissingCredentialError as error:
                 missing_texts.append(str(error))
-        if allows_anonymous:
+        if not requirements or {} in requirements:  # Without credentials.
             return OperationCredentials()
         raise ToolPermissionError(f"no credentials for {self._service}: {'; or '.join(dict.fromkeys(missing_texts))}")
 
@@ -241,21 +229,19 @@ class SecuritySchemes:
 
     def _combine_schemes(self, schemes: Mapping[str, Any], server: URL) -> OperationCredentials:
         """The credentials of all schemes of one alternative."""
-        headers: dict[str, str] = {}
-        query: list[str] = []
-        cookies: list[str] = []
-        tokens: AccessTokens | None = None
+        credentials = OperationCredentials()
+        headers = credentials.headers
         for name, scopes in schemes.items():
             scheme = self._get_scheme(name)
             match scheme.get("type"):
                 case "apiKey":
-                    self._add_api_key(name, scheme, headers, query, cookies)
+                    self._add_api_key(name, scheme, credentials)
                 case "http" | "oauth2" | "openIdConnect" if "authorization" in self._configured_headers:
                     continue  # The operator has configured the header.
                 case "http":
                     headers["Authorization"] = self._http_authorization(name, str(scheme.get("scheme")))
                 case "oauth2" if self._has_client_credentials(name):
-                    tokens = self._get_tokens(name, scheme, scopes, server)
+                    credentials.tokens = self._get_tokens(name, scheme, scopes, server)
                 case "oauth2" | "openIdConnect":
                     headers["Authorization"] = f"Bearer {self._get_key(name)}"
                 case None:
@@ -264,22 +250,20 @@ class SecuritySchemes:
                     raise _MissingCredentialError(
                         f'the security scheme "{name}" has the type {scheme_type!r}, which is not supported'
                     )
-        return OperationCredentials(headers, tuple(query), tuple(cookies), tokens)
+        return credentials
 
-    def _add_api_key(
-        self, scheme_name: str, scheme: JsonObject, headers: dict[str, str], query: list[str], cookies: list[str]
-    ) -> None:
+    def _add_api_key(self, scheme_name: str, scheme: JsonObject, credentials: OperationCredentials) -> None:
         name, location = str(scheme.get("name")), scheme.get("in")
         if location == "query":
-            query.append(f"{percent_encode(name)}={percent_encode(self._get_key(scheme_name))}")
+            credentials.query.append(f"{percent_encode(name)}={percent_encode(self._get_key(scheme_name))}")
             return
         is_forbidden = location == "header" and name.lower() in CLIENT_HEADERS
         if location not in ("header", "cookie") or not is_token(name) or is_forbidden:
             raise _MissingCredentialError(f'the security scheme "{scheme_name}" does not say where its key goes')
         if location == "cookie":
-            cookies.append(f"{name}={_encode_cookie(self._get_key(scheme_name))}")
+            credentials.cookies.append(f"{name}={_encode_cookie(self._get_key(scheme_name))}")
         elif name.lower() not in self._configured_headers:
-            headers[name] = self._get_key(scheme_name)
+            credentials.headers[name] = self._get_key(scheme_name)
 
     def _get_scheme(self, name: str) -> JsonObject:
         try:
