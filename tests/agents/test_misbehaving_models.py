@@ -29,7 +29,11 @@ from toolspace.core.model import (
 )
 from toolspace.errors import ModelError
 from toolspace.models.scripted import ScriptedModel, call
-from toolspace.server.routes import entities_and_spaces as deletion
+from toolspace.server.routes.entities_and_spaces import (
+    delete_entity_transaction,
+    delete_space_transaction,
+    remove_member_transaction,
+)
 from toolspace.spaces import runs
 from toolspace.storage.database import Database
 from toolspace.storage.queries import entities_and_spaces, inbox, messages
@@ -442,7 +446,7 @@ async def test_deleting_an_agent_during_its_run_does_not_affect_others(
         await stage.reached.wait()
         if create_stage is _waiting:
             await harness.wait_for_open_call()
-        await harness.ledger.commit(deletion.delete_entity_transaction, harness.agent)
+        await harness.ledger.commit(delete_entity_transaction, harness.agent)
         await harness.wait_until_idle()
         assert await harness.runs() == []
         assert await harness.inbox() == []
@@ -459,9 +463,9 @@ async def test_deleting_a_space_during_a_message_does_not_break_the_run(
     async def goes() -> None:
         await wait_for_streamed_message(harness)
         if how == "the agent leaves":
-            await harness.ledger.commit(deletion.remove_member_transaction, harness.space, harness.agent)
+            await harness.ledger.commit(remove_member_transaction, harness.space, harness.agent)
         else:
-            await harness.ledger.commit(deletion.delete_space_transaction, harness.space)
+            await harness.ledger.commit(delete_space_transaction, harness.space)
 
     model = SlowWriterModel(ModelTurn(calls=(call("send_message", {"text": "Hello"}, id="b"),)), before=goes)
     async with run_agents(database, agent("ada", model), session_dir=tmp_path) as harness:
@@ -482,7 +486,7 @@ async def test_deleting_a_space_before_streaming_does_not_break_the_run(
     monkeypatch.setattr(live_output, "FLUSH_SECONDS", 3600)
 
     async def goes() -> None:
-        await harness.ledger.commit(deletion.delete_space_transaction, harness.space)
+        await harness.ledger.commit(delete_space_transaction, harness.space)
 
     model = SlowWriterModel(ModelTurn(calls=(call("send_message", {"text": "Hello"}, id="b"),)), before=goes)
     async with run_agents(database, agent("ada", model), session_dir=tmp_path) as harness:

@@ -113,15 +113,17 @@ async def test_results_are_submitted_to_a_run_and_to_a_space(client: ToolspaceCl
     second = await client.runs.call(run.id, "later")
     assert first.pending_tool_call_id
     assert second.pending_tool_call_id
-    answered = await client.tools.submit_result(space.id, run.id, first.pending_tool_call_id, {"yes": True})
-    assert isinstance(answered, CallRecord)
-    assert (answered.status, answered.result) == ("resolved", {"yes": True})
+    resolved_call = await client.tools.submit_result(space.id, run.id, first.pending_tool_call_id, {"yes": True})
+    assert isinstance(resolved_call, CallRecord)
+    assert (resolved_call.status, resolved_call.result) == ("resolved", {"yes": True})
     failed = await client.tools.submit_run_result(run.id, second.pending_tool_call_id, "no arm", is_error=True)
     assert (failed.status, failed.is_error) == ("resolved", True)
     claim = await client.agents.claim(agent.id, count=10, wait=5)
-    assert {event.data["callId"] for event in claim.items} == {answered.call_id, failed.call_id}
-    done = await client.agents.acknowledge(agent.id, [event.event_id for event in claim.items], claim=claim.claim)
-    assert len(done) == 2
+    assert {event.data["callId"] for event in claim.items} == {resolved_call.call_id, failed.call_id}
+    acknowledged_ids = await client.agents.acknowledge(
+        agent.id, [event.event_id for event in claim.items], claim=claim.claim
+    )
+    assert len(acknowledged_ids) == 2
 
 
 @pytest.mark.spec("6.5")
@@ -129,11 +131,11 @@ async def test_a_second_result_is_a_conflict_with_the_first_result(client: Tools
     call = await client.tools.call("later")
     assert call.pending_tool_call_id
     await client.tools.submit_call_result(call.pending_tool_call_id, "first", idempotency_key="one")
-    again = await client.tools.submit_call_result(call.pending_tool_call_id, "first", idempotency_key="one")
-    assert again.result == "first"
-    with pytest.raises(Conflict) as refused:
+    repetition = await client.tools.submit_call_result(call.pending_tool_call_id, "first", idempotency_key="one")
+    assert repetition.result == "first"
+    with pytest.raises(Conflict) as refusal:
         await client.tools.submit_call_result(call.pending_tool_call_id, "second")
-    assert refused.value.problem["result"] == "first"
+    assert refusal.value.problem["result"] == "first"
 
 
 async def test_null_and_false_are_results(client: ToolspaceClient) -> None:
@@ -176,8 +178,8 @@ async def test_tools_are_listed_and_a_failing_one_is_a_result(client: ToolspaceC
 
 async def test_an_entity_with_a_token_sees_only_its_own_spaces(client: ToolspaceClient, url: str) -> None:
     ada = await client.entities.create("human", "Ada")
-    own = await client.spaces.create("Own", members=[ada.id])
-    other = await client.spaces.create("Other")
+    own_space = await client.spaces.create("Own", members=[ada.id])
+    other_space = await client.spaces.create("Other")
     token_requests = 0
 
     async def token() -> str:
@@ -185,16 +187,16 @@ async def test_an_entity_with_a_token_sees_only_its_own_spaces(client: Toolspace
         token_requests += 1
         return "expired" if token_requests == 1 else await client.entities.create_token(ada.id)
 
-    async with ToolspaceClient(url, public_key=PUBLIC, token=token) as someone:
-        assert [space.id for space in (await someone.spaces.list()).items] == [own.id]
+    async with ToolspaceClient(url, public_key=PUBLIC, token=token) as member:
+        assert [space.id for space in (await member.spaces.list()).items] == [own_space.id]
         assert token_requests == 2, "a token that is not taken is renewed, once"
-        assert (await someone.spaces.send_message(own.id, "It is me.")).sender_id == ada.id
+        assert (await member.spaces.send_message(own_space.id, "It is me.")).sender_id == ada.id
         with pytest.raises(Forbidden):
-            await someone.spaces.get(other.id)
+            await member.spaces.get(other_space.id)
         with pytest.raises(Forbidden):
-            async for _ in someone.spaces.subscribe(other.id):
+            async for _ in member.spaces.subscribe(other_space.id):
                 pass
-        assert (await someone.me())["kind"] == "public"
+        assert (await member.me())["kind"] == "public"
 
 
 async def test_keys_are_created_listed_and_revoked(client: ToolspaceClient, url: str) -> None:
@@ -211,10 +213,10 @@ async def test_keys_are_created_listed_and_revoked(client: ToolspaceClient, url:
 
 
 async def test_refusals_are_exceptions_with_the_problem_document(client: ToolspaceClient, url: str) -> None:
-    with pytest.raises(NotFound, match='404 Not Found: Space "spc_none" not found') as refused:
+    with pytest.raises(NotFound, match='404 Not Found: Space "spc_none" not found') as refusal:
         await client.spaces.get("spc_none")
-    assert (refused.value.status, refused.value.problem["status"]) == (404, 404)
-    assert isinstance(refused.value, ApiError | ToolspaceError)
+    assert (refusal.value.status, refusal.value.problem["status"]) == (404, 404)
+    assert isinstance(refusal.value, ApiError | ToolspaceError)
     with pytest.raises(BadRequest):
         await client.entities.create("robot", "R2")  # pyright: ignore[reportArgumentType]
     async with ToolspaceClient(url, secret_key="sk_wrong") as stranger:
@@ -273,10 +275,10 @@ async def test_a_call_that_may_have_been_executed_is_not_retried(serve: Callable
         return web.Response()
 
     async with ToolspaceClient(await serve(handler), secret_key=SECRET) as client:
-        with pytest.raises(GatewayUnreachable) as lost:
+        with pytest.raises(GatewayUnreachable) as failure:
             await client.tools.call("hello")
     assert len(requests) == 1
-    assert lost.value.was_sent
+    assert failure.value.was_sent
 
 
 @pytest.mark.spec("13.1")

@@ -46,9 +46,9 @@ async def test_a_subscription_returns_the_events_of_a_space(client: ToolspaceCli
     space = await client.spaces.create("Support", members=[ada.id])
     await client.spaces.send_message(space.id, "before", entity_id=ada.id)
     async with client.spaces.subscribe(space.id, from_start=True) as events:
-        received = [await anext(events), await anext(events)]
-        assert [event.type for event in received] == ["message.started", "message.done"]
-        assert received[1].data["message"]["content"] == "before"
+        received_events = [await anext(events), await anext(events)]
+        assert [event.type for event in received_events] == ["message.started", "message.done"]
+        assert received_events[1].data["message"]["content"] == "before"
         await client.spaces.send_message(space.id, "after", entity_id=ada.id)
         assert (await anext(events)).type == "message.started"
         assert events.last_event_id == "3"
@@ -77,42 +77,42 @@ async def test_lost_connections_neither_lose_nor_repeat_events(client: Toolspace
     ):
         for person in people:
             group.create_task(talk(person.id))
-        received = [await anext(events) for _ in range(2 * count)]
+        received_events = [await anext(events) for _ in range(2 * count)]
         assert proxy.dropped_count > 2
-    assert [event.id for event in received] == [str(number) for number in range(1, 2 * count + 1)]
-    contents = [event.data["message"]["content"] for event in received if event.type == "message.done"]
+    assert [event.id for event in received_events] == [str(number) for number in range(1, 2 * count + 1)]
+    contents = [event.data["message"]["content"] for event in received_events if event.type == "message.done"]
     assert len(set(contents)) == len(contents) == count
 
 
 @pytest.mark.spec("13.1")
 async def test_a_subscription_continues_after_a_restart_of_the_gateway(config: Path) -> None:
-    listening = bind_socket("127.0.0.1", 0)
-    url, port = socket_url(listening), listening.getsockname()[1]
+    server_socket = bind_socket("127.0.0.1", 0)
+    url, port = socket_url(server_socket), server_socket.getsockname()[1]
     async with ToolspaceClient(url, secret_key=SECRET) as client, asyncio.timeout(30):
-        async with Gateway.open(config) as gateway, serve_gateway(gateway, listening):
+        async with Gateway.open(config) as gateway, serve_gateway(gateway, server_socket):
             ada = await client.entities.create("human", "Ada")
             space = await client.spaces.create("Support", members=[ada.id])
             events = client.spaces.subscribe(space.id, from_start=True)
             await client.spaces.send_message(space.id, "before", entity_id=ada.id)
-            received = [await anext(events) for _ in range(2)]
-        waiting = asyncio.ensure_future(anext(events))
+            received_events = [await anext(events) for _ in range(2)]
+        next_event = asyncio.ensure_future(anext(events))
         async with Gateway.open(config) as gateway, serve_gateway(gateway, bind_socket("127.0.0.1", port)):
             await client.spaces.send_message(space.id, "after", entity_id=ada.id)
-            received += [await waiting, await anext(events)]
+            received_events += [await next_event, await anext(events)]
         events.close()
-    assert [event.id for event in received] == ["1", "2", "3", "4"]
+    assert [event.id for event in received_events] == ["1", "2", "3", "4"]
 
 
 async def test_a_subscription_of_a_deleted_space_raises(client: ToolspaceClient, url: str) -> None:
     space = await client.spaces.create("Support")
     async with open_unreliable_proxy(url) as proxy, ToolspaceClient(proxy.url, secret_key=SECRET) as reader:
         events = reader.spaces.subscribe(space.id)
-        waiting = asyncio.ensure_future(anext(events))
+        next_event = asyncio.ensure_future(anext(events))
         await events.connected.wait()
         await client.spaces.delete(space.id)
         proxy.disconnect_all()
         with pytest.raises(NotFound):
-            await waiting
+            await next_event
 
 
 async def test_closing_ends_a_waiting_iteration(client: ToolspaceClient) -> None:
@@ -122,10 +122,10 @@ async def test_closing_ends_a_waiting_iteration(client: ToolspaceClient) -> None
     async def read() -> list[StreamEvent]:
         return [event async for event in events]
 
-    reading = asyncio.ensure_future(read())
+    read_task = asyncio.ensure_future(read())
     await events.connected.wait()
     events.close()
-    assert await reading == []
+    assert await read_task == []
 
 
 async def test_leaving_the_loop_closes_the_connection(client: ToolspaceClient, gateway: Gateway) -> None:
@@ -144,8 +144,8 @@ async def test_the_stream_of_all_events_has_every_space_and_run(client: Toolspac
     ada = await client.entities.create("human", "Ada")
     space = await client.spaces.create("Support", members=[ada.id])
     async with client.subscribe() as events:
-        waiting = asyncio.ensure_future(anext(events))
+        next_event = asyncio.ensure_future(anext(events))
         await events.connected.wait()
         await client.spaces.send_message(space.id, "hello", entity_id=ada.id)
-        event = await waiting
+        event = await next_event
     assert (event.type, event.data["stream"]) == ("message.started", f"space:{space.id}")

@@ -102,14 +102,14 @@ async def test_an_exception_becomes_the_error_of_the_call(client: ToolspaceClien
 
 @pytest.mark.spec("6.7")
 async def test_two_workers_share_the_calls_and_each_is_executed_once(client: ToolspaceClient, url: str) -> None:
-    done: list[tuple[str, int]] = []
+    executed_calls: list[tuple[str, int]] = []
 
     def make(name: str) -> ToolWorker:
         worker = ToolWorker(url, secret_key=SECRET, concurrency=2)
 
         @worker.tool
         async def move(number: int) -> int:
-            done.append((name, number))
+            executed_calls.append((name, number))
             await asyncio.sleep(0)
             return number
 
@@ -118,27 +118,27 @@ async def test_two_workers_share_the_calls_and_each_is_executed_once(client: Too
     async with make("a"), make("b"):
         results = await asyncio.gather(*(client.tools.call("move", {"number": number}) for number in range(60)))
     assert [result.result for result in results] == list(range(60))
-    assert sorted(number for _, number in done) == list(range(60))
-    assert min(Counter(name for name, _ in done).values()) >= 10
+    assert sorted(number for _, number in executed_calls) == list(range(60))
+    assert min(Counter(name for name, _ in executed_calls).values()) >= 10
 
 
 @pytest.mark.spec("6.7")
 async def test_a_call_of_a_killed_worker_is_executed_once_by_another(client: ToolspaceClient, url: str) -> None:
     executed: list[str] = []
-    other = ToolWorker(url, secret_key=SECRET)
+    other_worker = ToolWorker(url, secret_key=SECRET)
 
-    @other.tool
+    @other_worker.tool
     async def move(to: str) -> str:
         executed.append(to)
         return f"{to} by another"
 
     async with running_program("hanging_worker.py", url) as process:
         await wait_until_served(client)
-        calling = asyncio.ensure_future(client.tools.call("move", {"to": "left"}))
+        call_task = asyncio.ensure_future(client.tools.call("move", {"to": "left"}))
         assert await read_line(process) == "given left"
         process.kill()
-        async with other:
-            assert (await calling).result == "left by another"
+        async with other_worker:
+            assert (await call_task).result == "left by another"
     assert executed == ["left"]
 
 
@@ -146,24 +146,24 @@ async def test_a_call_of_a_killed_worker_is_executed_once_by_another(client: Too
 async def test_ctrl_c_finishes_running_calls_and_sends_their_results(client: ToolspaceClient, url: str) -> None:
     async with running_program("busy_worker.py", url) as process:
         await wait_until_served(client)
-        calling = asyncio.ensure_future(client.tools.call("move", {"to": "left"}))
+        call_task = asyncio.ensure_future(client.tools.call("move", {"to": "left"}))
         assert await read_line(process) == "given left"
         process.send_signal(signal.SIGINT)
         while await list_served_tools(client):
             pass
-        refused = await client.tools.call("move", {"to": "right"})
-        assert "no worker serves" in (refused.error or ""), "it takes no more"
+        refused_call = await client.tools.call("move", {"to": "right"})
+        assert "no worker serves" in (refused_call.error or ""), "it takes no more"
         assert process.stdin is not None
         process.stdin.write(b"done\n")
-        assert (await calling).result == "left: done"
+        assert (await call_task).result == "left: done"
         assert await read_line(process) == "ended"
         assert await process.wait() == 0
 
 
 @pytest.mark.spec("13.1")
 async def test_a_worker_continues_after_a_restart_of_the_gateway(config: Path) -> None:
-    listening = bind_socket("127.0.0.1", 0)
-    url, port = socket_url(listening), listening.getsockname()[1]
+    server_socket = bind_socket("127.0.0.1", 0)
+    url, port = socket_url(server_socket), server_socket.getsockname()[1]
     worker = ToolWorker(url, secret_key=SECRET)
     started, may_end = asyncio.Event(), asyncio.Event()
     executed: list[str] = []
@@ -176,7 +176,7 @@ async def test_a_worker_continues_after_a_restart_of_the_gateway(config: Path) -
         return f"went {to}"
 
     async with asyncio.timeout(30), ToolspaceClient(url, secret_key=SECRET) as client:
-        async with Gateway.open(config) as gateway, serve_gateway(gateway, listening):
+        async with Gateway.open(config) as gateway, serve_gateway(gateway, server_socket):
             serve = asyncio.ensure_future(worker.run())
             await worker.ready.wait()
             first = await client.tools.call("later", {"to": "left"})
@@ -245,7 +245,7 @@ async def test_a_result_that_is_too_large_becomes_an_error(client: ToolspaceClie
 
 async def test_a_call_that_someone_else_answered_is_abandoned(client: ToolspaceClient, url: str) -> None:
     worker = ToolWorker(url, secret_key=SECRET)
-    started, ended = asyncio.Event(), asyncio.Event()
+    started, has_ended = asyncio.Event(), asyncio.Event()
 
     @worker.tool
     async def later() -> None:
@@ -253,14 +253,14 @@ async def test_a_call_that_someone_else_answered_is_abandoned(client: ToolspaceC
         try:
             await asyncio.Event().wait()
         finally:
-            ended.set()
+            has_ended.set()
 
     async with worker:
         call = await client.tools.call("later")
         assert call.pending_tool_call_id
         await started.wait()
         await client.tools.submit_call_result(call.pending_tool_call_id, "by hand")
-        await ended.wait()
+        await has_ended.wait()
 
 
 async def test_a_refused_worker_raises_the_reason(url: str) -> None:
@@ -280,11 +280,11 @@ async def test_a_second_worker_with_the_same_id_ends_the_first(url: str) -> None
     first.tool("move")(lambda: None)
     second = ToolWorker(url, secret_key=SECRET, worker_id="wrk_same")
     second.tool("move")(lambda: None)
-    running = asyncio.ensure_future(first.run())
+    run_task = asyncio.ensure_future(first.run())
     await first.ready.wait()
     async with second:
         with pytest.raises(ToolspaceError, match="another worker has connected"):
-            await running
+            await run_task
 
 
 async def test_a_worker_of_an_unknown_tool_is_warned(

@@ -33,11 +33,11 @@ class UnreliableProxy:
             self._writers.discard(writer)
             return
         self._writers.add(gateway_writer)
-        sending = asyncio.ensure_future(self._forward(reader, gateway_writer, None))
+        send_task = asyncio.ensure_future(self._forward(reader, gateway_writer, None))
         try:
             await self._forward(gateway_reader, writer, self.break_after())
         finally:
-            sending.cancel()
+            send_task.cancel()
             for stream in (writer, gateway_writer):
                 self._writers.discard(stream)
                 stream.transport.abort()

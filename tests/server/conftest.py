@@ -14,15 +14,15 @@ from toolspace.server.gateway import Gateway
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
     """A gateway on SQLite with fixed keys."""
-    async with Gateway.open(write_config(tmp_path)) as opened:
-        yield opened
+    async with Gateway.open(write_config(tmp_path)) as open_gateway:
+        yield open_gateway
 
 
 @pytest.fixture
 async def api(gateway: Gateway) -> AsyncIterator[ApiClient]:
     """An HTTP client with a secret key."""
-    async with open_api(gateway) as someone:
-        yield someone
+    async with open_api(gateway) as client:
+        yield client
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -31,5 +31,5 @@ async def each_database_api(request: pytest.FixtureRequest, tmp_path: Path) -> A
     more = {}
     if request.param == "postgres":
         more["storage"] = {"url": request.getfixturevalue("postgres_url")}
-    async with Gateway.open(write_config(tmp_path, **more)) as opened, open_api(opened) as someone:
-        yield someone
+    async with Gateway.open(write_config(tmp_path, **more)) as open_gateway, open_api(open_gateway) as client:
+        yield client

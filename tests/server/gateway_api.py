@@ -51,12 +51,12 @@ class ApiClient:
     async def request(
         self, method: str, path: str, body: Any = None, *, raw: bytes | None = None, headers: Mapping[str, str] = {}
     ) -> ApiResponse:
-        sent = {**self.headers, **headers}
+        request_headers = {**self.headers, **headers}
         if body is not None:
             raw = msgspec.json.encode(body)
         if raw is not None:
-            sent.setdefault("content-type", "application/json")
-        async with self.session.request(method, self.url + path, data=raw, headers=sent) as response:
+            request_headers.setdefault("content-type", "application/json")
+        async with self.session.request(method, self.url + path, data=raw, headers=request_headers) as response:
             names = {name.lower(): value for name, value in response.headers.items()}
             return ApiResponse(response.status, names, await response.read())
 
@@ -107,14 +107,14 @@ async def open_app_api(gateway: Gateway, routes: Sequence[Route], **options: Any
     """Serves the given routes with a gateway; yields a client."""
     import asyncio
 
-    listening = bind_socket("127.0.0.1", 0)
+    server_socket = bind_socket("127.0.0.1", 0)
     server = WebServer(uvicorn_config(App(gateway, routes, **options), stop_seconds=1))
-    running = asyncio.create_task(server.serve(sockets=[listening]))
+    serve_task = asyncio.create_task(server.serve(sockets=[server_socket]))
     try:
-        await server.wait_until_started(running)
+        await server.wait_until_started(serve_task)
         async with aiohttp.ClientSession() as session:
-            yield ApiClient(socket_url(listening), session, {"x-secret-key": SECRET})
+            yield ApiClient(socket_url(server_socket), session, {"x-secret-key": SECRET})
     finally:
         server.stop()
-        await running
-        listening.close()
+        await serve_task
+        server_socket.close()

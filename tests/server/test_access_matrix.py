@@ -173,41 +173,41 @@ ROWS: dict[str, AccessRow] = {
 }
 
 
-def expected(route: Route, row: AccessRow, who: str) -> int:
+def expected(route: Route, row: AccessRow, caller: str) -> int:
     """The expected status: 401 for unknown callers, 403 without access."""
-    if who in row.each:
-        return row.each[who]
-    if route.access is Access.OPEN or who == "secret":
+    if caller in row.each:
+        return row.each[caller]
+    if route.access is Access.OPEN or caller == "secret":
         return row.good
-    if who in STRANGERS:
+    if caller in STRANGERS:
         return 401
     if route.access is Access.ANY:
         return row.good
-    if who == "tool key":
+    if caller == "tool key":
         return row.good if route.access is Access.TOOLS else 403
     if route.access is not Access.MEMBER:
         return 403
-    if who in OTHERS:
+    if caller in OTHERS:
         return row.other_status or 403
     return row.member or row.good
 
 
-def filled(value: Any, ids: Mapping[str, str]) -> Any:
+def fill_in(value: Any, ids: Mapping[str, str]) -> Any:
     """Replaces the names in the path or body of a row by ids."""
     if isinstance(value, str) and "{" in value:
         return value.format_map(ids)
     if isinstance(value, dict):
-        return {key: filled(item, ids) for key, item in value.items()}
+        return {key: fill_in(item, ids) for key, item in value.items()}
     return value
 
 
 async def status_of(
-    setup: TwoSpaces, who: str, method: str, path: str, body: Any, *, stream: bool
+    setup: TwoSpaces, caller: str, method: str, path: str, body: Any, *, stream: bool
 ) -> tuple[int, bytes]:
     if not stream:
-        reply = await setup.ask(who, method, path, body)
+        reply = await setup.ask(caller, method, path, body)
         return reply.status, reply.body
-    async with setup.api.session.request(method, setup.api.url + path, headers=setup.callers[who]) as response:
+    async with setup.api.session.request(method, setup.api.url + path, headers=setup.callers[caller]) as response:
         return response.status, b"" if response.status == 200 else await response.read()
 
 
@@ -237,13 +237,13 @@ async def test_every_route_responds_to_every_kind_of_caller_as_the_matrix_says(t
         assert {route.name for route in routes_of(setup)} == ROWS.keys()
         for route in routes_of(setup):
             row = ROWS[route.name]
-            for who in setup.callers:
-                status_expected = expected(route, row, who)
+            for caller in setup.callers:
+                status_expected = expected(route, row, caller)
                 ids = {"made": "none", **fixed, **(await row.make(setup) if row.make is not None else {})}
-                path, body = filled(row.path, ids), filled(row.body, ids)
-                status, answer = await status_of(setup, who, route.method, path, body, stream=route.is_stream)
+                path, body = fill_in(row.path, ids), fill_in(row.body, ids)
+                status, answer = await status_of(setup, caller, route.method, path, body, stream=route.is_stream)
                 if status != status_expected:
-                    wrong.append(f"{route.name} for {who}: {status}, not {status_expected}: {answer[:200]!r}")
+                    wrong.append(f"{route.name} for {caller}: {status}, not {status_expected}: {answer[:200]!r}")
     assert not wrong, "\n".join(wrong)
 
 
@@ -256,30 +256,32 @@ async def test_a_missing_resource_is_404_for_callers_with_access(tmp_path: Path)
             if not route.parameters:
                 continue
             row = ROWS[route.name]
-            body = filled(row.body, {"made": "call_none"})
-            for nothing in ("none_such", "%00", "..%2f..", "x" * 300):
+            body = fill_in(row.body, {"made": "call_none"})
+            for unknown_id in ("none_such", "%00", "..%2f..", "x" * 300):
                 path = route.path
                 for name in route.parameters:
-                    path = path.replace(f"{{{name}}}", nothing)
-                for who in ("secret", "member"):
-                    if who == "member" and route.access is not Access.MEMBER:
+                    path = path.replace(f"{{{name}}}", unknown_id)
+                for caller in ("secret", "member"):
+                    if caller == "member" and route.access is not Access.MEMBER:
                         continue
-                    reply = await setup.ask(who, route.method, path, body)
+                    reply = await setup.ask(caller, route.method, path, body)
                     if reply.status != 404:
-                        wrong.append(f"{route.name} ({nothing[:9]}) for {who}: {reply.status}: {reply.body[:200]!r}")
+                        wrong.append(
+                            f"{route.name} ({unknown_id[:9]}) for {caller}: {reply.status}: {reply.body[:200]!r}"
+                        )
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.spec("8.1")
 async def test_an_entity_sees_itself_and_posts_only_as_itself(tmp_path: Path) -> None:
     async with open_two_spaces(tmp_path) as setup:
-        for who, entity in (("member", "ann"), ("member of no space", "eve")):
-            assert (await setup.ask(who, "GET", f"/api/entities/{entity}")).status == 200
-            assert (await setup.ask(who, "GET", "/api/me")).data["entity"]["id"] == entity
+        for caller, entity in (("member", "ann"), ("member of no space", "eve")):
+            assert (await setup.ask(caller, "GET", f"/api/entities/{entity}")).status == 200
+            assert (await setup.ask(caller, "GET", "/api/me")).data["entity"]["id"] == entity
         response = await setup.ask("member", "POST", "/api/spaces/spc_a/messages", {"content": "I"})
         assert response.data["senderId"] == "ann"
-        for pretended in ("robot", "bob"):
-            body = {"content": "not I", "entityId": pretended}
+        for sender in ("robot", "bob"):
+            body = {"content": "not I", "entityId": sender}
             assert (await setup.ask("member", "POST", "/api/spaces/spc_a/messages", body)).status == 403
 
 
@@ -300,9 +302,9 @@ async def test_only_a_member_can_submit_a_result_and_only_for_the_right_call(tmp
             ("member of another space", f"/api/calls/{a}/result", result),
             ("member of no space", "/api/spaces/spc_a/tool-results", {"runId": "run_a", "toolCallId": a, **result}),
         ]
-        for who, path, body in tries:
-            reply = await setup.ask(who, "POST", path, body)
-            assert reply.status == 403, (who, path, reply)
+        for caller, path, body in tries:
+            reply = await setup.ask(caller, "POST", path, body)
+            assert reply.status == 403, (caller, path, reply)
             assert b"MARK" not in reply.body
         assert (await setup.api.get(f"/api/calls/{a}")).data["status"] == "pending"
         assert (await setup.api.get(f"/api/calls/{b}")).data["status"] == "pending"
@@ -313,14 +315,14 @@ async def test_only_a_member_can_submit_a_result_and_only_for_the_right_call(tmp
 @pytest.mark.spec("12.3")
 async def test_a_tool_key_is_restricted_to_its_tools_over_http(tmp_path: Path) -> None:
     async with open_two_spaces(tmp_path) as setup:
-        listed = (await setup.ask("tool key", "GET", "/api/tools")).data["items"]
-        assert {tool["name"] for tool in listed} == {"lookup", "large"}
+        tools = (await setup.ask("tool key", "GET", "/api/tools")).data["items"]
+        assert {tool["name"] for tool in tools} == {"lookup", "large"}
         matches = await setup.ask("tool key", "GET", "/api/tools?search=show+peek+move")
         assert {tool["name"] for tool in matches.data["items"]} <= {"lookup", "large"}
         assert (await setup.ask("tool key", "GET", "/api/tools/show")).status == 403
-        refused = await setup.ask("tool key", "POST", "/api/tools/peek/call", {"args": {}})
-        assert b"MARK" not in refused.body
-        assert refused.status in (200, 403)
+        response = await setup.ask("tool key", "POST", "/api/tools/peek/call", {"args": {}})
+        assert b"MARK" not in response.body
+        assert response.status in (200, 403)
 
 
 @pytest.mark.spec("12.3")
@@ -330,15 +332,19 @@ async def test_a_tool_key_cannot_read_the_call_of_another_key_by_its_id(tmp_path
         body = {"args": {}, "callId": "call_of_another"}
         call = (await setup.api.post("/api/tools/move/call", body)).data
         assert call["pendingToolCallId"] == "call_of_another"
-        for who in ("tool key", "another tool key"):
-            stolen = await setup.ask(who, "POST", "/api/tools/move/call", body)
+        for caller in ("tool key", "another tool key"):
+            stolen = await setup.ask(caller, "POST", "/api/tools/move/call", body)
             assert b"call_of_another" not in stolen.body, stolen
         assert (await setup.api.post("/api/calls/call_of_another/result", {"result": "theirs"})).status == 200
         # The key finds its own call again.
-        own = {"args": {}, "callId": "own"}
-        first = (await setup.ask("another tool key", "POST", "/api/tools/move/call", own)).data["pendingToolCallId"]
-        again = (await setup.ask("another tool key", "POST", "/api/tools/move/call", own)).data["pendingToolCallId"]
-        assert first == again != "own"
+        own_body = {"args": {}, "callId": "own"}
+        first = (await setup.ask("another tool key", "POST", "/api/tools/move/call", own_body)).data[
+            "pendingToolCallId"
+        ]
+        second_call_id = (await setup.ask("another tool key", "POST", "/api/tools/move/call", own_body)).data[
+            "pendingToolCallId"
+        ]
+        assert first == second_call_id != "own"
 
 
 async def test_a_closed_stream_no_longer_counts_against_the_limit(tmp_path: Path) -> None:
@@ -353,7 +359,7 @@ async def test_a_closed_stream_no_longer_counts_against_the_limit(tmp_path: Path
         third.close()
         first_response.close()
         async with asyncio.timeout(10):
-            while (again := await setup.api.session.get(url, headers=headers)).status != 200:
-                again.close()  # The server notices the disconnect soon.
-        for response in (two, again):
+            while (second_reply := await setup.api.session.get(url, headers=headers)).status != 200:
+                second_reply.close()  # The server notices the disconnect soon.
+        for response in (two, second_reply):
             response.close()

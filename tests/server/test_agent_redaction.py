@@ -55,11 +55,11 @@ def _agents(model_server: ScriptedModelServer) -> dict[str, Any]:
 
 
 def _script(model_server: ScriptedModelServer) -> None:
-    own = {"memories": [{"key": f"{OPERATOR} key", "value": f"{OPERATOR} value"}]}
+    body = {"memories": [{"key": f"{OPERATOR} key", "value": f"{OPERATOR} value"}]}
     model_server.script(
         tool_calls_turn(
             ("enter_space", {"spaceId": ROOM}),
-            ("set_memories", own),
+            ("set_memories", body),
             ("no such tool", {"x": f"{OPERATOR} of a tool that is not there"}),
             text=f"{OPERATOR} thought",
         ),
@@ -112,8 +112,8 @@ async def _read_everything(member: ApiClient, setup: AgentGateway) -> dict[str, 
     """Reads everything that a member can request."""
     responses: dict[str, bytes] = {}
     ids = [run["id"] for name in ("ada", "bob") for run in await setup.list_runs(name)]
-    listed = [(await setup.api.get(f"/api/runs/{run_id}/calls")).data["items"] for run_id in ids]
-    call_ids = [call["callId"] for some in listed for call in some]
+    run_calls = [(await setup.api.get(f"/api/runs/{run_id}/calls")).data["items"] for run_id in ids]
+    call_ids = [call["callId"] for some in run_calls for call in some]
     agent = f"/api/agents/{entity_id_for('ada')}"
     parts = ("", "/runs", "/inbox", "/history", "/tasks", "/goals", "/memories", "/plans", "/documents")
     paths = [
@@ -135,8 +135,8 @@ async def _read_everything(member: ApiClient, setup: AgentGateway) -> dict[str, 
             responses[f"run {run_id} {form}"] = (
                 await member.get(f"/api/runs/{run_id}/events{query}&until=run.done")
             ).body
-    called: dict[str, Any] = {"name": "agent__bob", "arguments": {"prompt": "x"}}
-    for method, params in (("tools/list", dict[str, Any]()), ("tools/call", called)):
+    call_item: dict[str, Any] = {"name": "agent__bob", "arguments": {"prompt": "x"}}
+    for method, params in (("tools/list", dict[str, Any]()), ("tools/call", call_item)):
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
         responses[f"mcp {method}"] = (await member.post("/mcp", body)).body
     return responses
@@ -166,15 +166,15 @@ async def test_a_member_sees_no_private_data_of_an_agent(tmp_path: Path, caplog:
         await setup.say(f"{ROOMS} the end", sender=entity_id_for("bob"))
         responses = await _read_everything(member, setup)
         leaks = [
-            f"{where}: {marks} in {body[:600]!r}" for where, body in responses.items() if (marks := _find_marks(body))
+            f"{place}: {marks} in {body[:600]!r}" for place, body in responses.items() if (marks := _find_marks(body))
         ]
         assert not leaks, "\n".join(leaks)
         for form in FORMATS:
             assert f"{ROOMS} hello".encode() in responses[f"space {form}"]
         assert b"set_memories" in responses["space native"]
         assert b"usage" not in responses["space native"]
-        everything = await setup.api.get("/api/calls?limit=500")
-        assert OPERATOR.encode() in everything.body
+        all_calls = await setup.api.get("/api/calls?limit=500")
+        assert OPERATOR.encode() in all_calls.body
         failed = next(run["error"] for run in await setup.list_runs() if run["status"] == "failed")
         assert (OPERATOR in failed, KEY in failed) == (True, False)
     assert KEY not in caplog.text
@@ -209,5 +209,5 @@ async def test_a_tool_key_calls_only_its_allowed_agents(tmp_path: Path) -> None:
             assert b'"isError":true' in body or b'"error"' in body, (name, body)
             assert not _find_marks(body), (name, body)
         assert model_server.list_requests(NAME) == []
-        own = await setup.api.get(f"/api/agents/{entity_id_for('ada')}/goals")
-        assert own.data["items"] == []
+        goals = await setup.api.get(f"/api/agents/{entity_id_for('ada')}/goals")
+        assert goals.data["items"] == []

@@ -25,7 +25,7 @@ class Flood(ToolProvider):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ended = asyncio.Event()
+        self.end_event = asyncio.Event()
 
     def list_tools(self) -> list[Tool]:
         return [Tool("flood", input_schema={"type": "object", "properties": {}}, timeout=60)]
@@ -36,7 +36,7 @@ class Flood(ToolProvider):
                 context.emit_partial("x" * 100_000)
                 await asyncio.sleep(0)
         finally:
-            self.ended.set()
+            self.end_event.set()
 
 
 @pytest.mark.spec("8.3")
@@ -47,12 +47,12 @@ async def test_a_streamed_call_is_cancelled_if_the_client_does_not_read(
     monkeypatch.setattr(sse, "STALL_SECONDS", 0.05)
     flood = Flood()
     gateway.toolspace.orchestrator.register(flood)
-    where = urlsplit(api.url)
-    _, writer = await asyncio.open_connection(where.hostname, where.port)
+    address = urlsplit(api.url)
+    _, writer = await asyncio.open_connection(address.hostname, address.port)
     writer.transport.pause_reading()
     head = ["POST /api/tools/flood/call HTTP/1.1", "Host: 127.0.0.1", "Accept: text/event-stream", "Content-Length: 0"]
     head += [f"{name}: {value}" for name, value in api.headers.items()]
     writer.write("\r\n".join([*head, "", ""]).encode())
     async with asyncio.timeout(30):
-        await flood.ended.wait()
+        await flood.end_event.wait()
     writer.transport.abort()

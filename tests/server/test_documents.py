@@ -19,17 +19,15 @@ async def agent(api: ApiClient, name: str = "Ada") -> str:
 async def test_documents_of_an_agent_are_stored_and_found(each_database_api: ApiClient) -> None:
     path = await agent(each_database_api)
     body = {"title": "FAQ", "text": "Tea is in the kitchen.", "source": "https://example.com/faq", "metadata": {"v": 1}}
-    created = await each_database_api.post(path, body)
-    assert created.status == 201
-    document = created.data
+    creation = await each_database_api.post(path, body)
+    assert creation.status == 201
+    document = creation.data
     assert (document["title"], document["size"], document["passages"], document["origin"]) == ("FAQ", 22, 1, "api")
     assert "text" not in document
     full_document = (await each_database_api.get(f"{path}/{document['id']}")).data
     assert full_document == {**document, "text": body["text"]}
-    changed = await each_database_api.put(
-        f"{path}/{document['id']}", {"title": "FAQ", "text": "Coffee is in the hall."}
-    )
-    assert (changed.data["source"], changed.data["metadata"]) == (None, {})
+    change = await each_database_api.put(f"{path}/{document['id']}", {"title": "FAQ", "text": "Coffee is in the hall."})
+    assert (change.data["source"], change.data["metadata"]) == (None, {})
     run = await each_database_api.create("/api/runs", agentEntityId=path.split("/")[3])
     matches = await each_database_api.post(
         f"/api/runs/{run['id']}/calls", {"name": "search_knowledge", "args": {"query": "coffee"}}
@@ -80,8 +78,8 @@ async def test_a_document_id_is_unique_and_a_repeated_request_returns_the_first(
     path = await agent(api)
     body = {"title": "T", "text": "x", "id": "mine"}
     first = await api.post(path, body, headers={"Idempotency-Key": "k1"})
-    again = await api.post(path, body, headers={"Idempotency-Key": "k1"})
-    assert (first.status, again.status, again.data) == (201, 201, first.data)
+    second_response = await api.post(path, body, headers={"Idempotency-Key": "k1"})
+    assert (first.status, second_response.status, second_response.data) == (201, 201, first.data)
     duplicate = await api.post(path, body)
     assert (duplicate.status, "PUT replaces it" in duplicate.detail) == (409, True)
 
@@ -99,8 +97,15 @@ async def test_documents_of_another_agent_are_not_found(api: ApiClient) -> None:
 async def test_the_client_has_a_method_for_each_document_route(api: ApiClient) -> None:
     bot = (await api.create("/api/entities", type="agent", name="Bot"))["id"]
     async with ToolspaceClient(api.url, secret_key=SECRET) as client:
-        added = await client.agents.add_document(bot, "FAQ", "Tea.", source="faq.md", metadata={"v": 1}, id="faq")
-        assert (added.id, added.source, added.metadata, added.size) == ("faq", "faq.md", {"v": 1}, 4)
+        new_document = await client.agents.add_document(
+            bot, "FAQ", "Tea.", source="faq.md", metadata={"v": 1}, id="faq"
+        )
+        assert (new_document.id, new_document.source, new_document.metadata, new_document.size) == (
+            "faq",
+            "faq.md",
+            {"v": 1},
+            4,
+        )
         with pytest.raises(Conflict):
             await client.agents.add_document(bot, "FAQ", "Tea.", id="faq")
         assert (await client.agents.put_document(bot, "faq", "FAQ", "Coffee.")).size == 7

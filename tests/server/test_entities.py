@@ -20,8 +20,8 @@ async def test_an_entity_is_created_read_updated_and_deleted(each_database_api: 
     assert (ann["type"], ann["name"], ann["metadata"]) == ("human", "Ann", {"π": [1, None, 2.5]})
     path = f"/api/entities/{ann['id']}"
     assert (await api.get(path)).data == ann
-    changed = (await api.patch(path, {"name": "Anna"})).data
-    assert (changed["name"], changed["metadata"]) == ("Anna", ann["metadata"])
+    changed_entity = (await api.patch(path, {"name": "Anna"})).data
+    assert (changed_entity["name"], changed_entity["metadata"]) == ("Anna", ann["metadata"])
     assert (await api.patch(path, {"metadata": {}})).data["metadata"] == {}
     assert (await api.patch(path, {})).data["name"] == "Anna"
     assert (await api.delete(path)).status == 204
@@ -60,12 +60,12 @@ async def test_an_invalid_entity_is_refused_with_the_reason(api: ApiClient, body
 
 async def test_metadata_is_returned_unchanged(each_database_api: ApiClient) -> None:
     odd = b'{"type":"human","name":"x","metadata":{"nul":"a\\u0000b","big":123456789012345678901234567890,"f":0.1}}'
-    created = await each_database_api.post("/api/entities", raw=odd)
-    assert created.status == 201
-    again = await each_database_api.get(f"/api/entities/{created.data['id']}")
-    assert again.body == created.body
-    assert b'"big":123456789012345678901234567890' in again.body
-    assert b'"nul":"a\\u0000b"' in again.body
+    creation = await each_database_api.post("/api/entities", raw=odd)
+    assert creation.status == 201
+    second_response = await each_database_api.get(f"/api/entities/{creation.data['id']}")
+    assert second_response.body == creation.body
+    assert b'"big":123456789012345678901234567890' in second_response.body
+    assert b'"nul":"a\\u0000b"' in second_response.body
 
 
 @pytest.mark.spec("12.1")

@@ -21,11 +21,11 @@ async def test_goals_are_stored_for_an_agent(each_database_api: ApiClient) -> No
     response = await each_database_api.put(path, {"goals": [{"description": "b"}, {"description": "a", "priority": 2}]})
     assert [goal["description"] for goal in response.data["items"]] == ["a", "b"]
     first = response.data["items"][0]
-    changed = {"goals": [{"id": first["id"], "description": "a", "isCompleted": True}], "clearExisting": True}
-    assert (await each_database_api.put(path, changed)).data["items"][0]["status"] == "completed"
-    listed = (await each_database_api.get(path)).data
-    assert [goal["id"] for goal in listed["items"]] == [first["id"]]
-    assert listed["next"] is None
+    change = {"goals": [{"id": first["id"], "description": "a", "isCompleted": True}], "clearExisting": True}
+    assert (await each_database_api.put(path, change)).data["items"][0]["status"] == "completed"
+    goal_page = (await each_database_api.get(path)).data
+    assert [goal["id"] for goal in goal_page["items"]] == [first["id"]]
+    assert goal_page["next"] is None
     assert (await each_database_api.delete(f"{path}/{first['id']}")).data == {"deleted": 1}
     assert (await each_database_api.delete(f"{path}/{first['id']}")).status == 404
     assert (await each_database_api.delete(path)).data == {"deleted": 0}
@@ -108,5 +108,5 @@ async def test_a_program_calls_prebuilt_tools_in_a_run(api: ApiClient) -> None:
         assert reply.data["ok"], reply
     messages = (await api.get(f"/api/spaces/{space}/messages")).data["items"]
     assert [message["content"] for message in messages] == ["Hello"]
-    outside = await api.post("/api/tools/get_goals/call", {"args": {}})
-    assert "is for agents, in their runs" in outside.data["error"]
+    response = await api.post("/api/tools/get_goals/call", {"args": {}})
+    assert "is for agents, in their runs" in response.data["error"]

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.spec("12.4")
 
 
 async def test_health_and_ready_need_no_credentials(api: ApiClient) -> None:
-    nobody = api.with_headers()
+    anonymous = api.with_headers()
 
-    health, ready = await nobody.get("/health"), await nobody.get("/ready")
+    health, ready = await anonymous.get("/health"), await anonymous.get("/ready")
 
     assert (health.status, health.data) == (200, {"status": "ok"})
     assert (ready.status, ready.data) == (200, {"status": "ready"})
@@ -115,8 +115,8 @@ async def test_the_gateway_survives_a_database_outage_and_recovers(
             assert (await api.get("/ready")).status == 200
 
             await asyncio.to_thread(stoppable_postgres.crash)
-            lost = await api.post("/api/entities", {"type": "agent", "name": "Nobody"})
-            away = await wait_for_readiness(api, 503)
+            failure = await api.post("/api/entities", {"type": "agent", "name": "Nobody"})
+            readiness = await wait_for_readiness(api, 503)
             lives = await api.get("/health")
             metrics = samples((await api.get("/metrics")).body)
             works = await api.post("/api/tools/json_parse/call", {"args": {"text": "1"}})
@@ -125,10 +125,10 @@ async def test_the_gateway_survives_a_database_outage_and_recovers(
             await wait_for_readiness(api, 200)
             after = await api.get(f"/api/entities/{before['id']}")
 
-    assert lost.status == 503
-    assert "The database is unavailable" in lost.detail
-    assert away.data["reasons"] == ["the database does not respond"]
-    assert "postgres" not in away.body.decode() + lost.body.decode()
+    assert failure.status == 503
+    assert "The database is unavailable" in failure.detail
+    assert readiness.data["reasons"] == ["the database does not respond"]
+    assert "postgres" not in readiness.body.decode() + failure.body.decode()
     assert lives.status == 200
     assert metrics["toolspace_database_up"] == "0"
     assert (works.status, works.data["result"]) == (200, {"data": 1})

@@ -35,16 +35,16 @@ async def test_an_event_is_pushed_once_claimed_and_acknowledged(each_database_ap
     await agent(api)
     assert await push(api, "order-1", {"order": 1}) == {"eventId": "order-1", "fresh": True}
     assert await push(api, "order-1", {"order": 1}) == {"eventId": "order-1", "fresh": False}
-    listed = (await api.get(f"{PATH}?status=pending")).data["items"]
-    assert [(event["eventId"], event["type"], event["data"]) for event in listed] == [
+    events = (await api.get(f"{PATH}?status=pending")).data["items"]
+    assert [(event["eventId"], event["type"], event["data"]) for event in events] == [
         ("order-1", "service", {"order": 1})
     ]
     claim = await api.create(f"{PATH}/claim", count=5, leaseSeconds=30)
     assert [event["eventId"] for event in claim["items"]] == ["order-1"]
     assert claim["leaseUntil"] > claim["items"][0]["timestamp"]
     assert (await api.create(f"{PATH}/claim"))["items"] == []
-    other = await api.create(f"{PATH}/done", claim="another", eventIds=["order-1", "order-9"])
-    assert other == {"done": [], "notHeld": ["order-1", "order-9"]}
+    response = await api.create(f"{PATH}/done", claim="another", eventIds=["order-1", "order-9"])
+    assert response == {"done": [], "notHeld": ["order-1", "order-9"]}
     assert await api.create(f"{PATH}/done", claim=claim["claim"], eventIds=["order-1"]) == {
         "done": ["order-1"],
         "notHeld": [],
@@ -62,8 +62,8 @@ async def test_events_are_claimed_once_and_in_order(each_database_api: ApiClient
     ids = [event["eventId"] for claim in claims for event in claim["items"]]
     assert sorted(ids) == [f"e{number}" for number in range(10)]
     for claim in claims:
-        own = [event["eventId"] for event in claim["items"]]
-        assert own == sorted(own)
+        event_ids = [event["eventId"] for event in claim["items"]]
+        assert event_ids == sorted(event_ids)
 
 
 @pytest.mark.spec("7.3")
@@ -80,8 +80,12 @@ async def test_a_released_event_is_retried_until_it_fails(gateway: Gateway, api:
         await gateway.ledger.write(_hurry)
     failed = (await api.get(f"{PATH}?status=failed")).data["items"]
     assert [(event["eventId"], event["error"]) for event in failed] == [("e1", "no luck")]
-    again = await api.post(f"{PATH}/e1/retry")
-    assert (again.status, again.data["status"], again.data["attempts"]) == (200, "pending", 0)
+    second_response = await api.post(f"{PATH}/e1/retry")
+    assert (second_response.status, second_response.data["status"], second_response.data["attempts"]) == (
+        200,
+        "pending",
+        0,
+    )
     assert (await api.post(f"{PATH}/e1/retry")).status == 409
     assert (await api.post(f"{PATH}/e2/retry")).status == 404
 
@@ -99,13 +103,13 @@ def _hurry() -> Any:
 @pytest.mark.spec("7.3")
 async def test_a_waiting_request_gets_an_event_when_it_arrives(each_database_api: ApiClient) -> None:
     await agent(each_database_api)
-    claiming = asyncio.create_task(each_database_api.create(f"{PATH}/claim", wait=60))
-    looking = asyncio.create_task(each_database_api.get(f"{PATH}?wait=60"))
+    claim_task = asyncio.create_task(each_database_api.create(f"{PATH}/claim", wait=60))
+    list_task = asyncio.create_task(each_database_api.get(f"{PATH}?wait=60"))
     await asyncio.sleep(0)
     await push(each_database_api, "news")
-    claim, listed = await asyncio.wait_for(asyncio.gather(claiming, looking), 30)
+    claim, inbox_page = await asyncio.wait_for(asyncio.gather(claim_task, list_task), 30)
     assert [event["eventId"] for event in claim["items"]] == ["news"]
-    assert [event["eventId"] for event in listed.data["items"]] == ["news"]
+    assert [event["eventId"] for event in inbox_page.data["items"]] == ["news"]
 
 
 async def test_a_wait_without_events_ends_in_time(api: ApiClient) -> None:
@@ -116,9 +120,9 @@ async def test_a_wait_without_events_ends_in_time(api: ApiClient) -> None:
 
 async def test_a_disconnected_client_claims_nothing(gateway: Gateway, api: ApiClient) -> None:
     await agent(api)
-    claiming = asyncio.create_task(api.create(f"{PATH}/claim", wait=60))
+    claim_task = asyncio.create_task(api.create(f"{PATH}/claim", wait=60))
     await _until(lambda: gateway.ledger.waiters.is_waited_for("inbox:bot"))
-    claiming.cancel()
+    claim_task.cancel()
     await _until(lambda: not gateway.ledger.waiters.is_waited_for("inbox:bot"))
     await push(api, "e1")
     assert await states(api) == {"e1": "pending"}
@@ -127,11 +131,11 @@ async def test_a_disconnected_client_claims_nothing(gateway: Gateway, api: ApiCl
 async def test_waiting_requests_end_when_the_gateway_stops(tmp_path: Path) -> None:
     async with Gateway.open(write_config(tmp_path)) as gateway, open_api(gateway) as api:
         await agent(api)
-        claiming = asyncio.create_task(api.create(f"{PATH}/claim", wait=60))
+        claim_task = asyncio.create_task(api.create(f"{PATH}/claim", wait=60))
         await _until(lambda: gateway.ledger.waiters.is_waited_for("inbox:bot"))
         gateway.readiness.is_stopping = True
         await asyncio.wait_for(gateway.drain(5), 30)
-        assert (await asyncio.wait_for(claiming, 30))["items"] == []
+        assert (await asyncio.wait_for(claim_task, 30))["items"] == []
 
 
 @pytest.mark.parametrize(

@@ -25,20 +25,20 @@ async def test_a_key_is_returned_once_and_later_only_its_hint(api: ApiClient) ->
         "toolsDenied": [],
         "agentEntityId": None,
     }
-    listed = await api.get("/api/keys")
-    (listed_key,) = listed.data["items"]
+    response = await api.get("/api/keys")
+    (listed_key,) = response.data["items"]
     assert listed_key["hint"] == f"sk_…{key[-4:]}"
     assert "key" not in listed_key
-    assert key.encode() not in listed.body
+    assert key.encode() not in response.body
 
 
 async def test_a_revoked_key_is_listed_as_revoked_and_is_invalid(api: ApiClient) -> None:
     await create_key(api, kind="secret", name="kept")
     reply = await create_key(api, kind="secret", name="revoked")
-    own = api.with_headers(authorization=f"Bearer {reply.data['key']}")
-    assert (await own.get("/api/spaces")).status == 200
-    assert (await own.delete(f"/api/keys/{reply.data['id']}")).status == 204
-    assert (await own.get("/api/spaces")).status == 401
+    own_api = api.with_headers(authorization=f"Bearer {reply.data['key']}")
+    assert (await own_api.get("/api/spaces")).status == 200
+    assert (await own_api.delete(f"/api/keys/{reply.data['id']}")).status == 204
+    assert (await own_api.get("/api/spaces")).status == 401
     assert (await api.delete(f"/api/keys/{reply.data['id']}")).status == 204  # Revoked twice.
     items = (await api.get("/api/keys")).data["items"]
     assert [key["revokedAt"] is not None for key in items] == [False, True]
@@ -86,12 +86,12 @@ async def test_a_token_identifies_its_entity_until_it_expires(api: ApiClient) ->
     await api.create("/api/entities", id="ann", type="human", name="Ann")
     reply = await api.post("/api/entities/ann/token", {"expiresIn": 60})
     assert reply.status == 201
-    own = api.with_headers(x_public_key=PUBLIC, authorization=f"Bearer {reply.data['token']}")
-    me = (await own.get("/api/me")).data
+    own_api = api.with_headers(x_public_key=PUBLIC, authorization=f"Bearer {reply.data['token']}")
+    me = (await own_api.get("/api/me")).data
     assert (me["kind"], me["entity"]["id"]) == ("public", "ann")
     assert me["expiresAt"] == reply.data["expiresAt"] + 30_000  # The leeway of the clocks.
     assert (await api.post("/api/entities/nobody/token")).status == 404
     for seconds in (0, -1, 10**12, 1.5, "60"):
         assert (await api.post("/api/entities/ann/token", {"expiresIn": seconds})).status == 400
     assert (await api.delete("/api/entities/ann")).status == 204
-    assert (await own.get("/api/me")).status == 401
+    assert (await own_api.get("/api/me")).status == 401

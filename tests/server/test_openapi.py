@@ -65,38 +65,40 @@ def test_the_document_is_valid_openapi() -> None:
 
 @pytest.mark.spec("12.1")
 async def test_the_served_document_describes_every_route(api: ApiClient) -> None:
-    served = (await api.with_headers().get("/openapi.json")).data
-    described = {(method.upper(), path) for path, path_item in served["paths"].items() for method in path_item}
-    assert described == {(route.method, route.path) for route in ROUTES} | {("GET", "/openapi.json")}
-    for path, operations in served["paths"].items():
+    document = (await api.with_headers().get("/openapi.json")).data
+    described_operations = {
+        (method.upper(), path) for path, path_item in document["paths"].items() for method in path_item
+    }
+    assert described_operations == {(route.method, route.path) for route in ROUTES} | {("GET", "/openapi.json")}
+    for path, operations in document["paths"].items():
         for method, operation in operations.items():
             assert operation["summary"], (method, path)
             names = {parameter["name"] for parameter in operation.get("parameters", ()) if parameter["in"] == "path"}
             assert names == set(re.findall(r"{(\w+)}", path))
-    for name, answer in served["components"]["responses"].items():
+    for name, answer in document["components"]["responses"].items():
         assert list(answer["content"]) == ["application/problem+json"], name
 
 
 def test_schema_names_are_stable() -> None:
     """Clients are generated from the document, so a renamed class must keep its schema name."""
-    described = msgspec.json.decode(encode_document(ROUTES))
-    assert set(described["components"]["schemas"]) == set(SCHEMA_NAMES.split())
+    document = msgspec.json.decode(encode_document(ROUTES))
+    assert set(document["components"]["schemas"]) == set(SCHEMA_NAMES.split())
 
 
 def test_operation_ids_are_unique() -> None:
-    described = msgspec.json.decode(encode_document(ROUTES))
-    names = [operation["operationId"] for path in described["paths"].values() for operation in path.values()]
+    document = msgspec.json.decode(encode_document(ROUTES))
+    names = [operation["operationId"] for path in document["paths"].values() for operation in path.values()]
     assert len(set(names)) == len(names)
 
 
 def test_every_field_and_parameter_has_a_description() -> None:
-    described = msgspec.json.decode(encode_document(ROUTES))
+    document = msgspec.json.decode(encode_document(ROUTES))
     silent: list[str] = []
-    for name, schema in described["components"]["schemas"].items():
+    for name, schema in document["components"]["schemas"].items():
         silent += [
             f"{name}.{member}" for member, property_schema in _members(schema).items() if not _says(property_schema)
         ]
-    for path, operations in described["paths"].items():
+    for path, operations in document["paths"].items():
         for operation in operations.values():
             silent += [
                 f"{path} {parameter['name']}"
@@ -115,21 +117,21 @@ def _says(schema: dict[str, Any]) -> bool:
 
 
 def test_the_responses_of_call_routes_are_described_by_their_fields() -> None:
-    described = msgspec.json.decode(encode_document(ROUTES))
+    document = msgspec.json.decode(encode_document(ROUTES))
     for path in ("/api/tools/{name}/call", "/api/runs/{runId}/calls"):
         for status in ("200", "202"):
-            answer = described["paths"][path]["post"]["responses"][status]["content"]["application/json"]["schema"]
-            members = described["components"]["schemas"][answer["$ref"].rpartition("/")[2]]["properties"]
+            answer = document["paths"][path]["post"]["responses"][status]["content"]["application/json"]["schema"]
+            members = document["components"]["schemas"][answer["$ref"].rpartition("/")[2]]["properties"]
             assert {"ok", "result", "error", "errorKind", "executed", "callId", "pendingToolCallId"} <= set(members)
     for path in ("/api/runs/{runId}/tool-results", "/api/spaces/{spaceId}/tool-results", "/api/calls/{callId}/result"):
-        answer = described["paths"][path]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
+        answer = document["paths"][path]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
         assert answer == {"$ref": "#/components/schemas/Call"}
 
 
 def test_every_route_names_its_credentials() -> None:
-    described = msgspec.json.decode(encode_document(ROUTES))
+    document = msgspec.json.decode(encode_document(ROUTES))
     for route in ROUTES:
-        security = described["paths"][route.path][route.method.lower()]["security"]
+        security = document["paths"][route.path][route.method.lower()]["security"]
         assert bool(security) == (route.access is not Access.OPEN), route.name
         schemes = {name for requirement in security for name in requirement}
         assert ("token" in schemes) == (route.access in (Access.MEMBER, Access.ANY)), route.name
@@ -138,7 +140,7 @@ def test_every_route_names_its_credentials() -> None:
 @pytest.mark.spec("12.1")
 def test_the_docs_page_has_one_line_for_every_route() -> None:
     page = (ROOT / "docs" / "http-api.md").read_text()
-    who = {
+    credentials = {
         Access.OPEN: "anyone",
         Access.SECRET: "secret",
         Access.MEMBER: "secret, member",
@@ -146,7 +148,7 @@ def test_the_docs_page_has_one_line_for_every_route() -> None:
         Access.ANY: "any key",
     }
     lines = re.findall(r"^\| `((?:GET|POST|PUT|PATCH|DELETE) [^`]+)` \| (.+?) \| (.+?) \|$", page, re.MULTILINE)
-    expected = [(route.name, who[route.access], route.summary) for route in ROUTES]
+    expected = [(route.name, credentials[route.access], route.summary) for route in ROUTES]
     assert sorted(lines) == sorted([*expected, ("GET /openapi.json", "anyone", "Get the OpenAPI document")])
 
 
@@ -196,7 +198,7 @@ class _Background:
 
 
 @pytest.fixture(scope="module")
-def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def fuzzed_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a gateway for the generated requests."""
     folder = tmp_path_factory.mktemp("fuzzed")
     echo = {"name": "echo", "description": "Again.", "executionType": "internal", "inputSchema": {"type": "object"}}
@@ -206,16 +208,16 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def operations() -> list[Any]:
     """The fuzzed operations: all but streams."""
-    served = schemathesis.openapi.from_dict(msgspec.json.decode(encode_document(ROUTES)))
+    schema = schemathesis.openapi.from_dict(msgspec.json.decode(encode_document(ROUTES)))
     streaming = {(route.method.lower(), route.path) for route in ROUTES if route.is_stream}
-    all_operations = [operation.ok() for operation in served.get_all_operations()]
+    all_operations = [operation.ok() for operation in schema.get_all_operations()]
     return [operation for operation in all_operations if (operation.method, operation.path) not in streaming]
 
 
 @pytest.mark.spec("12.1")
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["fitting", "unfitting"])
 @pytest.mark.parametrize("operation", operations(), ids=lambda item: item.label)
-def test_every_response_conforms_to_the_document(operation: Any, mode: GenerationMode, fuzzed: str) -> None:
+def test_every_response_conforms_to_the_document(operation: Any, mode: GenerationMode, fuzzed_url: str) -> None:
     if mode is GenerationMode.NEGATIVE and not (operation.body or operation.query or operation.path_parameters):
         return  # Nothing in the request could be invalid.
 
@@ -225,7 +227,7 @@ def test_every_response_conforms_to_the_document(operation: Any, mode: Generatio
     @given(operation.as_strategy(generation_mode=mode))
     def ask(case: Any) -> None:
         _use_what_is_there(case)
-        response = case.call(base_url=fuzzed, headers={"x-secret-key": SECRET}, timeout=30)
+        response = case.call(base_url=fuzzed_url, headers={"x-secret-key": SECRET}, timeout=30)
         case.validate_response(response, checks=CHECKS)
 
     try:

@@ -17,13 +17,13 @@ from toolspace.storage.sqlite.database import SqliteDatabase
 pytestmark = pytest.mark.spec("12.4")
 
 
-def _succeed() -> Program[None]:
+def _empty_program() -> Program[None]:
     yield from workers_and_presence.record_heartbeat("node_1", started_at=1)
 
 
 async def test_it_is_ready_from_start_to_stop(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
-    readiness = Readiness(lambda: database.read(runs.count_open_work), lambda: database.run(_succeed))
+    readiness = Readiness(lambda: database.read(runs.count_open_work), lambda: database.run(_empty_program))
 
     assert await readiness.list_reasons() == [STARTING]
     readiness.is_started = True
@@ -38,7 +38,7 @@ async def test_it_is_ready_from_start_to_stop(tmp_path: Path) -> None:
 @pytest.mark.spec("15.3")
 async def test_it_is_not_ready_without_the_database(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
-    readiness = Readiness(lambda: database.read(runs.count_open_work), lambda: database.run(_succeed))
+    readiness = Readiness(lambda: database.read(runs.count_open_work), lambda: database.run(_empty_program))
     readiness.is_started = True
     await database.aclose()
 
@@ -48,12 +48,14 @@ async def test_it_is_not_ready_without_the_database(tmp_path: Path) -> None:
 @pytest.mark.spec("15.3")
 async def test_it_is_not_ready_if_the_database_cannot_be_written(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
-    readiness = Readiness(lambda: database.read(runs.count_open_work), lambda: database.run(_succeed), timeout=0.2)
+    readiness = Readiness(
+        lambda: database.read(runs.count_open_work), lambda: database.run(_empty_program), timeout=0.2
+    )
     readiness.is_started = True
-    with closing(sqlite3.connect(tmp_path / "toolspace.db")) as other:
-        other.execute("BEGIN IMMEDIATE")
+    with closing(sqlite3.connect(tmp_path / "toolspace.db")) as connection:
+        connection.execute("BEGIN IMMEDIATE")
         assert await readiness.list_reasons() == [DATABASE_READ_ONLY]
-        other.rollback()
+        connection.rollback()
     async with asyncio.timeout(30):
         while await readiness.list_reasons():  # noqa: ASYNC110 - an answer holds for a while
             await asyncio.sleep(0.05)

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from tests.server.gateway_api import JWT_SECRET, SECRET
-from tests.server.test_access_matrix import OTHERS, ROWS, filled, routes_of
+from tests.server.test_access_matrix import OTHERS, ROWS, fill_in, routes_of
 from tests.server.two_spaces import IN_A, IN_B, OPERATOR, TwoSpaces, open_two_spaces
 from toolspace.core.records import NewEvent, run_stream, space_stream
 from toolspace.server.authorization import Access
@@ -41,16 +41,16 @@ KINDS = (
 END = "THE-END"
 
 
-def marks_in(text: bytes, who: str) -> list[str]:
-    return [mark for mark in FORBIDDEN[who] if mark.encode() in text]
+def marks_in(text: bytes, caller: str) -> list[str]:
+    return [mark for mark in FORBIDDEN[caller] if mark.encode() in text]
 
 
 def _variants(path: str) -> Iterable[str]:
     """The same request with the ids of foreign records."""
     yield path
-    for ours, foreign in (("spc_a", "spc_b"), ("run_a", "run_b"), ("robot", "other"), ("run_a", "run_alone")):
-        if ours in path:
-            yield path.replace(ours, foreign)
+    for own_id, foreign in (("spc_a", "spc_b"), ("run_a", "run_b"), ("robot", "other"), ("run_a", "run_alone")):
+        if own_id in path:
+            yield path.replace(own_id, foreign)
     if path == "/api/calls":
         yield from (
             f"{path}?{query}" for query in ("spaceId=spc_b", "runId=run_b", "toolName=peek", "status=completed")
@@ -79,14 +79,14 @@ async def test_no_response_shows_private_data_to_a_public_caller(
                     "message": setup.messages[space],
                     "output": setup.calls["output"],
                 }
-                for path in _variants(filled(row.path, ids)):
-                    for who in FORBIDDEN:
-                        reply = await setup.ask(who, route.method, path, filled(row.body, ids))
+                for path in _variants(fill_in(row.path, ids)):
+                    for caller in FORBIDDEN:
+                        reply = await setup.ask(caller, route.method, path, fill_in(row.body, ids))
                         body = reply.body
-                        if who == "member of no space" and (path.startswith("/api/me") or "/entities/eve" in path):
+                        if caller == "member of no space" and (path.startswith("/api/me") or "/entities/eve" in path):
                             body = body.replace(IN_A.encode(), b"")  # Eve's own mark.
-                        if marks := marks_in(body, who):
-                            leaks.append(f"{who}: {route.method} {path}: {marks} in {body[:300]!r}")
+                        if marks := marks_in(body, caller):
+                            leaks.append(f"{caller}: {route.method} {path}: {marks} in {body[:300]!r}")
         for call in (setup.calls["peek"], setup.calls["quiet"]):
             reply = await setup.ask("member", "GET", f"/api/calls/{call}")
             assert (reply.status, marks_in(reply.body, "member")) == (403, [])
@@ -119,11 +119,11 @@ async def _create_events(setup: TwoSpaces) -> None:
 
         def more(effects: Effects, run: str = run, space: str = space, mark: str = mark) -> Program[None]:
             # Events that only a model's stream produces.
-            own = {"toolCallId": "call_x", "toolName": "peek", "inputDelta": f"{OPERATOR} in a delta"}
+            data = {"toolCallId": "call_x", "toolName": "peek", "inputDelta": f"{OPERATOR} in a delta"}
             delta = {"messageId": "msg_x", "delta": f"{mark} in a delta"}
             for stream in (space_stream(space), run_stream(run)):
-                effects.emit(stream, NewEvent("tool.streaming", own, "name"))
-                effects.emit(stream, NewEvent("tool.streaming", {**own, "toolName": "lookup"}, "none"))
+                effects.emit(stream, NewEvent("tool.streaming", data, "name"))
+                effects.emit(stream, NewEvent("tool.streaming", {**data, "toolName": "lookup"}, "none"))
                 effects.emit(stream, NewEvent("message.delta", delta))
             return
             yield
@@ -136,8 +136,8 @@ async def _create_events(setup: TwoSpaces) -> None:
 
 
 @asynccontextmanager
-async def reading(setup: TwoSpaces, who: str, path: str) -> AsyncIterator[aiohttp.ClientResponse]:
-    async with setup.api.session.get(setup.api.url + path, headers=setup.callers[who]) as response:
+async def open_stream(setup: TwoSpaces, caller: str, path: str) -> AsyncIterator[aiohttp.ClientResponse]:
+    async with setup.api.session.get(setup.api.url + path, headers=setup.callers[caller]) as response:
         yield response
 
 
@@ -161,42 +161,44 @@ async def test_no_stream_shows_private_data_to_a_public_subscriber(tmp_path: Pat
         readers = {"member": "spc_a", "member of another space": "spc_b", "secret": "spc_a"}
         async with AsyncExitStack() as stack:
             live = {
-                who: await stack.enter_async_context(reading(setup, who, f"/api/spaces/{space}/stream{query}"))
-                for who, space in readers.items()
+                caller: await stack.enter_async_context(
+                    open_stream(setup, caller, f"/api/spaces/{space}/stream{query}")
+                )
+                for caller, space in readers.items()
             }
             await _create_events(setup)
-            received = {who: await _read(response, END) for who, response in live.items()}
-        for who, space, run in (("member", "spc_a", "run_a"), ("member of another space", "spc_b", "run_b")):
-            async with reading(setup, who, f"/api/spaces/{space}/stream{query}") as response:
-                replayed = await _read(response, END)
-            of_run = await _read_all(setup, who, f"/api/runs/{run}/events{query}&until=run.done")
-            for text in (received[who], replayed, of_run):
-                assert marks_in(text, who) == []
+            received_bytes = {caller: await _read(response, END) for caller, response in live.items()}
+        for caller, space, run in (("member", "spc_a", "run_a"), ("member of another space", "spc_b", "run_b")):
+            async with open_stream(setup, caller, f"/api/spaces/{space}/stream{query}") as response:
+                replay = await _read(response, END)
+            of_run = await _read_all(setup, caller, f"/api/runs/{run}/events{query}&until=run.done")
+            for text in (received_bytes[caller], replay, of_run):
+                assert marks_in(text, caller) == []
                 assert b"peek" in text or format != "native"
-            assert (IN_A if who == "member" else IN_B).encode() in received[who]
+            assert (IN_A if caller == "member" else IN_B).encode() in received_bytes[caller]
         if format == "native":
-            everything = received["secret"] + await _read_all(
+            all_bytes = received_bytes["secret"] + await _read_all(
                 setup, "secret", f"/api/runs/run_a/events{query}&until=run.done"
             )
-            missing = [kind for kind in KINDS if f"event: {kind}".encode() not in everything]
+            missing = [kind for kind in KINDS if f"event: {kind}".encode() not in all_bytes]
             assert not missing, "no event of these kinds was looked at"
-            assert OPERATOR.encode() in everything
-        for who in OTHERS:
+            assert OPERATOR.encode() in all_bytes
+        for caller in OTHERS:
             for path in ("/api/spaces/spc_a/stream", "/api/runs/run_a/events", "/api/runs/run_alone/events"):
-                async with reading(setup, who, path) as response:
+                async with open_stream(setup, caller, path) as response:
                     assert response.status == 403
-                    assert marks_in(await response.read(), who) == []
+                    assert marks_in(await response.read(), caller) == []
 
 
-async def _read_all(setup: TwoSpaces, who: str, path: str) -> bytes:
-    async with reading(setup, who, path) as response, asyncio.timeout(10):
+async def _read_all(setup: TwoSpaces, caller: str, path: str) -> bytes:
+    async with open_stream(setup, caller, path) as response, asyncio.timeout(10):
         assert response.status == 200
         return await response.read()
 
 
 @pytest.mark.spec("8.1")
 async def test_a_removed_member_receives_no_more_events(tmp_path: Path) -> None:
-    async with open_two_spaces(tmp_path) as setup, reading(setup, "member", "/api/spaces/spc_a/stream") as response:
+    async with open_two_spaces(tmp_path) as setup, open_stream(setup, "member", "/api/spaces/spc_a/stream") as response:
         message = {"entityId": "robot", "content": "while she is there"}
         await setup.api.post("/api/spaces/spc_a/messages", message)
         await _read(response, "while she is there")
@@ -212,12 +214,12 @@ async def test_subscribers_of_a_run_receive_nothing_from_a_space_that_is_not_the
     async with open_two_spaces(tmp_path) as setup:
         await setup.api.put("/api/spaces/spc_b/members/robot")
         run = (await setup.api.create("/api/runs", agentEntityId="robot", spaceId="spc_a"))["id"]
-        async with reading(setup, "member", f"/api/runs/{run}/events") as response:
+        async with open_stream(setup, "member", f"/api/runs/{run}/events") as response:
             assert response.status == 200
             await setup.call(run, "show", {"look": "in her space"})
             await _read(response, "in her space")
-            entered = await setup.call(run, "enter_space", {"spaceId": "spc_b"})
-            assert entered["ok"], entered
+            entry = await setup.call(run, "enter_space", {"spaceId": "spc_b"})
+            assert entry["ok"], entry
             await setup.call(run, "show", {"look": "IN-ANOTHER-SPACE"})
             async with asyncio.timeout(10):
                 rest = await response.content.read()
@@ -244,11 +246,11 @@ async def test_streams_end_with_the_credentials_that_opened_them(tmp_path: Path)
             ("ending public", "/api/spaces/spc_a/stream"),
         )
         responses = [
-            await setup.api.session.get(setup.api.url + path, headers=setup.callers[who]) for who, path in paths
+            await setup.api.session.get(setup.api.url + path, headers=setup.callers[caller]) for caller, path in paths
         ]
         assert [response.status for response in responses] == [200] * len(paths)
-        for revoked in (key_id, public_id):
-            assert (await setup.api.delete(f"/api/keys/{revoked}")).status == 204
+        for revoked_id in (key_id, public_id):
+            assert (await setup.api.delete(f"/api/keys/{revoked_id}")).status == 204
         await setup.api.post("/api/spaces/spc_a/messages", {"entityId": "robot", "content": "AFTER-THE-KEY"})
         for (_, path), response in zip(paths, responses, strict=True):
             async with asyncio.timeout(10):
@@ -260,23 +262,23 @@ async def test_streams_end_with_the_credentials_that_opened_them(tmp_path: Path)
 async def test_no_key_and_no_token_is_ever_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     async with open_two_spaces(tmp_path) as setup:
-        for who in setup.callers:
-            await setup.ask(who, "GET", "/api/me")
-            await setup.ask(who, "POST", "/api/keys", {"kind": "secret", "wrong": 1})
+        for caller in setup.callers:
+            await setup.ask(caller, "GET", "/api/me")
+            await setup.ask(caller, "POST", "/api/keys", {"kind": "secret", "wrong": 1})
         records = await setup.gateway.ledger.read(key_rows.list_keys)
         assert records
         secrets = [*setup.secrets, SECRET, JWT_SECRET]
-    logged = "\n".join(f"{record.getMessage()} {record.exc_text or ''}" for record in caplog.records)
-    assert [secret for secret in secrets if secret in logged] == []
+    log_text = "\n".join(f"{record.getMessage()} {record.exc_text or ''}" for record in caplog.records)
+    assert [secret for secret in secrets if secret in log_text] == []
 
 
 @pytest.mark.spec("8.2")
 async def test_the_mcp_endpoint_is_closed_to_public_readers(tmp_path: Path) -> None:
     async with open_two_spaces(tmp_path) as setup:
         body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "peek", "arguments": {}}}
-        for who in FORBIDDEN:
-            reply = await setup.ask(who, "POST", "/mcp", body)
-            assert (reply.status, marks_in(reply.body, who)) == (403, [])
+        for caller in FORBIDDEN:
+            reply = await setup.ask(caller, "POST", "/mcp", body)
+            assert (reply.status, marks_in(reply.body, caller)) == (403, [])
 
 
 @pytest.mark.spec("8.2")
@@ -289,11 +291,11 @@ async def test_calls_outside_a_space_are_not_shown_in_a_space_that_the_run_enter
             await setup.call(run, name, {"look": f"{OPERATOR} before"})
         assert (await setup.call(run, "enter_space", {"spaceId": "spc_a"}))["ok"]
         assert (await setup.api.post(f"/api/runs/{run}/close")).status == 200
-        listed = await setup.ask("member", "GET", f"/api/runs/{run}/calls")
-        assert listed.status == 200
-        assert marks_in(listed.body, "member") == []
-        replayed = await _read_all(setup, "member", f"/api/runs/{run}/events?from=start&until=run.done")
-        assert marks_in(replayed, "member") == []
+        response = await setup.ask("member", "GET", f"/api/runs/{run}/calls")
+        assert response.status == 200
+        assert marks_in(response.body, "member") == []
+        replay = await _read_all(setup, "member", f"/api/runs/{run}/events?from=start&until=run.done")
+        assert marks_in(replay, "member") == []
 
 
 @pytest.mark.spec("8.2")

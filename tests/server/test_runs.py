@@ -50,9 +50,9 @@ async def test_a_run_is_opened_listed_and_closed(each_database_api: ApiClient) -
     assert (run["status"], run["spaceId"], run["trigger"]) == ("running", "den", {"message": "m1"})
     assert (await api.get(f"/api/runs/{run['id']}")).data == run
     second = await api.create("/api/runs", agentEntityId="bot")
-    listed = (await api.get("/api/runs?agentEntityId=bot&limit=1")).data
-    assert [listed_run["id"] for listed_run in listed["items"]] == [second["id"]]
-    older = (await api.get(f"/api/runs?limit=1&cursor={listed['next']}")).data
+    run_page = (await api.get("/api/runs?agentEntityId=bot&limit=1")).data
+    assert [listed_run["id"] for listed_run in run_page["items"]] == [second["id"]]
+    older = (await api.get(f"/api/runs?limit=1&cursor={run_page['next']}")).data
     assert ([listed_run["id"] for listed_run in older["items"]], older["next"]) == ([run["id"]], None)
     assert len((await api.get("/api/agents/bot/runs")).data["items"]) == 2
     closed = await api.create(f"/api/runs/{run['id']}/close", usage={"tokens": 12}, status="failed", error="no luck")
@@ -123,8 +123,8 @@ async def test_members_see_a_redacted_run_and_its_visible_calls(gateway: Gateway
     assert [(call["callId"], call["seq"]) for call in every["items"]] == [("shown", 1), ("named", 2)]
     rest = (await api.get(f"{path}/calls?limit=2&cursor={every['next']}")).data
     assert ([call["callId"] for call in rest["items"]], rest["next"]) == (["hidden"], None)
-    for other in (path, f"{path}/calls", "/api/calls/shown"):
-        assert (await bob.get(other)).status == 403, other
+    for other_path in (path, f"{path}/calls", "/api/calls/shown"):
+        assert (await bob.get(other_path)).status == 403, other_path
     assert (await ann.get("/api/runs")).status == 403
     assert (await ann.post(f"{path}/close")).status == 403
     assert (await ann.get("/api/agents/bot/runs")).status == 403
@@ -138,13 +138,13 @@ async def test_calls_are_filtered_by_their_fields(gateway: Gateway, api: ApiClie
         await open_run(gateway, call_id, run["id"], exposure)
     await gateway.ledger.commit(call_transactions.end_call, "hidden", "canceled", "no more")
 
-    async def listed(who: ApiClient, query: str = "") -> list[str]:
-        return [call["callId"] for call in (await who.get(f"/api/calls{query}")).data["items"]]
+    async def list_names(client: ApiClient, query: str = "") -> list[str]:
+        return [call["callId"] for call in (await client.get(f"/api/calls{query}")).data["items"]]
 
-    assert set(await listed(api)) == {"shown", "named", "hidden"}
-    assert set(await listed(api, "?status=pending,waiting")) == {"shown", "named"}
-    assert await listed(api, "?status=canceled") == ["hidden"]
-    assert await listed(api, "?toolName=tool-named&spaceId=den&agentEntityId=bot") == ["named"]
+    assert set(await list_names(api)) == {"shown", "named", "hidden"}
+    assert set(await list_names(api, "?status=pending,waiting")) == {"shown", "named"}
+    assert await list_names(api, "?status=canceled") == ["hidden"]
+    assert await list_names(api, "?toolName=tool-named&spaceId=den&agentEntityId=bot") == ["named"]
     pages: list[str] = []
     cursor: str | None = ""
     while cursor is not None:
@@ -159,8 +159,8 @@ async def test_calls_are_filtered_by_their_fields(gateway: Gateway, api: ApiClie
         None,
     )
     assert "sleeping" in (await api.get("/api/calls?status=sleeping")).detail
-    assert await listed(await api.member("ann")) == ["shown"]
-    assert await listed(await api.member("bob")) == []
+    assert await list_names(await api.member("ann")) == ["shown"]
+    assert await list_names(await api.member("bob")) == []
     assert (await (await api.member("ann")).get("/api/calls/named")).status == 403
     assert (await api.get("/api/calls/lost")).status == 404
 
@@ -183,8 +183,8 @@ async def test_values_with_the_maximum_depth_stay_readable(
             args = f'{{"deep": {"[" * depth}{"]" * depth}}}'
             reply = await api.post("/api/runs/run_1/calls", {"name": "echo", "args": args})
             assert reply.status == 200
-        refused = (await api.post("/api/runs/run_1/calls", {"name": "move", "args": args.replace("[[", "[")})).data
-        assert refused["errorKind"] == "invalid_parameters"
+        error = (await api.post("/api/runs/run_1/calls", {"name": "move", "args": args.replace("[[", "[")})).data
+        assert error["errorKind"] == "invalid_parameters"
         ann = await api.member("ann")
         for path in ("/api/spaces/den/messages", "/api/calls", "/api/runs/run_1/calls"):
             assert (await ann.get(path)).status == 200

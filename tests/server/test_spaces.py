@@ -22,8 +22,8 @@ async def people(api: ApiClient) -> None:
     await api.create("/api/spaces", id="den", name="The den", members=["ann", "bot", "aid"])
 
 
-async def say(api: ApiClient, content: str, who: str = "ann", **more: Any) -> Any:
-    return await api.create("/api/spaces/den/messages", entityId=who, content=content, **more)
+async def say(api: ApiClient, content: str, sender: str = "ann", **more: Any) -> Any:
+    return await api.create("/api/spaces/den/messages", entityId=sender, content=content, **more)
 
 
 async def show_tool_call(gateway: Gateway) -> CallRecord:
@@ -64,9 +64,9 @@ async def test_a_space_is_created_read_updated_and_deleted(each_database_api: Ap
 async def test_members_are_added_and_removed(each_database_api: ApiClient) -> None:
     api = each_database_api
     await people(api)
-    joined = await api.put("/api/spaces/den/members/bob")
-    assert (joined.status, joined.data["entityId"], joined.data["type"]) == (200, "bob", "human")
-    assert (await api.post("/api/spaces/den/members", {"entityId": "bob"})).data == joined.data
+    new_member = await api.put("/api/spaces/den/members/bob")
+    assert (new_member.status, new_member.data["entityId"], new_member.data["type"]) == (200, "bob", "human")
+    assert (await api.post("/api/spaces/den/members", {"entityId": "bob"})).data == new_member.data
     members = (await api.get("/api/spaces/den/members")).data["items"]
     assert {member["entityId"] for member in members} == {"ann", "bot", "aid", "bob"}
     assert (await api.delete("/api/spaces/den/members/bob")).status == 204
@@ -92,7 +92,7 @@ async def test_a_message_is_numbered_and_reaches_every_other_agent(each_database
     await people(api)
     first = await say(api, "Hello", metadata={"mood": "good"})
     assert (first["seq"], first["senderId"], first["status"], first["kind"]) == (1, "ann", "complete", "message")
-    await say(api, "Hi Ann", who="bot")
+    await say(api, "Hi Ann", sender="bot")
     bots = (await api.get("/api/agents/bot/inbox")).data["items"]
     assert [event["data"]["content"] for event in bots] == ["Hello"]
     aids = (await api.get("/api/agents/aid/inbox")).data["items"]
@@ -162,8 +162,8 @@ async def test_a_message_id_is_unique(each_database_api: ApiClient) -> None:
     body = {"id": "m1", "content": "x", "entityId": "ann"}
     replies = await asyncio.gather(*(each_database_api.post("/api/spaces/den/messages", body) for _ in range(4)))
     assert sorted(reply.status for reply in replies) == [201, 409, 409, 409]
-    listed = (await each_database_api.get("/api/spaces/den/messages")).data["items"]
-    assert [message["seq"] for message in listed] == [1]
+    messages = (await each_database_api.get("/api/spaces/den/messages")).data["items"]
+    assert [message["seq"] for message in messages] == [1]
 
 
 @pytest.mark.spec("7.2")

@@ -19,7 +19,7 @@ from toolspace.spaces import messaging
 
 
 @asynccontextmanager
-async def reading(api: ApiClient, path: str) -> AsyncIterator[aiohttp.StreamReader]:
+async def open_stream(api: ApiClient, path: str) -> AsyncIterator[aiohttp.StreamReader]:
     async with api.session.get(api.url + path, headers=api.headers) as response:
         assert response.status == 200, await response.read()
         assert response.headers["content-type"].startswith("text/event-stream")
@@ -47,11 +47,11 @@ async def people(api: ApiClient) -> None:
 async def test_messages_are_streamed_and_can_be_replayed(api: ApiClient) -> None:
     await people(api)
     ann = await api.member("ann")
-    async with reading(ann, "/api/spaces/den/stream") as stream:
+    async with open_stream(ann, "/api/spaces/den/stream") as stream:
         await api.create("/api/spaces/den/messages", entityId="bot", content="Hello Ann")
         await until(stream, b"event: message.done")
-    again = api.with_headers(**ann.headers, last_event_id="1")
-    async with reading(again, "/api/spaces/den/stream") as stream:
+    resumed_api = api.with_headers(**ann.headers, last_event_id="1")
+    async with open_stream(resumed_api, "/api/spaces/den/stream") as stream:
         data = await until(stream, b"message.done")
     assert b"Hello Ann" in data
     assert b"message.started" not in data
@@ -64,19 +64,19 @@ async def test_members_receive_a_message_while_it_is_written(gateway: Gateway, a
     run = (await api.create("/api/runs", agentEntityId="bot", spaceId="den"))["id"]
     message_id = messaging.message_id_for_call("call_1")
     commit = gateway.ledger.commit
-    async with reading(ann, "/api/spaces/den/stream") as stream:
+    async with open_stream(ann, "/api/spaces/den/stream") as stream:
         await commit(messaging.start_message, "den", "bot", message_id, run)
         await commit(messaging.append_to_message, message_id, "Hello ")
         assert b'"delta":"Hello "' in await until(stream, b"message.delta")
-        (listed,) = (await ann.get("/api/spaces/den/messages")).data["items"]
-        assert (listed["id"], listed["status"], listed["content"]) == (message_id, "running", "")
+        (message,) = (await ann.get("/api/spaces/den/messages")).data["items"]
+        assert (message["id"], message["status"], message["content"]) == (message_id, "running", "")
         duplicate = await ann.post("/api/spaces/den/messages", {"id": message_id, "content": "Mine"})
         assert duplicate.status == 409
-        sent = {"name": "send_message", "args": {"text": "Hello Ann"}, "callId": "call_1"}
-        assert (await api.post(f"/api/runs/{run}/calls", sent)).data["result"]["messageId"] == message_id
+        body = {"name": "send_message", "args": {"text": "Hello Ann"}, "callId": "call_1"}
+        assert (await api.post(f"/api/runs/{run}/calls", body)).data["result"]["messageId"] == message_id
         assert b"Hello Ann" in await until(stream, b"message.done")
-    (listed,) = (await ann.get("/api/spaces/den/messages")).data["items"]
-    assert (listed["status"], listed["content"]) == ("complete", "Hello Ann")
+    (message,) = (await ann.get("/api/spaces/den/messages")).data["items"]
+    assert (message["status"], message["content"]) == ("complete", "Hello Ann")
     assert (await bob.get("/api/spaces/den/messages")).status == 403
 
 
@@ -84,7 +84,7 @@ async def test_a_run_streams_its_start_and_its_end(api: ApiClient) -> None:
     await people(api)
     run = await api.create("/api/runs", agentEntityId="bot", spaceId="den", trigger="why")
     path = f"/api/runs/{run['id']}/events?from=start"
-    async with reading(api, path) as stream, reading(await api.member("ann"), path) as members:
+    async with open_stream(api, path) as stream, open_stream(await api.member("ann"), path) as members:
         await api.create(f"/api/runs/{run['id']}/close", usage={"tokens": 4711})
         assert b"4711" in await until(stream, b"event: run.done")
         assert b"4711" not in await until(members, b"event: run.done")
@@ -92,7 +92,7 @@ async def test_a_run_streams_its_start_and_its_end(api: ApiClient) -> None:
 
 async def test_an_operator_receives_the_events_of_all_streams(api: ApiClient) -> None:
     await people(api)
-    async with reading(api, "/api/events") as stream:
+    async with open_stream(api, "/api/events") as stream:
         await api.create("/api/spaces/den/messages", entityId="ann", content="Hello")
         assert b"space:den" in await until(stream, b"message.done")
 
@@ -114,7 +114,7 @@ async def test_streams_require_membership(api: ApiClient) -> None:
 async def test_a_stream_ends_for_a_removed_member(gateway: Gateway, api: ApiClient) -> None:
     gateway.streams.recheck_after = 3600.0  # By the notification, not by the timer.
     await people(api)
-    async with reading(await api.member("ann"), "/api/spaces/den/stream") as stream:
+    async with open_stream(await api.member("ann"), "/api/spaces/den/stream") as stream:
         await api.delete("/api/spaces/den/members/ann")
         await api.create("/api/spaces/den/messages", entityId="bot", content="Now that she is gone")
         async with asyncio.timeout(30):

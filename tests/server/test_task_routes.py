@@ -58,8 +58,8 @@ async def test_a_task_is_returned_with_its_conversation_and_reflection(gateway: 
     task = await wait_for_reflection(api, agent)
     assert (task["status"], task["result"], task["description"]) == ("completed", "It is done.", "see to it")
     assert task["reflection"] == {"assessment": "It went well.", "toolCallsCount": 0}
-    whole = (await api.get(f"/api/agents/{agent}/tasks/{task['id']}")).data
-    assert [(turn["role"], turn["text"]) for turn in whole["messages"]] == [
+    task_with_messages = (await api.get(f"/api/agents/{agent}/tasks/{task['id']}")).data
+    assert [(turn["role"], turn["text"]) for turn in task_with_messages["messages"]] == [
         ("user", "TASK: see to it\n\nall of it"),
         ("assistant", "It is done."),
     ]
@@ -104,11 +104,11 @@ async def test_tasks_are_listed_in_pages_and_by_day(gateway: Gateway, api: ApiCl
 @pytest.mark.spec("12.1")
 async def test_a_task_is_cancelled_and_its_agent_notified(gateway: Gateway, api: ApiClient) -> None:
     agent = (await api.create("/api/entities", type="agent", name="Bob"))["id"]
-    other = (await api.create("/api/entities", type="agent", name="Eve"))["id"]
+    other_agent = (await api.create("/api/entities", type="agent", name="Eve"))["id"]
     (task,) = await new_tasks(gateway, agent, 1)
     path = f"/api/agents/{agent}/tasks/{task}"
-    assert (await api.get(f"/api/agents/{other}/tasks/{task}")).status == 404
-    assert (await api.post(f"/api/agents/{other}/tasks/{task}/cancel")).status == 404
+    assert (await api.get(f"/api/agents/{other_agent}/tasks/{task}")).status == 404
+    assert (await api.post(f"/api/agents/{other_agent}/tasks/{task}/cancel")).status == 404
     for _ in range(2):
         canceled = await api.post(f"{path}/cancel")
         assert (canceled.status, canceled.data["status"]) == (200, "canceled")
@@ -148,9 +148,9 @@ async def test_the_settings_of_an_agent_apply_to_its_tasks(tmp_path: Path) -> No
         model_server.script(
             tool_calls_turn(("spawn_task", {"description": "learn", "input": "all of it"})), "I wait.", model="m"
         )
-        own = {"memoryDir": "own-memory", "builtins": ["memory_*"], "toolsDenied": ["reply", "memory_append"]}
+        own_tools = {"memoryDir": "own-memory", "builtins": ["memory_*"], "toolsDenied": ["reply", "memory_append"]}
         async with open_agent_gateway(
-            tmp_path, model_server, agents={"ada": agent_config(model_server, tools=own)}
+            tmp_path, model_server, agents={"ada": agent_config(model_server, tools=own_tools)}
         ) as setup:
             agent = entity_id_for("ada")
             await setup.api.create(f"/api/agents/{agent}/inbox", data="something happened")

@@ -39,8 +39,8 @@ TOOLS: list[dict[str, Any]] = [
 
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
-    async with Gateway.open(write_config(tmp_path, tools=TOOLS)) as opened:
-        yield opened
+    async with Gateway.open(write_config(tmp_path, tools=TOOLS)) as open_gateway:
+        yield open_gateway
 
 
 @pytest.fixture
@@ -48,8 +48,11 @@ async def with_server(tmp_path: Path) -> AsyncIterator[ApiClient]:
     """A gateway with an MCP server."""
     (tmp_path / "server.py").write_text(SERVER)
     servers = {"notes": {"command": sys.executable, "args": [str(tmp_path / "server.py")]}}
-    async with Gateway.open(write_config(tmp_path, mcpServers=servers)) as opened, open_api(opened) as someone:
-        yield someone
+    async with (
+        Gateway.open(write_config(tmp_path, mcpServers=servers)) as open_gateway,
+        open_api(open_gateway) as client,
+    ):
+        yield client
 
 
 async def names(api: ApiClient, query: str = "") -> list[str]:
@@ -58,16 +61,16 @@ async def names(api: ApiClient, query: str = "") -> list[str]:
 
 @pytest.mark.spec("12.1")
 async def test_tools_are_listed_read_and_counted(api: ApiClient) -> None:
-    listed = await names(api)
-    assert {"echo", "lookup"} <= set(listed)
-    assert listed == sorted(listed)
+    tool_names = await names(api)
+    assert {"echo", "lookup"} <= set(tool_names)
+    assert tool_names == sorted(tool_names)
     pages: list[str] = []
     query: str | None = "?limit=7"
     while query is not None:
         data = (await api.get(f"/api/tools{query}")).data
         pages += [tool["name"] for tool in data["items"]]
         query = f"?limit=7&cursor={data['next']}" if data["next"] else None
-    assert pages == listed
+    assert pages == tool_names
     assert (await names(api, "?search=price&limit=3"))[0] == "lookup"
     assert "echo" not in await names(api, "?category=network")
     echo = (await api.get("/api/tools/echo")).data
@@ -102,9 +105,13 @@ async def test_servers_report_their_status_and_are_restarted(with_server: ApiCli
     api = with_server
     first = (await api.get("/api/servers/notes")).data
     assert (first["state"], first["tools"], first["restarts"]) == ("ready", 1, 0)
-    again = await api.post("/api/servers/notes/restart")
-    assert (again.status, again.data["state"], again.data["restarts"]) == (200, "ready", 1)
-    assert again.data["pid"] != first["pid"]
+    second_response = await api.post("/api/servers/notes/restart")
+    assert (second_response.status, second_response.data["state"], second_response.data["restarts"]) == (
+        200,
+        "ready",
+        1,
+    )
+    assert second_response.data["pid"] != first["pid"]
     assert [server["name"] for server in (await api.get("/api/servers")).data["items"]] == ["notes"]
     for method, path in (("GET", "/api/servers/note"), ("POST", "/api/servers/note/restart")):
         reply = await api.request(method, path)
@@ -120,13 +127,13 @@ async def test_servers_report_their_status_and_are_restarted(with_server: ApiCli
 async def test_an_operator_reads_a_stored_output(gateway: Gateway, api: ApiClient) -> None:
     writer = await gateway.toolspace.outputs.create(session="s1", owner="ann", tool="read_file")
     await writer.write("<script>alert(1)</script>\nπ")
-    stored = await writer.commit()
-    reply = await api.get(f"/api/outputs/{stored.handle}")
+    handle = await writer.commit()
+    reply = await api.get(f"/api/outputs/{handle.handle}")
     assert (reply.status, reply.body.decode()) == (200, "<script>alert(1)</script>\nπ")
     assert reply.headers["content-type"] == "text/plain; charset=utf-8"
     assert reply.headers["x-content-type-options"] == "nosniff"
     assert (reply.headers["x-output-tool"], reply.headers["x-output-lines"]) == ("read_file", "2")
-    assert (await api.get(f"/api/outputs/{stored.handle}?maxBytes=7")).body == b"<script"
+    assert (await api.get(f"/api/outputs/{handle.handle}?maxBytes=7")).body == b"<script"
     for wrong in ("session-s1/0000000000000000", "session-s1/..", "..%2F..%2Fetc/passwd", "session-s1/x"):
         assert (await api.get(f"/api/outputs/{wrong}")).status == 404, wrong
 
@@ -141,13 +148,13 @@ async def test_suggestions_for_a_tool_key_contain_only_its_tools(api: ApiClient)
     new_key = await api.create("/api/keys", kind="tools", name="ci", toolsAllowed=["ec*", "agent__batch"])
     key = api.with_headers(authorization=f"Bearer {new_key['key']}")
     assert '"lookup"' in (await api.post("/api/tools/lookups/call")).detail
-    missed = await key.post("/api/tools/lookups/call")
-    assert (missed.status, missed.detail) == (404, 'Tool "lookups" not found')
+    response = await key.post("/api/tools/lookups/call")
+    assert (response.status, response.detail) == (404, 'Tool "lookups" not found')
     assert '"echo"' in (await key.post("/api/tools/echos/call")).detail
-    streamed = await key.post("/api/tools/lookups/call", headers={"accept": "text/event-stream"})
-    assert b"unknown_tool" in streamed.body
-    assert b"lookup\\" not in streamed.body
+    stream_response = await key.post("/api/tools/lookups/call", headers={"accept": "text/event-stream"})
+    assert b"unknown_tool" in stream_response.body
+    assert b"lookup\\" not in stream_response.body
     calls = [{"id": "1", "tool": "lookups", "parameters": {}}]
-    inside = await key.post("/api/tools/agent__batch/call", {"args": {"calls": calls}})
-    assert b"not found" in inside.body
-    assert b'lookup\\"' not in inside.body
+    batch_response = await key.post("/api/tools/agent__batch/call", {"args": {"calls": calls}})
+    assert b"not found" in batch_response.body
+    assert b'lookup\\"' not in batch_response.body

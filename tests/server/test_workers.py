@@ -63,8 +63,8 @@ async def connect_worker(api: ApiClient, tools: str = "move", **query: Any) -> A
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
     server = {"workerGrace": "200ms", "heartbeat": "200ms"}
-    async with Gateway.open(write_config(tmp_path, tools=TOOLS, server=server)) as opened:
-        yield opened
+    async with Gateway.open(write_config(tmp_path, tools=TOOLS, server=server)) as open_gateway:
+        yield open_gateway
 
 
 async def call(api: ApiClient, name: str = "move", **args: Any) -> Any:
@@ -76,13 +76,13 @@ async def call(api: ApiClient, name: str = "move", **args: Any) -> Any:
 @pytest.mark.spec("6.7")
 async def test_worker_is_offered_a_call_and_its_result_goes_to_the_caller(api: ApiClient) -> None:
     async with connect_worker(api, workerId="wrk_mine") as line:
-        calling = asyncio.ensure_future(call(api, to="left"))
+        call_task = asyncio.ensure_future(call(api, to="left"))
         offer = await line.expect("call.offered")
         assert (offer["toolName"], offer["args"]) == ("move", {"to": "left"})
         assert offer["createdAt"] <= offer["expiresAt"]
         answer = await api.post(f"/api/calls/{offer['callId']}/result", {"result": {"at": "left"}})
         assert answer.status == 200
-        assert (await calling)["result"] == {"at": "left"}
+        assert (await call_task)["result"] == {"at": "left"}
         assert await line.expect("call.answered") == {"callId": offer["callId"]}
         workers = (await api.get("/api/workers")).data["items"]
         assert workers == [{"workerId": "wrk_mine", "tools": ["move"], "connected": True}]
@@ -103,13 +103,13 @@ async def test_worker_gets_a_call_of_a_run_and_its_cancellation(api: ApiClient) 
 @pytest.mark.spec("6.7")
 async def test_call_of_a_disconnected_worker_is_offered_to_another(api: ApiClient) -> None:
     async with connect_worker(api) as line:
-        calling = asyncio.ensure_future(call(api, to="left"))
+        call_task = asyncio.ensure_future(call(api, to="left"))
         first = await line.expect("call.offered")
     async with connect_worker(api) as line:
-        again = await line.expect("call.offered")
-        assert again["callId"] == first["callId"]
-        await api.post(f"/api/calls/{again['callId']}/result", {"result": "done"})
-        assert (await calling)["result"] == "done"
+        second_offer = await line.expect("call.offered")
+        assert second_offer["callId"] == first["callId"]
+        await api.post(f"/api/calls/{second_offer['callId']}/result", {"result": "done"})
+        assert (await call_task)["result"] == "done"
 
 
 async def test_worker_that_leaves_releases_the_calls_that_it_does_not_finish(api: ApiClient) -> None:
@@ -193,16 +193,16 @@ async def test_call_in_one_process_is_executed_by_a_worker_of_another(tmp_path: 
     async with (
         Gateway.open(config) as first_gateway,
         Gateway.open(config) as two,
-        open_api(first_gateway) as here,
-        open_api(two) as there,
+        open_api(first_gateway) as first_api,
+        open_api(two) as second_api,
     ):
-        async with connect_worker(there) as line:
-            calling = asyncio.ensure_future(call(here, to="left"))
+        async with connect_worker(second_api) as line:
+            call_task = asyncio.ensure_future(call(first_api, to="left"))
             offer = await line.expect("call.offered")
-        async with connect_worker(here) as line:
+        async with connect_worker(first_api) as line:
             assert (await line.expect("call.offered"))["callId"] == offer["callId"]
-            await there.post(f"/api/calls/{offer['callId']}/result", {"result": "done"})
-            assert (await calling)["result"] == "done"
+            await second_api.post(f"/api/calls/{offer['callId']}/result", {"result": "done"})
+            assert (await call_task)["result"] == "done"
             assert await line.expect("call.answered") == {"callId": offer["callId"]}
 
 
@@ -221,13 +221,13 @@ async def test_many_calls_from_two_processes_are_each_executed_once(tmp_path: Pa
     async with (
         Gateway.open(config) as first_gateway,
         Gateway.open(config) as two,
-        open_api(first_gateway) as here,
-        open_api(two) as there,
+        open_api(first_gateway) as first_api,
+        open_api(two) as second_api,
     ):
-        tasks = [asyncio.ensure_future(work(api)) for api in (here, here, there, there)]
-        while len((await here.get("/api/workers")).data["items"]) < len(tasks):
+        tasks = [asyncio.ensure_future(work(api)) for api in (first_api, first_api, second_api, second_api)]
+        while len((await first_api.get("/api/workers")).data["items"]) < len(tasks):
             pass
-        calls = [call((here, there)[number % 2], number=number) for number in range(60)]
+        calls = [call((first_api, second_api)[number % 2], number=number) for number in range(60)]
         results = await asyncio.gather(*calls)
         for task in tasks:
             task.cancel()

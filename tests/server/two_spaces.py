@@ -44,12 +44,12 @@ class PrivateTools(ToolProvider):
     namespace = ""
 
     def list_tools(self) -> list[Tool]:
-        anything = {"type": "object", "properties": {}}
+        any_object = {"type": "object", "properties": {}}
         return [
-            Tool("peek", input_schema=anything, execution_type="prebuilt", visible=False),
-            Tool("stumble", input_schema=anything, execution_type="prebuilt", visible=False),
-            Tool("show", input_schema=anything, execution_type="internal", visible=True),
-            Tool("large", input_schema=anything),
+            Tool("peek", input_schema=any_object, execution_type="prebuilt", visible=False),
+            Tool("stumble", input_schema=any_object, execution_type="prebuilt", visible=False),
+            Tool("show", input_schema=any_object, execution_type="internal", visible=True),
+            Tool("large", input_schema=any_object),
         ]
 
     async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
@@ -77,8 +77,8 @@ class TwoSpaces:
         self.secrets: list[str] = []
         """The keys and tokens that were created."""
 
-    async def ask(self, who: str, method: str, path: str, body: Any = None) -> ApiResponse:
-        return await ApiClient(self.api.url, self.api.session, self.callers[who]).request(method, path, body)
+    async def ask(self, caller: str, method: str, path: str, body: Any = None) -> ApiResponse:
+        return await ApiClient(self.api.url, self.api.session, self.callers[caller]).request(method, path, body)
 
     async def call(self, run: str, name: str, args: Mapping[str, Any]) -> Any:
         reply = await self.api.post(f"/api/runs/{run}/calls", {"name": name, "args": args})
@@ -138,12 +138,12 @@ async def _create_records(setup: TwoSpaces) -> None:
         )
         setup.messages[space] = response.data["id"]
         await api.post(f"/api/agents/{agent}/inbox", {"data": {"mark": f"{OPERATOR} in an inbox"}, "eventId": "evt_1"})
-    listed = (await api.get("/api/runs/run_a/calls")).data["items"]
-    setup.calls["peek"] = next(call["callId"] for call in listed if call["toolName"] == "peek")
-    setup.calls["quiet"] = next(call["callId"] for call in listed if call["toolName"] == "quiet")
-    stored = (await api.post("/api/tools/large/call")).data
-    match = re.search(r"session-[\w-]+/[0-9a-f]{16}", str(stored))
-    assert match is not None, str(stored)[:500]
+    run_calls = (await api.get("/api/runs/run_a/calls")).data["items"]
+    setup.calls["peek"] = next(call["callId"] for call in run_calls if call["toolName"] == "peek")
+    setup.calls["quiet"] = next(call["callId"] for call in run_calls if call["toolName"] == "quiet")
+    large_result = (await api.post("/api/tools/large/call")).data
+    match = re.search(r"session-[\w-]+/[0-9a-f]{16}", str(large_result))
+    assert match is not None, str(large_result)[:500]
     setup.calls["output"] = match[0]
     for agent in ("robot", "other"):
         await api.put(f"/api/agents/{agent}/goals", {"goals": [{"description": f"{OPERATOR} in a goal"}]})
@@ -154,12 +154,12 @@ async def _create_records(setup: TwoSpaces) -> None:
 
 async def _create_callers(setup: TwoSpaces) -> None:
     tool_id, tool_key = await setup.key("tools", toolsAllowed=["lookup", "large"])
-    revoked_id, revoked = await setup.key("secret")
+    revoked_id, revoked_key = await setup.key("secret")
     assert (await setup.api.delete(f"/api/keys/{revoked_id}")).status == 204
     setup.calls["key"] = tool_id
     now = int(time.time())
 
-    def signed(secret: str, exp: int) -> str:
+    def sign(secret: str, exp: int) -> str:
         token = jwt.encode({"sub": "ann", "exp": exp}, secret, algorithm="HS256")
         setup.secrets.append(token)
         return token
@@ -173,10 +173,10 @@ async def _create_callers(setup: TwoSpaces) -> None:
         "member of another space": with_token(await setup.token("bob")),
         "member of no space": with_token(await setup.token("eve")),
         "tool key": {"authorization": f"Bearer {tool_key}"},
-        "expired token": with_token(signed(JWT_SECRET, now - 3600)),
-        "wrong signature": with_token(signed("x" * 40, now + 3600)),
+        "expired token": with_token(sign(JWT_SECRET, now - 3600)),
+        "wrong signature": with_token(sign("x" * 40, now + 3600)),
         "public key without a token": {"x-public-key": PUBLIC},
-        "token without a public key": {"authorization": f"Bearer {signed(JWT_SECRET, now + 3600)}"},
-        "revoked key": {"x-secret-key": revoked},
+        "token without a public key": {"authorization": f"Bearer {sign(JWT_SECRET, now + 3600)}"},
+        "revoked key": {"x-secret-key": revoked_key},
         "nobody": {},
     }

@@ -155,9 +155,9 @@ async def service_harness(
 @asynccontextmanager
 async def hold_write_lock(path: Path) -> AsyncGenerator[None]:
     """Another connection holds the write lock of a SQLite file while the block runs: writes have to wait."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
         try:
             yield
         finally:
-            other.execute("ROLLBACK")
+            connection.execute("ROLLBACK")

@@ -76,20 +76,20 @@ async def test_visible_call_streams_partial_results_and_then_its_result(database
 
 
 async def test_call_of_a_cancelled_caller_is_stored_as_cancelled(database: Database) -> None:
-    began = asyncio.Event()
+    has_begun = asyncio.Event()
 
     @tool(visible=False)
     async def hang() -> None:
-        began.set()
+        has_begun.set()
         await asyncio.Event().wait()
 
     async with service_harness(database, hang) as harness:
         run = await harness.open_run()
-        calling = asyncio.create_task(harness.call(run, "hang", call_id="call_hang"))
-        await began.wait()
+        call_task = asyncio.create_task(harness.call(run, "hang", call_id="call_hang"))
+        await has_begun.wait()
         assert (await harness.get_call("call_hang")).status == "running"
-        calling.cancel()
-        await asyncio.gather(calling, return_exceptions=True)
+        call_task.cancel()
+        await asyncio.gather(call_task, return_exceptions=True)
         await harness.wait_for_event(run, "tool.error")
         assert (await harness.get_call("call_hang")).status == "canceled"
 
@@ -104,9 +104,9 @@ async def test_call_id_is_used_once(database: Database) -> None:
     async with service_harness(database, effect) as harness:
         run = await harness.open_run()
         await harness.call(run, "effect", call_id="call_1")
-        again = await harness.call(run, "effect", call_id="call_1")
-        assert not again.ok
-        assert not again.executed
+        second_result = await harness.call(run, "effect", call_id="call_1")
+        assert not second_result.ok
+        assert not second_result.executed
         assert ran == [1]
 
 
@@ -134,13 +134,13 @@ async def test_waiting_for_a_running_call_returns_its_result(database: Database)
 
     async with service_harness(database, work) as harness:
         run = await harness.open_run()
-        calling = asyncio.create_task(harness.call(run, "work", call_id="call_1"))
+        call_task = asyncio.create_task(harness.call(run, "work", call_id="call_1"))
         await harness.wait_until_started(run)
-        attending = asyncio.create_task(harness.pending_calls.wait_for_result("call_1", 3600))
+        wait_task = asyncio.create_task(harness.pending_calls.wait_for_result("call_1", 3600))
         await harness.wait_until_awaited("call_1")
         go_on.set()
-        assert (await attending).result == "done"
-        await calling
+        assert (await wait_task).result == "done"
+        await call_task
 
 
 class _FlakyDatabase(SqliteDatabase):
@@ -169,10 +169,10 @@ async def test_call_whose_caller_is_cancelled_while_it_is_stored_ends(tmp_path: 
         await harness.sweeper.__aexit__()  # It would write, too.
         async with hold_write_lock(tmp_path / "a.db"):
             database.write_requested = asyncio.Event()
-            calling = asyncio.create_task(harness.call(run, "effect", call_id="call_1"))
+            call_task = asyncio.create_task(harness.call(run, "effect", call_id="call_1"))
             await database.write_requested.wait()
-            calling.cancel()
-            await asyncio.gather(calling, return_exceptions=True)
+            call_task.cancel()
+            await asyncio.gather(call_task, return_exceptions=True)
         await harness.wait_for_event(run, "tool.error")
         assert (await harness.get_call("call_1")).status == "canceled"
         assert [message.status for message in await harness.messages()] == ["error"]

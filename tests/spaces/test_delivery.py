@@ -37,10 +37,10 @@ class _FlakyDatabase(SqliteDatabase):
             self.loses_connection = False
             await super().run(program, deferred=deferred)
             raise StorageInDoubt("went away during a commit: it may have happened, or not")
-        working = super().run(program, on_commit=on_commit, deferred=deferred, exclusive=exclusive)
+        work = super().run(program, on_commit=on_commit, deferred=deferred, exclusive=exclusive)
         if self.write_requested is not None:
             self.write_requested.set()
-        return await working
+        return await work
 
     async def commit_deferred(self, deferred: Any, *, on_commit: Any, on_doubt: Any) -> bool:
         if self.loses_connection:
@@ -48,10 +48,10 @@ class _FlakyDatabase(SqliteDatabase):
             await super().commit_deferred(deferred, on_commit=_ignore, on_doubt=on_doubt)
             on_doubt(deferred)
             raise StorageInDoubt("went away during a commit: it may have happened, or not")
-        working = super().commit_deferred(deferred, on_commit=on_commit, on_doubt=on_doubt)
+        work = super().commit_deferred(deferred, on_commit=on_commit, on_doubt=on_doubt)
         if self.write_requested is not None:
             self.write_requested.set()
-        return await working
+        return await work
 
 
 def _ignore(_: Any) -> None: ...
@@ -93,13 +93,13 @@ async def test_result_that_arrives_as_its_caller_is_cancelled_goes_to_the_inbox(
     async with service_harness(database, pending_tool("fetch")) as harness:
         await harness.register_worker("fetch")
         run = await harness.open_run()
-        calling = asyncio.create_task(harness.call(run, "fetch", call_id="call_1"))
+        call_task = asyncio.create_task(harness.call(run, "fetch", call_id="call_1"))
         await harness.wait_until_started(run)
-        cancel = calling.cancel if way == "the caller is canceled" else lambda: harness.ts.cancel("call_1")
+        cancel = call_task.cancel if way == "the caller is canceled" else lambda: harness.ts.cancel("call_1")
         harness.ledger.waiters.listen("call:call_1", lambda _: cancel())
         await harness.submit("call_1", "here")
-        await asyncio.gather(calling, return_exceptions=True)
-        assert calling.cancelled() or calling.result().error_kind == "canceled"
+        await asyncio.gather(call_task, return_exceptions=True)
+        assert call_task.cancelled() or call_task.result().error_kind == "canceled"
         assert (await _wait_for_inbox_event(harness, "call_1"))["result"] == "here"
 
 
@@ -110,18 +110,18 @@ async def test_result_just_before_the_timeout_of_a_cancelled_caller_goes_to_the_
         await harness.sweeper.__aexit__()  # It would write, too.
         await harness.register_worker("fetch")
         run = await harness.open_run()
-        calling = asyncio.create_task(harness.call(run, "fetch", call_id="call_1"))
+        call_task = asyncio.create_task(harness.call(run, "fetch", call_id="call_1"))
         await harness.wait_until_started(run)
         async with hold_write_lock(tmp_path / "a.db"):
             database.write_requested = asyncio.Event()
-            submitting = asyncio.create_task(harness.submit("call_1", "here"))
+            submit_task = asyncio.create_task(harness.submit("call_1", "here"))
             await database.write_requested.wait()
             database.write_requested.clear()
             # The time is over: the caller makes the call pending, after the result.
             await database.write_requested.wait()
-            calling.cancel()
-            await asyncio.gather(calling, return_exceptions=True)
-        await submitting
+            call_task.cancel()
+            await asyncio.gather(call_task, return_exceptions=True)
+        await submit_task
         assert (await _wait_for_inbox_event(harness, "call_1"))["result"] == "here"
 
 
@@ -134,10 +134,10 @@ async def test_call_that_times_out_while_the_database_is_down_becomes_pending(tm
         run = await harness.open_run()
         await harness.sweeper.__aexit__()  # It would write, too.
         await harness.register_worker("fetch")
-        calling = asyncio.create_task(harness.call(run, "fetch", call_id="call_1"))
+        call_task = asyncio.create_task(harness.call(run, "fetch", call_id="call_1"))
         await harness.wait_until_started(run)
         database.failures = 1
-        result = await calling
+        result = await call_task
         assert (result.error, result.extras["pendingToolCallId"]) == ("Tool timed out after 200ms", "call_1")
         assert result.executed
         assert database.failures == 0
@@ -154,14 +154,14 @@ async def test_batch_returns_timely_results_and_late_ones_go_to_the_inbox(databa
         await harness.register_worker("fast", "slow")
         run = await harness.open_run()
         batch = {"calls": [{"id": name, "tool": name} for name in ("fast", "slow", "later")]}
-        calling = asyncio.create_task(harness.call(run, "agent__batch", batch))
+        call_task = asyncio.create_task(harness.call(run, "agent__batch", batch))
         async with await harness.ledger.hub.subscribe(f"run:{run}", after=0) as reader:
             call_ids: dict[str, str] = {}
             while len(call_ids) < 4:
                 started = [event.data for event in await reader.next_batch() if event.type == "tool.started"]
                 call_ids |= {data["toolName"]: data["toolCallId"] for data in started}
         await harness.submit(call_ids["fast"], 1)
-        fast, slow, later = (await calling).unwrap()["results"]
+        fast, slow, later = (await call_task).unwrap()["results"]
         assert fast["output"] == 1
         assert (slow["errorKind"], slow["pendingToolCallId"]) == ("timeout", call_ids["slow"])
         assert later["output"]["pendingToolCallId"] == call_ids["later"]
@@ -175,10 +175,10 @@ async def test_cancelled_batch_cancels_its_pending_calls(database: Database) -> 
     async with service_harness(database, pending_tool("confirm", "space", visible=True)) as harness:
         run = await harness.open_run(in_space=True)
         batch = {"calls": [{"id": "1", "tool": "confirm"}]}
-        calling = asyncio.create_task(harness.call(run, "agent__batch", batch, call_id="call_batch"))
+        call_task = asyncio.create_task(harness.call(run, "agent__batch", batch, call_id="call_batch"))
         await _wait_until_started(harness)
         assert harness.ts.cancel("call_batch")
-        assert (await calling).error_kind == "canceled"
+        assert (await call_task).error_kind == "canceled"
         await _wait_until_ended(harness, run, 2)
         rows = {call.tool_name: call.status for call, _ in await harness.ledger.read(call_rows.list_of_run, run)}
         assert rows == {"agent__batch": "canceled", "confirm": "canceled"}
@@ -193,15 +193,15 @@ async def test_result_in_doubt_reaches_its_caller(tmp_path: Path) -> None:
         run = await harness.open_run()
         await harness.sweeper.__aexit__()  # It would write, too.
         await harness.register_worker("fetch")
-        calling = asyncio.create_task(harness.call(run, "fetch", call_id="call_1"))
+        call_task = asyncio.create_task(harness.call(run, "fetch", call_id="call_1"))
         await harness.wait_until_started(run)
-        reading = asyncio.create_task(harness.wait_for_event(run, "tool.done"))
+        read_task = asyncio.create_task(harness.wait_for_event(run, "tool.done"))
         await asyncio.sleep(0)
         database.loses_connection = True
         with pytest.raises(StorageInDoubt):
             await harness.submit("call_1", "here")
-        assert (await calling).unwrap() == "here"
-        assert (await reading).data["output"] == "here"
+        assert (await call_task).unwrap() == "here"
+        assert (await read_task).data["output"] == "here"
 
 
 @pytest.mark.spec("6.4")
@@ -211,10 +211,10 @@ async def test_calls_that_ended_with_their_run_add_no_inbox_event_after_a_restar
         run = await harness.open_run()
         host, limits = await harness.open_host(run)
         context = ToolContext(agent_entity_id=harness.agent, host=host)
-        calling = asyncio.create_task(harness.ts.call("fetch", context=context, run=limits, call_id="call_1"))
+        call_task = asyncio.create_task(harness.ts.call("fetch", context=context, run=limits, call_id="call_1"))
         await harness.wait_until_started(run)
         await harness.ledger.commit(runs.cancel_run, run)
-        await asyncio.gather(calling, return_exceptions=True)
+        await asyncio.gather(call_task, return_exceptions=True)
         await harness.pending_calls.aclose()
         await Sweeper(Ledger(database)).clean_up_dead_nodes(now_ms() + 60_000)
         assert await harness.inbox() == []
@@ -245,10 +245,10 @@ async def test_waiting_for_a_result_ends_when_the_process_stops(database: Databa
         run = await harness.open_run()
         call_id = (await harness.call(run, "approve")).call_id
         await harness.ledger.commit(_wait_again, call_id)
-        attending = asyncio.create_task(harness.pending_calls.wait_for_result(call_id, 3600))
+        wait_task = asyncio.create_task(harness.pending_calls.wait_for_result(call_id, 3600))
         await asyncio.sleep(0)
         await harness.pending_calls.drain()
-        assert (await attending).call_id == call_id
+        assert (await wait_task).call_id == call_id
 
 
 def _wait_again(effects: Effects, call_id: str) -> Program[None]:

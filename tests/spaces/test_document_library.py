@@ -47,8 +47,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def list_sources(harness: ServiceHarness) -> dict[str | None, Document]:
-    stored = await harness.ledger.read(documents.list_documents, harness.agent)
-    return {document.source: document for document in stored}
+    page = await harness.ledger.read(documents.list_documents, harness.agent)
+    return {document.source: document for document in page}
 
 
 async def matching_titles(library: DocumentLibrary, harness: ServiceHarness, query: str) -> list[str | None]:
@@ -56,8 +56,13 @@ async def matching_titles(library: DocumentLibrary, harness: ServiceHarness, que
 
 
 async def test_a_folder_becomes_documents(harness: ServiceHarness, library: DocumentLibrary, folder: Path) -> None:
-    synced = await library.sync_folders(harness.agent, [folder])
-    assert (synced.written_count, synced.unchanged_count, synced.removed_count, synced.skipped_files) == (3, 0, 0, [])
+    summary = await library.sync_folders(harness.agent, [folder])
+    assert (summary.written_count, summary.unchanged_count, summary.removed_count, summary.skipped_files) == (
+        3,
+        0,
+        0,
+        [],
+    )
     titles = {source: document.title for source, document in (await list_sources(harness)).items()}
     assert titles == {
         "handbook/people/leave.md": "Parental leave",
@@ -81,15 +86,15 @@ async def test_only_changed_files_are_read_again_and_missing_ones_removed(
     (folder / "prices.json").write_text('{"matcha": 4}')
     (folder / "faq.html").unlink()
     (folder / "new.txt").write_text("A narwhal.")
-    synced = await library.sync_folders(harness.agent, [folder])
-    assert (synced.written_count, synced.unchanged_count, synced.removed_count) == (2, 1, 1)
+    summary = await library.sync_folders(harness.agent, [folder])
+    assert (summary.written_count, summary.unchanged_count, summary.removed_count) == (2, 1, 1)
     after = await list_sources(harness)
     assert after["handbook/people/leave.md"].updated_at == before["handbook/people/leave.md"].updated_at
     assert after["handbook/prices.json"].id == before["handbook/prices.json"].id
     assert await matching_titles(library, harness, "espresso printer") == []
     assert await matching_titles(library, harness, "narwhal") == ["handbook/new.txt"]
-    synced = await library.sync_folders(harness.agent, [])
-    assert synced.removed_count == 3
+    summary = await library.sync_folders(harness.agent, [])
+    assert summary.removed_count == 3
     assert list(await list_sources(harness)) == [None]  # Documents of other origin stay.
     assert await matching_titles(library, harness, "walrus") == [None]
 
@@ -97,11 +102,11 @@ async def test_only_changed_files_are_read_again_and_missing_ones_removed(
 async def test_symbolic_links_are_not_followed(
     harness: ServiceHarness, library: DocumentLibrary, folder: Path, tmp_path: Path
 ) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "secret.txt").write_text("The secret is marzipan.")
-    (folder / "linked").symlink_to(outside)
-    (folder / "linked.txt").symlink_to(outside / "secret.txt")
+    outer_folder = tmp_path / "outside"
+    outer_folder.mkdir()
+    (outer_folder / "secret.txt").write_text("The secret is marzipan.")
+    (folder / "linked").symlink_to(outer_folder)
+    (folder / "linked.txt").symlink_to(outer_folder / "secret.txt")
     (folder / "people" / "round").symlink_to(folder)
     (folder / ".hidden.txt").write_text("marzipan")
     (folder / ".git").mkdir()
@@ -122,8 +127,8 @@ async def test_files_that_are_not_text_are_skipped_with_the_reason(
     (folder / "latin.txt").write_bytes("Grüße aus Bonn".encode("latin-1"))
     (folder / os.fsdecode(b"na\xefve.txt")).write_text("Odd name: quokka.")
     missing = folder / "missing"
-    synced = await library.sync_folders(harness.agent, [folder, missing])
-    assert sorted(synced.skipped_files) == [
+    summary = await library.sync_folders(harness.agent, [folder, missing])
+    assert sorted(summary.skipped_files) == [
         "handbook/huge.txt: its text has 1,000,005 bytes; a document has at most 1,000,000",
         "handbook/image.txt: it is binary",
         "missing: No such file or directory",
@@ -140,16 +145,16 @@ async def test_explicitly_configured_file_is_read_whatever_its_suffix(
     file.write_text("About okapis.")
     link = tmp_path / "link"
     link.symlink_to(file)
-    synced = await library.sync_folders(harness.agent, [link, file])  # A configured path may be a link.
-    assert synced.written_count == 1
+    summary = await library.sync_folders(harness.agent, [link, file])  # A configured path may be a link.
+    assert summary.written_count == 1
     assert await matching_titles(library, harness, "okapi") == ["NOTES"]
 
 
 async def test_a_document_that_is_too_large_is_refused(harness: ServiceHarness, library: DocumentLibrary) -> None:
     with pytest.raises(RefusedError, match="so split it"):
         await harness.save_document(title="Big", text="x" * 1_000_001)
-    added = await harness.save_document(title="Small", text="x")
-    assert added.id.startswith("doc_")
+    document = await harness.save_document(title="Small", text="x")
+    assert document.id.startswith("doc_")
 
 
 MEANINGS = {"car": (1.0, 0.0), "automobile": (1.0, 0.1), "banana": (0.0, 1.0)}
@@ -173,8 +178,8 @@ async def test_embedder_ranks_matches_by_meaning(harness: ServiceHarness) -> Non
         query = "price of a red car"
         plain = await DocumentLibrary(harness.ledger).search(harness.agent, query)
         assert [hit.document_id for hit in plain.matches] == ["fruit", "car"]
-        ordered = await library.search(harness.agent, query, limit=1)
-        assert ([hit.document_id for hit in ordered.matches], ordered.total) == (["car"], 2)
+        matches = await library.search(harness.agent, query, limit=1)
+        assert ([hit.document_id for hit in matches.matches], matches.total) == (["car"], 2)
         await library.search(harness.agent, "red price")
         assert [len(json.loads(request.body)["input"]) for request in server.requests] == [
             3,

@@ -48,7 +48,7 @@ async def questions(harness: ServiceHarness, count: int = 1) -> list[CallRecord]
 async def test_question_is_a_visible_call_and_its_answer_is_returned(database: Database) -> None:
     async with service_harness(database, paint()) as harness:
         run = await harness.open_run(in_space=True)
-        calling = asyncio.create_task(harness.call(run, "paint"))
+        call_task = asyncio.create_task(harness.call(run, "paint"))
         (call_id,) = await questions(harness)
         assert (call_id.tool_name, call_id.execution_type, call_id.visible) == ("elicitation", "space", True)
         assert (call_id.status, call_id.space_id, call_id.run_id) == ("waiting", harness.space, run)
@@ -58,7 +58,7 @@ async def test_question_is_a_visible_call_and_its_answer_is_returned(database: D
         await harness.submit(
             call_id.call_id, {"action": "accept", "content": {"colour": "red"}}, entity_id=harness.person
         )
-        assert (await calling).unwrap() == {"action": "accept", "content": {"colour": "red"}}
+        assert (await call_task).unwrap() == {"action": "accept", "content": {"colour": "red"}}
         (message,) = await harness.messages()
         assert message.status == "complete"
         assert await harness.inbox() == []
@@ -68,16 +68,16 @@ async def test_question_is_a_visible_call_and_its_answer_is_returned(database: D
 async def test_people_may_decline(database: Database, action: str) -> None:
     async with service_harness(database, paint()) as harness:
         run = await harness.open_run(in_space=True)
-        calling = asyncio.create_task(harness.call(run, "paint"))
+        call_task = asyncio.create_task(harness.call(run, "paint"))
         (call_id,) = await questions(harness)
         await harness.submit(call_id.call_id, {"action": action, "content": {"colour": "not looked at"}})
-        assert (await calling).unwrap() == {"action": action, "content": None}
+        assert (await call_task).unwrap() == {"action": action, "content": None}
 
 
 async def test_answer_that_does_not_match_the_form_is_asked_again(database: Database) -> None:
     async with service_harness(database, paint()) as harness:
         run = await harness.open_run(in_space=True)
-        calling = asyncio.create_task(harness.call(run, "paint"))
+        call_task = asyncio.create_task(harness.call(run, "paint"))
         wrong: list[Any] = [{"action": "accept", "content": {"colour": "green"}}, "red"]
         for place, answer in enumerate(wrong, 1):
             call_id = (await questions(harness, place))[-1]
@@ -85,27 +85,27 @@ async def test_answer_that_does_not_match_the_form_is_asked_again(database: Data
         call_id = (await questions(harness, 3))[-1]
         assert "the answer to a question is" in call_id.args["error"]
         await harness.submit(call_id.call_id, {"action": "accept", "content": {"colour": "blue"}})
-        assert (await calling).unwrap()["content"] == {"colour": "blue"}
+        assert (await call_task).unwrap()["content"] == {"colour": "blue"}
 
 
 async def test_question_is_asked_a_limited_number_of_times(database: Database) -> None:
     async with service_harness(database, paint()) as harness:
         run = await harness.open_run(in_space=True)
-        calling = asyncio.create_task(harness.call(run, "paint"))
+        call_task = asyncio.create_task(harness.call(run, "paint"))
         for place in range(1, 4):
             await harness.submit((await questions(harness, place))[-1].call_id, None)
-        result = await calling
+        result = await call_task
         assert "the answer to a question is" in (result.error or "")
 
 
 async def test_question_with_a_url_shows_it(database: Database) -> None:
     async with service_harness(database, paint()) as harness:
         run = await harness.open_run(in_space=True)
-        calling = asyncio.create_task(harness.call(run, "paint", {"url": "https://example.org/in"}))
+        call_task = asyncio.create_task(harness.call(run, "paint", {"url": "https://example.org/in"}))
         (call_id,) = await questions(harness)
         assert call_id.args == {"message": "Which colour?", "server": "paints", "url": "https://example.org/in"}
         await harness.submit(call_id.call_id, {"action": "accept"})
-        assert (await calling).unwrap() == {"action": "accept", "content": None}
+        assert (await call_task).unwrap() == {"action": "accept", "content": None}
 
 
 async def test_question_ends_with_the_timeout_of_its_call(database: Database) -> None:
@@ -149,7 +149,7 @@ async def test_member_answers_a_question_of_a_real_server_over_http(tmp_path: Pa
         space = await api.create("/api/spaces", name="Room", members=[agent["id"], person["id"]])
         run = await api.create("/api/runs", agentEntityId=agent["id"], spaceId=space["id"])
         body = {"name": "s__ask", "args": {"text": "Go on?"}}
-        calling = asyncio.create_task(api.post(f"/api/runs/{run['id']}/calls", body))
+        call_task = asyncio.create_task(api.post(f"/api/runs/{run['id']}/calls", body))
         member = await api.member(person["id"])
         call: dict[str, Any] = {}
         async with await gateway.ledger.hub.subscribe(space_stream(space["id"]), after=0) as reader:
@@ -165,8 +165,8 @@ async def test_member_answers_a_question_of_a_real_server_over_http(tmp_path: Pa
             "toolCallId": call["toolCallId"],
             "result": {"action": "accept", "content": {}},
         }
-        submitted = await member.post(f"/api/spaces/{space['id']}/tool-results", answer)
-        assert submitted.status == 200, submitted
-        reply = await calling
+        response = await member.post(f"/api/spaces/{space['id']}/tool-results", answer)
+        assert response.status == 200, response
+        reply = await call_task
         assert reply.data["ok"], reply
         assert '"action": "accept"' in reply.data["content"][0]["text"]

@@ -10,7 +10,7 @@ import pytest
 from tests.spaces.service_harness import ServiceHarness, service_harness
 from toolspace.core.records import InboxEvent, Message, StoredEvent, space_stream
 from toolspace.errors import RefusedError
-from toolspace.server.routes import entities_and_spaces as deletion
+from toolspace.server.routes.entities_and_spaces import remove_member_transaction
 from toolspace.spaces import messaging
 from toolspace.storage.database import Database
 from toolspace.storage.queries import entities_and_spaces, inbox, messages
@@ -41,7 +41,7 @@ async def send(harness: ServiceHarness, content: str, message_id: str = "msg_1",
     )
 
 
-async def told(harness: ServiceHarness) -> list[StoredEvent]:
+async def message_events(harness: ServiceHarness) -> list[StoredEvent]:
     return [event for event in await harness.events(space_stream(harness.space)) if event.type.startswith("message.")]
 
 
@@ -58,9 +58,9 @@ async def test_message_is_streamed_while_written_and_delivered_when_complete(har
     assert await inbox_of_bob(harness) == []
     assert [(message.id, message.status) for message in await harness.messages()] == [("msg_1", "running")]
     await harness.ledger.commit(messaging.send_message, harness.space, harness.person, "Well?")
-    sent = await send(harness, "On it.")
-    assert (sent.status, sent.content, sent.seq) == ("complete", "On it.", 1)
-    events = [event for event in await told(harness) if event.data.get("messageId", "msg_1") == "msg_1"]
+    sent_message = await send(harness, "On it.")
+    assert (sent_message.status, sent_message.content, sent_message.seq) == ("complete", "On it.", 1)
+    events = [event for event in await message_events(harness) if event.data.get("messageId", "msg_1") == "msg_1"]
     assert [event.type for event in events[:3]] == ["message.started", "message.delta", "message.delta"]
     assert [event.data["delta"] for event in events[1:3]] == ["On ", "it."]
     assert events[-1].data["message"]["content"] == "On it."
@@ -83,22 +83,26 @@ async def test_streamed_text_can_be_restarted(harness: ServiceHarness) -> None:
     await start(harness)
     await append(harness, "No")
     await append(harness, "Yes", restart=True)
-    assert (await told(harness))[-1].data == {"messageId": "msg_1", "delta": "Yes", "restart": True}
-    again = await start(harness)  # The process that takes over starts it anew.
-    assert again.seq == 1
-    assert (await told(harness))[-1].data == {"messageId": "msg_1", "delta": "", "restart": True}
+    assert (await message_events(harness))[-1].data == {"messageId": "msg_1", "delta": "Yes", "restart": True}
+    second_start = await start(harness)  # The process that takes over starts it anew.
+    assert second_start.seq == 1
+    assert (await message_events(harness))[-1].data == {"messageId": "msg_1", "delta": "", "restart": True}
     assert len(await harness.messages()) == 1
 
 
 async def test_abandoned_message_is_announced_once_and_reaches_no_inbox(harness: ServiceHarness) -> None:
     await start(harness)
     await append(harness, "On")
-    abandoned = await harness.ledger.commit(messaging.abandon_message, "msg_1", "the model broke off")
-    assert abandoned is not None
-    assert (abandoned.status, abandoned.metadata) == ("error", {"error": "the model broke off"})
+    abandoned_message = await harness.ledger.commit(messaging.abandon_message, "msg_1", "the model broke off")
+    assert abandoned_message is not None
+    assert (abandoned_message.status, abandoned_message.metadata) == ("error", {"error": "the model broke off"})
     assert await harness.ledger.commit(messaging.abandon_message, "msg_1", "again") is None
     assert not await append(harness, " it.")
-    assert [event.type for event in await told(harness)] == ["message.started", "message.delta", "message.done"]
+    assert [event.type for event in await message_events(harness)] == [
+        "message.started",
+        "message.delta",
+        "message.done",
+    ]
     assert await inbox_of_bob(harness) == []
 
 
@@ -106,8 +110,8 @@ async def test_abandoned_message_can_be_restarted_or_completed(harness: ServiceH
     for message_id in ("msg_1", "msg_2"):
         await start(harness, message_id)
     assert await harness.ledger.commit(messaging.abandon_messages_of_run, "run_1") == 2
-    resumed = await start(harness)
-    assert (resumed.status, resumed.metadata, resumed.seq) == ("running", {}, 1)
+    resumed_message = await start(harness)
+    assert (resumed_message.status, resumed_message.metadata, resumed_message.seq) == ("running", {}, 1)
     assert await append(harness, "So")
     assert (await send(harness, "So.")).status == "complete"
     assert (await send(harness, "Now.", "msg_2")).metadata == {}
@@ -155,11 +159,11 @@ async def test_only_the_sender_completes_its_message(harness: ServiceHarness) ->
 
 async def test_sender_that_left_the_space_appends_nothing(harness: ServiceHarness) -> None:
     await start(harness)
-    await harness.ledger.commit(deletion.remove_member_transaction, harness.space, harness.agent)
+    await harness.ledger.commit(remove_member_transaction, harness.space, harness.agent)
     assert not await append(harness, "secret")
     with pytest.raises(RefusedError, match="not a member"):
         await send(harness, "secret")
-    assert [event.type for event in await told(harness)] == ["message.started"]
+    assert [event.type for event in await message_events(harness)] == ["message.started"]
 
 
 async def test_only_members_start_a_message(harness: ServiceHarness) -> None:
@@ -177,16 +181,16 @@ async def test_message_started_in_another_space_is_sent_in_the_current_one(harne
     await harness.ledger.write(entities_and_spaces.create_space, "den", "Den", {})
     await harness.ledger.write(entities_and_spaces.add_member, "den", harness.agent)
     await start(harness)
-    sent = await harness.ledger.commit(
+    sent_message = await harness.ledger.commit(
         messaging.send_message, "den", harness.agent, "Here.", message_id="msg_1", run_id="run_1"
     )
-    assert (sent.space_id, sent.status, sent.content) == ("den", "complete", "Here.")
+    assert (sent_message.space_id, sent_message.status, sent_message.content) == ("den", "complete", "Here.")
     assert [(message.id, message.status) for message in await harness.messages()] == [("msg_1", "error")]
 
 
 async def test_deltas_are_valid_text(harness: ServiceHarness) -> None:
     await start(harness)
     assert await append(harness, "a\ud800b\0c")
-    assert (await told(harness))[-1].data["delta"] == "a?b\0c"
+    assert (await message_events(harness))[-1].data["delta"] == "a?b\0c"
     assert await append(harness, "")
-    assert len(await told(harness)) == 2  # An empty delta emits no event.
+    assert len(await message_events(harness)) == 2  # An empty delta emits no event.

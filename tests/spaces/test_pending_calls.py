@@ -24,11 +24,11 @@ async def test_timely_result_is_returned_inline(database: Database) -> None:
     async with service_harness(database, pending_tool("fetch")) as harness:
         await harness.register_worker("fetch")
         run = await harness.open_run()
-        calling = asyncio.create_task(harness.call(run, "fetch", {"q": 1}))
+        call_task = asyncio.create_task(harness.call(run, "fetch", {"q": 1}))
         call = await harness.wait_until_started(run)
         assert (call.status, call.args, call.execution_target) == ("waiting", {"q": 1}, "external")
         await harness.submit(call.call_id, {"answer": 42})
-        result = await calling
+        result = await call_task
         assert result.unwrap() == {"answer": 42}
         row = await harness.get_call(call.call_id)
         assert (row.status, row.result, row.is_error, row.source) == ("resolved", {"answer": 42}, False, "client")
@@ -71,10 +71,10 @@ async def test_empty_values_are_results(database: Database, value: Any) -> None:
     async with service_harness(database, pending_tool("fetch")) as harness:
         await harness.register_worker("fetch")
         run = await harness.open_run()
-        calling = asyncio.create_task(harness.call(run, "fetch"))
+        call_task = asyncio.create_task(harness.call(run, "fetch"))
         call = await harness.wait_until_started(run)
         await harness.submit(call.call_id, value)
-        assert (await calling).unwrap() == value
+        assert (await call_task).unwrap() == value
         assert await harness.inbox() == []
 
 
@@ -86,7 +86,7 @@ async def test_results_that_race_timeouts_are_delivered_exactly_once(database: D
         await harness.register_worker("race", "patient")
         run = await harness.open_run()
         inline: Counter[str] = Counter()
-        accepted: Counter[str] = Counter()
+        accepted_counts: Counter[str] = Counter()
 
         async def call(number: int) -> None:
             name = "race" if number % 4 else "patient"
@@ -98,12 +98,12 @@ async def test_results_that_race_timeouts_are_delivered_exactly_once(database: D
         async def post(number: int) -> None:
             try:
                 await harness.submit(f"call_{number}", f"r{number}")
-                accepted[f"call_{number}"] += 1
+                accepted_counts[f"call_{number}"] += 1
             except RefusedError as error:
                 assert error.reason == "conflict"  # noqa: PT017 - most submissions lose
 
         async def race(number: int) -> None:
-            calling = asyncio.create_task(call(number))
+            call_task = asyncio.create_task(call(number))
             while True:
                 try:
                     await harness.get_call(f"call_{number}")
@@ -111,12 +111,12 @@ async def test_results_that_race_timeouts_are_delivered_exactly_once(database: D
                 except AssertionError:
                     await asyncio.sleep(0.001)
             await asyncio.sleep((number % 13) * 0.03)
-            await asyncio.gather(post(number), post(number), calling)
+            await asyncio.gather(post(number), post(number), call_task)
 
         await asyncio.gather(*map(race, range(120)))
         by_inbox = Counter(event.data["callId"] for event in await _all_inbox(harness))
-        assert accepted == {f"call_{number}": 1 for number in range(120)}
-        assert inline + by_inbox == accepted
+        assert accepted_counts == {f"call_{number}": 1 for number in range(120)}
+        assert inline + by_inbox == accepted_counts
         assert inline
         assert by_inbox
 
@@ -127,31 +127,31 @@ async def test_second_result_is_refused(database: Database) -> None:
         run = await harness.open_run()
         call_id = (await harness.call(run, "approve")).call_id
         await harness.submit(call_id, "yes", key="a")
-        with pytest.raises(RefusedError, match="has its result already") as refused:
+        with pytest.raises(RefusedError, match="has its result already") as refusal:
             await harness.submit(call_id, "no", key="b")
-        assert refused.value.details["result"] == "yes"
-        again = await harness.submit(call_id, "no", key="a")
-        assert again.result == "yes"
+        assert refusal.value.details["result"] == "yes"
+        repetition = await harness.submit(call_id, "no", key="a")
+        assert repetition.result == "yes"
         assert len(await harness.inbox()) == 1
 
 
 @pytest.mark.spec("6.5")
 async def test_result_for_another_run_or_of_a_non_member_is_refused(database: Database) -> None:
     async with service_harness(database, pending_tool("approve", "space", is_async=True, visible=True)) as harness:
-        run, other = await harness.open_run(in_space=True), await harness.open_run()
+        run, other_run = await harness.open_run(in_space=True), await harness.open_run()
         call_id = (await harness.call(run, "approve")).call_id
         for options, reason in (
-            ({"run_id": other}, "forbidden"),
+            ({"run_id": other_run}, "forbidden"),
             ({"run_id": "run_none"}, "not_found"),
             ({"space_id": "spc_none"}, "not_found"),
             ({"entity_id": "ent_stranger"}, "forbidden"),
         ):
-            with pytest.raises(RefusedError) as refused:
+            with pytest.raises(RefusedError) as refusal:
                 await harness.submit(call_id, 1, **options)
-            assert refused.value.reason == reason
-        with pytest.raises(RefusedError) as refused:
+            assert refusal.value.reason == reason
+        with pytest.raises(RefusedError) as refusal:
             await harness.submit("call_unknown", 1)
-        assert refused.value.reason == "not_found"
+        assert refusal.value.reason == "not_found"
         assert (
             await harness.submit(call_id, 1, entity_id=harness.person, run_id=run, space_id=harness.space)
         ).status == "resolved"
@@ -180,10 +180,10 @@ async def test_visible_call_is_a_message_that_ends_with_its_result(database: Dat
 async def test_submitted_error_fails_the_call_and_its_message(database: Database) -> None:
     async with service_harness(database, pending_tool("approve", "space", visible=True)) as harness:
         run = await harness.open_run(in_space=True)
-        calling = asyncio.create_task(harness.call(run, "approve"))
+        call_task = asyncio.create_task(harness.call(run, "approve"))
         call = await harness.wait_until_started(run)
         await harness.submit(call.call_id, "the user closed the page", is_error=True)
-        result = await calling
+        result = await call_task
         assert (result.error, result.error_kind) == ("the user closed the page", "execution_error")
         (message,) = await harness.messages()
         assert (message.status, message.content["error"]) == ("error", "the user closed the page")
@@ -260,10 +260,10 @@ async def test_result_of_a_cancelled_caller_goes_to_the_inbox(database: Database
     async with service_harness(database, pending_tool("fetch")) as harness:
         await harness.register_worker("fetch")
         run = await harness.open_run()
-        calling = asyncio.create_task(harness.call(run, "fetch"))
+        call_task = asyncio.create_task(harness.call(run, "fetch"))
         call = await harness.wait_until_started(run)
-        calling.cancel()
-        await asyncio.gather(calling, return_exceptions=True)
+        call_task.cancel()
+        await asyncio.gather(call_task, return_exceptions=True)
         await harness.pending_calls.aclose()
         assert (await harness.get_call(call.call_id)).status == "pending"
         await harness.submit(call.call_id, "late")
@@ -274,10 +274,10 @@ async def test_cancelled_call_ends_for_its_caller(database: Database) -> None:
     async with service_harness(database, pending_tool("fetch")) as harness:
         await harness.register_worker("fetch")
         run = await harness.open_run()
-        calling = asyncio.create_task(harness.call(run, "fetch"))
+        call_task = asyncio.create_task(harness.call(run, "fetch"))
         call = await harness.wait_until_started(run)
         await harness.pending_calls.cancel(call.call_id)
-        result = await calling
+        result = await call_task
         assert result.error_kind == "canceled"
         assert (await harness.get_call(call.call_id)).status == "canceled"
 
@@ -286,36 +286,36 @@ async def test_canceling_a_run_ends_its_open_calls_and_stops_running_ones(databa
     from toolspace import tool
     from toolspace.spaces import runs
 
-    began = asyncio.Event()
+    has_begun = asyncio.Event()
 
     @tool(visible=False)
     async def hang() -> str:
-        began.set()
+        has_begun.set()
         await asyncio.Event().wait()
         return ""
 
     async with service_harness(database, pending_tool("later", is_async=True), hang) as harness:
         run = await harness.open_run()
         pending = (await harness.call(run, "later")).call_id
-        calling = asyncio.create_task(harness.call(run, "hang"))
-        await began.wait()
+        call_task = asyncio.create_task(harness.call(run, "hang"))
+        await has_begun.wait()
         await harness.ledger.commit(runs.cancel_run, run)
-        result = await calling
+        result = await call_task
         assert result.error_kind == "canceled"
         assert (await harness.get_call(pending)).status == "canceled"
         assert (await harness.get_call(result.call_id)).status == "canceled"
-        refused = await asyncio.gather(harness.call(run, "later"), return_exceptions=True)
-        assert isinstance(refused[0], RefusedError)
+        refusals = await asyncio.gather(harness.call(run, "later"), return_exceptions=True)
+        assert isinstance(refusals[0], RefusedError)
 
 
 async def test_draining_makes_waiting_calls_pending(database: Database) -> None:
     async with service_harness(database, pending_tool("fetch")) as harness:
         await harness.register_worker("fetch")
         run = await harness.open_run()
-        calling = asyncio.create_task(harness.call(run, "fetch"))
+        call_task = asyncio.create_task(harness.call(run, "fetch"))
         call = await harness.wait_until_started(run)
         await harness.pending_calls.drain()
-        assert (await calling).unwrap() == {"status": "pending", "pendingToolCallId": call.call_id}
+        assert (await call_task).unwrap() == {"status": "pending", "pendingToolCallId": call.call_id}
         assert (await harness.get_call(call.call_id)).status == "pending"
 
 
@@ -345,7 +345,7 @@ async def test_a_python_tool_can_ask_the_people_in_its_space(database: Database)
 
     async with service_harness(database, paint) as harness:
         run = await harness.open_run(in_space=True)
-        calling = asyncio.create_task(harness.call(run, "paint"))
+        call_task = asyncio.create_task(harness.call(run, "paint"))
         async with await harness.ledger.hub.subscribe(f"space:{harness.space}", after=0) as reader:
             async for batch in reader:
                 questions = [event.data for event in batch if event.data.get("toolName") == "elicitation"]
@@ -355,7 +355,7 @@ async def test_a_python_tool_can_ask_the_people_in_its_space(database: Database)
         await harness.submit(
             questions[0]["toolCallId"], {"action": "accept", "content": {"colour": "blue"}}, entity_id=harness.person
         )
-        assert (await calling).unwrap() == "accept blue"
+        assert (await call_task).unwrap() == "accept blue"
 
 
 @pytest.mark.spec("6.4")
@@ -365,11 +365,11 @@ async def test_caller_of_a_call_made_pending_elsewhere_is_told_and_the_inbox_get
     async with service_harness(database, pending_tool("fetch")) as harness:
         await harness.register_worker("fetch")
         run = await harness.open_run()
-        calling = asyncio.create_task(harness.call(run, "fetch"))
+        call_task = asyncio.create_task(harness.call(run, "fetch"))
         call = await harness.wait_until_started(run)
         # As another process does that declares this one dead.
         await harness.ledger.commit(call_transactions.make_pending, call.call_id)
-        assert (await calling).unwrap()["pendingToolCallId"] == call.call_id
+        assert (await call_task).unwrap()["pendingToolCallId"] == call.call_id
         await harness.submit(call.call_id, "here")
         assert [event.data["callId"] for event in await harness.inbox()] == [call.call_id]
 
@@ -381,13 +381,13 @@ async def test_caller_that_learns_late_of_its_pending_call_does_not_get_the_resu
     async with service_harness(database, pending_tool("fetch")) as harness:
         await harness.register_worker("fetch")
         run = await harness.open_run()
-        calling = asyncio.create_task(harness.call(run, "fetch"))
+        call_task = asyncio.create_task(harness.call(run, "fetch"))
         call = await harness.wait_until_started(run)
-        other = Ledger(database)
-        await other.commit(call_transactions.make_pending, call.call_id)
-        await other.commit(call_transactions.submit, Submission(call_id=call.call_id, result="here"))
+        other_ledger = Ledger(database)
+        await other_ledger.commit(call_transactions.make_pending, call.call_id)
+        await other_ledger.commit(call_transactions.submit, Submission(call_id=call.call_id, result="here"))
         harness.ledger.waiters.wake(f"call:{call.call_id}")
-        assert (await calling).unwrap()["pendingToolCallId"] == call.call_id
+        assert (await call_task).unwrap()["pendingToolCallId"] == call.call_id
         assert [event.data["callId"] for event in await harness.inbox()] == [call.call_id]
 
 
@@ -399,11 +399,11 @@ async def test_result_of_a_caller_cancelled_while_its_call_is_stored_goes_to_the
         await harness.register_worker("fetch")
         run = await harness.open_run()
         async with hold_write_lock(tmp_path / "a.db"):
-            calling = asyncio.create_task(harness.call(run, "fetch", call_id="call_1"))
+            call_task = asyncio.create_task(harness.call(run, "fetch", call_id="call_1"))
             await harness.wait_until_awaited("call_1")
-            calling.cancel()
-            await asyncio.gather(calling, return_exceptions=True)
-            parked = harness.ledger.waiters.register("call:call_1")
-        await parked
+            call_task.cancel()
+            await asyncio.gather(call_task, return_exceptions=True)
+            wake_up = harness.ledger.waiters.register("call:call_1")
+        await wake_up
         await harness.submit("call_1", "here")
         assert [event.data["callId"] for event in await harness.inbox()] == ["call_1"]

@@ -50,8 +50,8 @@ async def test_cron_plan_missed_several_times_fires_once(database: Database) -> 
         await harness.ledger.write(_make_overdue, plan.id, 60_000)  # Missed every minute since 1970.
         (due,) = await harness.ledger.read(rows.list_due, limit=5)
         ledgers = [Ledger(harness.ledger.database) for _ in range(3)]
-        fired = await asyncio.gather(*(ledger.commit(plans.fire, due) for ledger in ledgers))
-        assert sorted(fired) == [False, False, True] or not any(fired)  # Or the sweeper was faster.
+        outcomes = await asyncio.gather(*(ledger.commit(plans.fire, due) for ledger in ledgers))
+        assert sorted(outcomes) == [False, False, True] or not any(outcomes)  # Or the sweeper was faster.
         assert len(await harness.inbox()) == 1
         (after,) = await harness.ledger.read(rows.list_plans, harness.agent)
         assert after.status == "active"
@@ -89,6 +89,6 @@ async def test_plans_of_other_agents_cannot_be_changed_or_deleted(database: Data
                 plans.set_plans, harness.person, [NewPlan(id=plan.id, name="x", instruction="x", run_after="1 hour")]
             )
         assert await harness.ledger.write(rows.delete, harness.person, [plan.id]) == 0
-        changed = await _save_plan(harness, id=plan.id, cron="0 9 * * *")
-        assert (changed.id, changed.cron, changed.run_after) == (plan.id, "0 9 * * *", None)
+        changed_plan = await _save_plan(harness, id=plan.id, cron="0 9 * * *")
+        assert (changed_plan.id, changed_plan.cron, changed_plan.run_after) == (plan.id, "0 9 * * *", None)
         assert await harness.ledger.write(rows.delete, harness.agent, [plan.id]) == 1

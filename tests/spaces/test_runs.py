@@ -34,8 +34,8 @@ async def test_canceling_a_run_stops_its_running_calls(database: Database) -> No
 
     async with service_harness(database, hang) as harness:
         run = await harness.open_run()
-        calling = asyncio.create_task(harness.call(run, "hang"))
+        call_task = asyncio.create_task(harness.call(run, "hang"))
         await harness.wait_until_started(run)
         harness.open_runs.remove(run)  # As if too many other runs were used after it.
         await harness.ledger.commit(runs.cancel_run, run)
-        assert (await calling).error_kind == "canceled"
+        assert (await call_task).error_kind == "canceled"

@@ -36,9 +36,9 @@ async def _open_calls(harness: ServiceHarness, run_id: str, count: int) -> list[
 
 async def _streamed_results(harness: ServiceHarness, run_id: str) -> list[Any]:
     """The results in the stream of the run. Checks that the ids of its events have no gap."""
-    stored = await harness.ledger.read(events.list_after, run_stream(run_id), 0, 10_000)
-    assert [event.id for event in stored] == list(range(1, len(stored) + 1))
-    results = [event for event in stored if event.type in ("tool.done", "tool.error", "note")]
+    stored_events = await harness.ledger.read(events.list_after, run_stream(run_id), 0, 10_000)
+    assert [event.id for event in stored_events] == list(range(1, len(stored_events) + 1))
+    results = [event for event in stored_events if event.type in ("tool.done", "tool.error", "note")]
     return [event.data["output"] if "output" in event.data else event.data["error"] for event in results]
 
 
@@ -78,8 +78,8 @@ class _Step:
                 case "cancel":
                     return (await commit(call_transactions.cancel, self.call_id)).status
                 case "expire":
-                    ended = await commit(call_transactions.end_call, self.call_id, "expired", "too late")
-                    return str(ended and ended.status)
+                    ended_call = await commit(call_transactions.end_call, self.call_id, "expired", "too late")
+                    return str(ended_call and ended_call.status)
                 case "time_out":
                     call, has_result = await commit(call_transactions.make_pending, self.call_id)
                     return f"{call.status} {has_result}"
@@ -100,29 +100,29 @@ async def _run_sequence(database: Database, seed: int, path: Literal["memory", "
         for number in (1, 2):
             space_id = harness.space if number == 2 else None
             await harness.ledger.commit(runs.open_run, harness.agent, run_id=f"{path}_run_{number}", space_id=space_id)
-        waiting: list[asyncio.Task[Any]] = []
+        wait_tasks: list[asyncio.Task[Any]] = []
         for number, call_id in enumerate(call_ids):
             run_id = f"{path}_run_{1 if number % 3 else 2}"
             if number % 4:
                 await harness.call(run_id, "later", {"n": number}, call_id=call_id)
             else:
-                waiting.append(asyncio.create_task(harness.call(run_id, "now", call_id=call_id)))
+                wait_tasks.append(asyncio.create_task(harness.call(run_id, "now", call_id=call_id)))
                 while call_id not in harness.ledger.open_calls:  # noqa: ASYNC110 - nothing announces it
                     await asyncio.sleep(0.001)
-        returned: list[str] = []
+        outcomes: list[str] = []
         for group in groups:
             if path == "plain":
                 harness.ledger.open_calls.clear()
             # SQLite runs what arrives together in its order; PostgreSQL may run it in any order.
             if database.is_shared:
-                returned += [await step.run(harness) for step in group]
+                outcomes += [await step.run(harness) for step in group]
             else:
-                returned += await asyncio.gather(*(step.run(harness) for step in group))
+                outcomes += await asyncio.gather(*(step.run(harness) for step in group))
         await harness.pending_calls.drain()
-        results = await asyncio.gather(*waiting, return_exceptions=True)
+        results = await asyncio.gather(*wait_tasks, return_exceptions=True)
         await harness.pending_calls.aclose()
-        returned += [str(result).replace(path, "PATH") for result in map(_describe_result, results)]
-        return returned, await _dump(harness, path, call_ids)
+        outcomes += [str(result).replace(path, "PATH") for result in map(_describe_result, results)]
+        return outcomes, await _dump(harness, path, call_ids)
 
 
 def _describe_result(result: Any) -> str:
@@ -143,8 +143,8 @@ async def _dump(harness: ServiceHarness, path: str, call_ids: list[str]) -> Any:
         ),
     }
     text = json.dumps(dump)
-    for generated, name in ((harness.agent, "AGENT"), (harness.space, "SPACE"), (path, "PATH")):
-        text = text.replace(generated, name)
+    for generated_id, name in ((harness.agent, "AGENT"), (harness.space, "SPACE"), (path, "PATH")):
+        text = text.replace(generated_id, name)
     return _without_times(json.loads(text))
 
 
@@ -178,23 +178,27 @@ async def test_results_that_arrive_together_are_all_stored(database: Database) -
         run_id = await harness.open_run()
         ids = await _open_calls(harness, run_id, len(results))
         pairs = list(enumerate(zip(ids, results, strict=True)))
-        submitted = await asyncio.gather(
+        submitted_calls = await asyncio.gather(
             *(harness.submit(call_id, result, is_error=n % 2 == 1, key=f"k{n}") for n, (call_id, result) in pairs)
         )
         assert not harness.ledger.open_calls
-        for number, (call_id, call) in enumerate(zip(ids, submitted, strict=True)):
-            stored = await harness.get_call(call_id)
-            assert stored.wire() == call.wire()
-            assert (stored.status, stored.is_error, stored.source) == ("resolved", number % 2 == 1, "client")
+        for number, (call_id, call) in enumerate(zip(ids, submitted_calls, strict=True)):
+            stored_call = await harness.get_call(call_id)
+            assert stored_call.wire() == call.wire()
+            assert (stored_call.status, stored_call.is_error, stored_call.source) == (
+                "resolved",
+                number % 2 == 1,
+                "client",
+            )
         expected = [*results[:3], "é\0?", *results[4:]]
-        assert [call.result for call in submitted] == expected
+        assert [call.result for call in submitted_calls] == expected
         assert len(await _streamed_results(harness, run_id)) == len(results)
         assert sorted(event.data["callId"] for event in await harness.inbox()) == sorted(ids)
         # Submitted again under the same keys: the same answers, and no new event.
-        again = await asyncio.gather(
+        repetitions = await asyncio.gather(
             *(harness.submit(call_id, result, is_error=n % 2 == 1, key=f"k{n}") for n, (call_id, result) in pairs)
         )
-        assert [call.wire() for call in again] == [call.wire() for call in submitted]
+        assert [call.wire() for call in repetitions] == [call.wire() for call in submitted_calls]
         assert len(await _streamed_results(harness, run_id)) == len(results) == len(await harness.inbox())
 
 
@@ -207,17 +211,17 @@ async def test_one_of_several_results_for_the_same_call_is_stored(database: Data
             *(harness.submit(call_id, number) for call_id in ids for number in range(3)), return_exceptions=True
         )
         assert sum(isinstance(end, RefusedError) for end in ends) == 40
-        accepted = [end.result for end in ends if not isinstance(end, BaseException)]
-        assert [(await harness.get_call(call_id)).result for call_id in ids] == accepted
-        assert sorted(await _streamed_results(harness, run_id)) == sorted(accepted)
+        accepted_results = [end.result for end in ends if not isinstance(end, BaseException)]
+        assert [(await harness.get_call(call_id)).result for call_id in ids] == accepted_results
+        assert sorted(await _streamed_results(harness, run_id)) == sorted(accepted_results)
         assert len(await harness.inbox()) == 20
 
 
 @pytest.mark.spec("6.4")
-@pytest.mark.parametrize("other", ["cancel", "end", "run"])
+@pytest.mark.parametrize("other_writer", ["cancel", "end", "run"])
 @pytest.mark.parametrize("first", ["result", "other"])
 async def test_call_is_either_resolved_or_ended_if_both_happen_at_once(
-    database: Database, other: str, first: str
+    database: Database, other_writer: str, first: str
 ) -> None:
     async with service_harness(database, _later()) as harness:
         run_id = await harness.open_run()
@@ -228,18 +232,18 @@ async def test_call_is_either_resolved_or_ended_if_both_happen_at_once(
             "run": lambda: harness.ledger.commit(runs.cancel_run, run_id),
         }
         work = [*(harness.submit(call_id, "yes") for call_id in ids)]
-        work.insert(len(work) if first == "result" else 0, other_ends[other]())
+        work.insert(len(work) if first == "result" else 0, other_ends[other_writer]())
         ends = await asyncio.gather(*work, return_exceptions=True)
         assert not [end for end in ends if isinstance(end, BaseException) and not isinstance(end, RefusedError)]
-        resolved = 0
+        resolved_count = 0
         for call_id in ids:
             call = await harness.get_call(call_id)
-            resolved += call.status == "resolved"
+            resolved_count += call.status == "resolved"
             assert call.status == "resolved" or call.status in ("canceled", "expired")
             assert (call.result == "yes") is (call.status == "resolved")
-        assert (await _streamed_results(harness, run_id)).count("yes") == resolved
+        assert (await _streamed_results(harness, run_id)).count("yes") == resolved_count
         if not database.is_shared:  # One after the other, in the order in which they arrived.
-            assert resolved == {"result": 8, "other": 0 if other == "run" else 7}[first]
+            assert resolved_count == {"result": 8, "other": 0 if other_writer == "run" else 7}[first]
 
 
 @asynccontextmanager
@@ -257,8 +261,8 @@ async def test_acknowledged_results_are_in_the_file(tmp_path: Path) -> None:
     async with _sqlite_harness(tmp_path, 64) as (harness, run_id, ids):
         await asyncio.gather(*(harness.submit(call_id, number) for number, call_id in enumerate(ids)))
         assert sorted(await _streamed_results(harness, run_id)) == list(range(64))
-        with closing(sqlite3.connect(tmp_path / "toolspace.db")) as other:
-            assert other.execute("SELECT COUNT(*) FROM calls WHERE status = 'resolved'").fetchone() == (64,)
+        with closing(sqlite3.connect(tmp_path / "toolspace.db")) as connection:
+            assert connection.execute("SELECT COUNT(*) FROM calls WHERE status = 'resolved'").fetchone() == (64,)
 
 
 @pytest.mark.spec("15.2")
@@ -266,13 +270,13 @@ async def test_acknowledged_results_are_in_the_file(tmp_path: Path) -> None:
 async def test_results_that_arrive_during_a_commit_are_stored_in_their_order(tmp_path: Path, first: int) -> None:
     async with _sqlite_harness(tmp_path, 12) as (harness, run_id, ids):
         async with hold_write_lock(tmp_path / "toolspace.db"):  # The first commit takes as long as this.
-            submitting = [asyncio.create_task(harness.submit(call_id, n)) for n, call_id in enumerate(ids[:first])]
+            submit_tasks = [asyncio.create_task(harness.submit(call_id, n)) for n, call_id in enumerate(ids[:first])]
             await asyncio.sleep(0.01)
-            submitting += [
+            submit_tasks += [
                 asyncio.create_task(harness.submit(call_id, n)) for n, call_id in enumerate(ids[first:], first)
             ]
             await asyncio.sleep(0.01)
-        assert [call.result for call in await asyncio.gather(*submitting)] == list(range(12))
+        assert [call.result for call in await asyncio.gather(*submit_tasks)] == list(range(12))
         assert await _streamed_results(harness, run_id) == list(range(12))
         assert len(await harness.inbox()) == 12
 
@@ -285,25 +289,25 @@ async def test_program_between_results_is_committed_in_its_order(tmp_path: Path)
 
     async with _sqlite_harness(tmp_path, 6) as (harness, run_id, ids):
         async with hold_write_lock(tmp_path / "toolspace.db"):
-            submitting: list[asyncio.Task[Any]] = [
+            submit_tasks: list[asyncio.Task[Any]] = [
                 asyncio.create_task(harness.submit(call_id, n)) for n, call_id in enumerate(ids[:4])
             ]
             await asyncio.sleep(0.01)
-            submitting.append(asyncio.create_task(harness.ledger.commit(emit)))
-            submitting += [asyncio.create_task(harness.submit(call_id, n)) for n, call_id in enumerate(ids[4:], 4)]
+            submit_tasks.append(asyncio.create_task(harness.ledger.commit(emit)))
+            submit_tasks += [asyncio.create_task(harness.submit(call_id, n)) for n, call_id in enumerate(ids[4:], 4)]
             await asyncio.sleep(0.01)
-        await asyncio.gather(*submitting)
+        await asyncio.gather(*submit_tasks)
         assert await _streamed_results(harness, run_id) == [0, 1, 2, 3, "a program", 4, 5]
 
 
 @pytest.mark.spec("6.4")
 async def test_call_that_changed_before_the_commit_takes_no_result(tmp_path: Path) -> None:
     async with _sqlite_harness(tmp_path, 8) as (harness, run_id, ids):
-        with closing(sqlite3.connect(tmp_path / "toolspace.db")) as other, other:
-            other.execute("UPDATE calls SET status = 'canceled' WHERE call_id = ?", (ids[5],))
-            submitting = [asyncio.create_task(harness.submit(call_id, n)) for n, call_id in enumerate(ids)]
+        with closing(sqlite3.connect(tmp_path / "toolspace.db")) as connection, connection:
+            connection.execute("UPDATE calls SET status = 'canceled' WHERE call_id = ?", (ids[5],))
+            submit_tasks = [asyncio.create_task(harness.submit(call_id, n)) for n, call_id in enumerate(ids)]
             await asyncio.sleep(0.01)
-        ends = await asyncio.gather(*submitting, return_exceptions=True)
+        ends = await asyncio.gather(*submit_tasks, return_exceptions=True)
         assert [n for n, end in enumerate(ends) if isinstance(end, RefusedError)] == [5]
         assert await _streamed_results(harness, run_id) == [0, 1, 2, 3, 4, 6, 7]
         assert (await harness.get_call(ids[5])).result is None
@@ -330,17 +334,17 @@ async def test_events_that_others_append_get_ids_of_their_own(tmp_path: Path) ->
 @pytest.mark.spec("15.2")
 async def test_results_wait_for_another_program_that_writes_to_the_file(tmp_path: Path) -> None:
     async with _sqlite_harness(tmp_path, 4) as (harness, run_id, ids):
-        published: list[Any] = []
+        published_results: list[Any] = []
         subscription = harness.ledger.hub.subscribe_all()
         async with hold_write_lock(tmp_path / "toolspace.db"):
-            submitting = [asyncio.create_task(harness.submit(call_id, n)) for n, call_id in enumerate(ids)]
-            done, _ = await asyncio.wait(submitting, timeout=0.1)
-            assert not done
-        await asyncio.gather(*submitting)
+            submit_tasks = [asyncio.create_task(harness.submit(call_id, n)) for n, call_id in enumerate(ids)]
+            done_tasks, _ = await asyncio.wait(submit_tasks, timeout=0.1)
+            assert not done_tasks
+        await asyncio.gather(*submit_tasks)
         assert await _streamed_results(harness, run_id) == [0, 1, 2, 3]
-        while len(published) < 4:  # Each is published once, with its id.
-            published += [(event.id, event.data["output"]) for event in await subscription.next_batch()]
-        assert published == [(6, 0), (7, 1), (8, 2), (9, 3)]
+        while len(published_results) < 4:  # Each is published once, with its id.
+            published_results += [(event.id, event.data["output"]) for event in await subscription.next_batch()]
+        assert published_results == [(6, 0), (7, 1), (8, 2), (9, 3)]
         subscription.close()
 
 

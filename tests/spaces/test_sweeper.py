@@ -52,8 +52,8 @@ async def _kill(harness: ServiceHarness) -> None:
 
 async def _clean_up(harness: ServiceHarness) -> None:
     """Cleans up as another process does."""
-    other = Ledger(harness.ledger.database)
-    sweeper = Sweeper(other)
+    other_ledger = Ledger(harness.ledger.database)
+    sweeper = Sweeper(other_ledger)
     await sweeper.clean_up_dead_nodes(2)
 
 
@@ -61,28 +61,31 @@ async def _clean_up(harness: ServiceHarness) -> None:
 async def test_calls_of_a_dead_process_end_or_go_to_the_inbox(database: Database) -> None:
     async with service_harness(database) as harness:
         run = await harness.open_run(in_space=True)
-        waiting = _new(harness, run)
-        running = _new(harness, run, status="running", execution_type="function", execution_target="server")
-        answered = _new(harness, run)
-        arrived = _new(harness, run)
-        for new in (waiting, running, answered, arrived):
+        waiting_call = _new(harness, run)
+        running_call = _new(harness, run, status="running", execution_type="function", execution_target="server")
+        answered_call = _new(harness, run)
+        delivered_call = _new(harness, run)
+        for new in (waiting_call, running_call, answered_call, delivered_call):
             await harness.ledger.commit(call_transactions.start, new)
-        for new in (answered, arrived):
+        for new in (answered_call, delivered_call):
             await harness.submit(new.call_id, "here")
-        await harness.ledger.write(call_rows.mark_delivered, [arrived.call_id])
+        await harness.ledger.write(call_rows.mark_delivered, [delivered_call.call_id])
         await _kill(harness)
         await _clean_up(harness)
-        assert (await harness.get_call(waiting.call_id)).status == "pending"
-        interrupted = await harness.get_call(running.call_id)
-        assert (interrupted.status, interrupted.is_error) == ("failed", True)
-        assert "interrupted" in interrupted.result
+        assert (await harness.get_call(waiting_call.call_id)).status == "pending"
+        interrupted_call = await harness.get_call(running_call.call_id)
+        assert (interrupted_call.status, interrupted_call.is_error) == ("failed", True)
+        assert "interrupted" in interrupted_call.result
         # One result was stored and never delivered, so it goes to the inbox. The other one was delivered.
-        assert [event.data["callId"] for event in await harness.inbox()] == [answered.call_id]
+        assert [event.data["callId"] for event in await harness.inbox()] == [answered_call.call_id]
         states = {message.call_id: message.status for message in await harness.messages()}
-        assert states[running.call_id] == "error"
-        assert states[waiting.call_id] == "requires_action"
-        await harness.submit(waiting.call_id, "late")
-        assert {event.data["callId"] for event in await harness.inbox()} == {answered.call_id, waiting.call_id}
+        assert states[running_call.call_id] == "error"
+        assert states[waiting_call.call_id] == "requires_action"
+        await harness.submit(waiting_call.call_id, "late")
+        assert {event.data["callId"] for event in await harness.inbox()} == {
+            answered_call.call_id,
+            waiting_call.call_id,
+        }
 
 
 @pytest.mark.spec("6.7")
@@ -93,22 +96,22 @@ async def test_claims_of_a_departed_worker_are_offered_again(database: Database)
             workers_and_presence.register_holder, "wrk_a", ["tool:t"], node_id=harness.ledger.node_id
         )
         call_id = (await harness.call(run, "t")).call_id
-        (claimed,) = await harness.ledger.write(call_rows.claim, "wrk_a", ["t"], limit=5)
-        assert claimed.call_id == call_id
+        (first_claim,) = await harness.ledger.write(call_rows.claim, "wrk_a", ["t"], limit=5)
+        assert first_claim.call_id == call_id
         assert await harness.ledger.write(call_rows.claim, "wrk_b", ["t"], limit=5) == []
-        offered = harness.ledger.waiters.register("offers:t")
+        wake_up = harness.ledger.waiters.register("offers:t")
         await harness.ledger.write(workers_and_presence.mark_left, "wrk_a", node_id=harness.ledger.node_id)
-        await offered
-        (again,) = await harness.ledger.write(call_rows.claim, "wrk_b", ["t"], limit=5)
-        assert again.call_id == call_id
+        await wake_up
+        (second_claim,) = await harness.ledger.write(call_rows.claim, "wrk_b", ["t"], limit=5)
+        assert second_claim.call_id == call_id
 
 
 @pytest.mark.spec("7.3")
 async def test_inbox_event_of_a_dead_process_is_released(database: Database) -> None:
     async with service_harness(database) as harness:
         await harness.ledger.write(inbox.add, harness.agent, "evt_1", "service", {"n": 1}, priority=2)
-        (claimed,) = await harness.ledger.write(inbox.claim, harness.agent, "claim_1", count=5, lease_ms=1)
-        assert claimed.status == "processing"
+        (claimed_event,) = await harness.ledger.write(inbox.claim, harness.agent, "claim_1", count=5, lease_ms=1)
+        assert claimed_event.status == "processing"
         notification = harness.ledger.waiters.register(f"inbox:{harness.agent}")
         harness.sweeper.wake()
         await notification
@@ -165,15 +168,15 @@ async def test_overdue_waiting_call_becomes_pending(database: Database) -> None:
 async def test_process_is_dead_if_it_was_silent_while_another_watched(database: Database) -> None:
     async with service_harness(database) as harness:
         run = await harness.open_run()
-        waiting = _new(harness, run)
-        await harness.ledger.commit(call_transactions.start, waiting)
+        waiting_call = _new(harness, run)
+        await harness.ledger.commit(call_transactions.start, waiting_call)
         await _kill(harness)
-        looking = Sweeper(Ledger(database))
+        sweeper = Sweeper(Ledger(database))
 
         async def after(*seconds: float) -> str:
             for at in seconds:
-                await looking.clean_up_silent_nodes(at)
-            return (await harness.get_call(waiting.call_id)).status
+                await sweeper.clean_up_silent_nodes(at)
+            return (await harness.get_call(waiting_call.call_id)).status
 
         # Its last heartbeat is old, but the database may have been down.
         assert await after(100.0, 102.0, 104.0) == "waiting"
@@ -186,46 +189,46 @@ async def test_process_is_dead_if_it_was_silent_while_another_watched(database: 
 
 async def test_process_that_was_declared_dead_is_notified(database: Database) -> None:
     async with service_harness(database) as harness:
-        forgotten = asyncio.Event()
+        declared_dead = asyncio.Event()
 
         async def hear() -> None:
-            forgotten.set()
+            declared_dead.set()
 
         harness.sweeper.on_declared_dead = hear
         await harness.sweeper.send_heartbeat()
-        assert not forgotten.is_set()
+        assert not declared_dead.is_set()
         await harness.ledger.write(workers_and_presence.delete_node, harness.ledger.node_id)
         await harness.sweeper.send_heartbeat()
-        assert forgotten.is_set()
+        assert declared_dead.is_set()
 
 
 async def test_process_is_notified_even_if_its_heartbeat_was_cancelled(database: Database) -> None:
     async with service_harness(database) as harness:
         await harness.sweeper.__aexit__()  # It would send heartbeats, too.
-        forgotten = asyncio.Event()
+        declared_dead = asyncio.Event()
 
         async def hear() -> None:
-            forgotten.set()
+            declared_dead.set()
 
         harness.sweeper.on_declared_dead = hear
-        beating = asyncio.create_task(harness.sweeper.send_heartbeat())
+        heartbeat_task = asyncio.create_task(harness.sweeper.send_heartbeat())
         await asyncio.sleep(0)
-        beating.cancel()
-        await asyncio.gather(beating, return_exceptions=True)
-        assert beating.cancelled()
+        heartbeat_task.cancel()
+        await asyncio.gather(heartbeat_task, return_exceptions=True)
+        assert heartbeat_task.cancelled()
         async with asyncio.timeout(30):
-            await forgotten.wait()
+            await declared_dead.wait()
 
 
 @pytest.mark.spec("15.2")
 async def test_stopped_process_leaves_no_open_calls(database: Database) -> None:
     async with service_harness(database) as harness:
         run = await harness.open_run()
-        other = Ledger(database)
-        running = _new(harness, run, status="running", execution_target="server", node_id=other.node_id)
-        async with Sweeper(other):
-            await harness.ledger.commit(call_transactions.start, running)
-        assert (await harness.get_call(running.call_id)).status == "failed"
+        other_ledger = Ledger(database)
+        running_call = _new(harness, run, status="running", execution_target="server", node_id=other_ledger.node_id)
+        async with Sweeper(other_ledger):
+            await harness.ledger.commit(call_transactions.start, running_call)
+        assert (await harness.get_call(running_call.call_id)).status == "failed"
         assert (
             await harness.ledger.read(
                 workers_and_presence.list_dead_nodes, before=now_ms() + 1, except_node=harness.ledger.node_id
@@ -237,27 +240,27 @@ async def test_stopped_process_leaves_no_open_calls(database: Database) -> None:
 @pytest.mark.spec("7.1")
 async def test_old_ended_records_are_deleted_and_open_ones_and_messages_stay(database: Database) -> None:
     async with service_harness(database, pending_tool("ask", is_async=True, visible=True)) as harness:
-        over, going = await harness.open_run(in_space=True), await harness.open_run(in_space=True)
-        done = (await harness.call(over, "ask")).call_id
-        await harness.submit(done, "yes")
+        ended_run, open_run = await harness.open_run(in_space=True), await harness.open_run(in_space=True)
+        ended_call_id = (await harness.call(ended_run, "ask")).call_id
+        await harness.submit(ended_call_id, "yes")
         (event,) = await harness.inbox()
         await harness.ledger.write(inbox.claim, harness.agent, "claim_1", count=1, lease_ms=60_000)
         await harness.ledger.write(inbox.acknowledge, harness.agent, "claim_1", [event.event_id])
         await harness.ledger.write(inbox.add, harness.agent, "evt_new", "service", {}, priority=2)
-        await harness.ledger.commit(runs.close_run, over)
-        pending = (await harness.call(going, "ask")).call_id
+        await harness.ledger.commit(runs.close_run, ended_run)
+        pending = (await harness.call(open_run, "ask")).call_id
 
         await Sweeper(Ledger(database)).delete_old_records()
-        assert await harness.ledger.read(call_rows.find, done) is not None
+        assert await harness.ledger.read(call_rows.find, ended_call_id) is not None
         await Sweeper(Ledger(database), retention=-1).delete_old_records()
 
-        assert await harness.ledger.read(call_rows.find, done) is None
-        assert await harness.ledger.read(run_rows.find, over) is None
-        assert await harness.events(f"run:{over}") == []
+        assert await harness.ledger.read(call_rows.find, ended_call_id) is None
+        assert await harness.ledger.read(run_rows.find, ended_run) is None
+        assert await harness.events(f"run:{ended_run}") == []
         assert [event.event_id for event in await harness.inbox()] == ["evt_new"]
         assert (await harness.get_call(pending)).status == "pending"
-        assert await harness.ledger.read(run_rows.find, going) is not None
+        assert await harness.ledger.read(run_rows.find, open_run) is not None
         assert [(message.call_id, message.status) for message in await harness.messages()] == [
-            (done, "complete"),
+            (ended_call_id, "complete"),
             (pending, "requires_action"),
         ]

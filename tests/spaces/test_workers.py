@@ -79,7 +79,7 @@ async def offered_calls(connection: WorkerConnection, count: int = 1) -> list[Ca
     return [call for _, call in events if isinstance(call, CallRecord)]
 
 
-async def settled(ledger: Ledger) -> None:
+async def run_woken_tasks(ledger: Ledger) -> None:
     """Lets every woken task run."""
     for _ in range(10):
         await ledger.write(presence.record_heartbeat, "node_of_the_test", started_at=0)
@@ -99,9 +99,9 @@ async def test_call_reaches_only_a_worker_of_its_tool(ledger: Ledger, workers: W
 
 @pytest.mark.spec("6.7")
 async def test_waiting_calls_are_offered_to_a_worker_that_connects_later(ledger: Ledger, workers: Workers) -> None:
-    waiting = [await open_call(ledger), await open_call(ledger)]
+    open_calls = [await open_call(ledger), await open_call(ledger)]
     async with workers.connect("wrk_a", ["move"], 4) as worker:
-        assert [call.call_id for call in await offered_calls(worker, 2)] == [call.call_id for call in waiting]
+        assert [call.call_id for call in await offered_calls(worker, 2)] == [call.call_id for call in open_calls]
 
 
 @pytest.mark.spec("6.7")
@@ -119,12 +119,12 @@ async def test_each_call_is_given_to_exactly_one_worker(ledger: Ledger, workers:
 
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         tasks = [group.create_task(work(f"wrk_{number}")) for number in range(4)]
-        opened = await asyncio.gather(*(open_call(ledger) for _ in range(200)))
-        while len(offered_ids) < len(opened):
-            await settled(ledger)
+        opened_calls = await asyncio.gather(*(open_call(ledger) for _ in range(200)))
+        while len(offered_ids) < len(opened_calls):
+            await run_woken_tasks(ledger)
         for task in tasks:
             task.cancel()
-    assert sorted(offered_ids) == sorted(call.call_id for call in opened)
+    assert sorted(offered_ids) == sorted(call.call_id for call in opened_calls)
 
 
 async def test_worker_has_no_more_open_calls_than_its_concurrency(ledger: Ledger, workers: Workers) -> None:
@@ -132,7 +132,7 @@ async def test_worker_has_no_more_open_calls_than_its_concurrency(ledger: Ledger
         for _ in range(5):
             await open_call(ledger)
         first, _ = await offered_calls(worker, 2)
-        await settled(ledger)
+        await run_woken_tasks(ledger)
         assert len(await ledger.read(call_queries.list_claimed, "wrk_a")) == 2
         await submit_result(ledger, first)
         first_event, second_event = await next_events(worker, 2)
@@ -167,20 +167,20 @@ async def test_calls_of_a_departed_worker_go_to_another(ledger: Ledger, workers:
         call = await open_call(ledger)
         await offered_calls(first)
     async with workers.connect("wrk_b", ["move"], 4) as second:
-        (again,) = await offered_calls(second)
-        assert again.call_id == call.call_id
+        (second_offer,) = await offered_calls(second)
+        assert second_offer.call_id == call.call_id
 
 
 async def test_worker_that_reconnects_in_time_keeps_its_calls(ledger: Ledger) -> None:
-    async with Workers(ledger, grace=60) as workers, workers.connect("wrk_b", ["move"], 4) as other:
+    async with Workers(ledger, grace=60) as workers, workers.connect("wrk_b", ["move"], 4) as other_connection:
         async with workers.connect("wrk_a", ["look"], 4) as first:
             call = await open_call(ledger, "look")
             await offered_calls(first)
-        async with workers.connect("wrk_a", ["look", "move"], 4) as again:
-            assert [claimed.call_id for claimed in await offered_calls(again)] == [call.call_id]
-        await settled(ledger)
-        assert [claimed.call_id for claimed in await ledger.read(call_queries.list_claimed, "wrk_a")] == [call.call_id]
-        assert other.disconnect_reason is None
+        async with workers.connect("wrk_a", ["look", "move"], 4) as second_connection:
+            assert [offer.call_id for offer in await offered_calls(second_connection)] == [call.call_id]
+        await run_woken_tasks(ledger)
+        assert [offer.call_id for offer in await ledger.read(call_queries.list_claimed, "wrk_a")] == [call.call_id]
+        assert other_connection.disconnect_reason is None
 
 
 async def test_second_connection_of_a_worker_replaces_the_first(ledger: Ledger, workers: Workers) -> None:
@@ -190,7 +190,7 @@ async def test_second_connection_of_a_worker_replaces_the_first(ledger: Ledger, 
         async with workers.connect("wrk_a", ["move"], 4) as second:
             assert await first.next_events() == []
             assert first.disconnect_reason == "replaced"
-            assert [claimed.call_id for claimed in await offered_calls(second)] == [call.call_id]
+            assert [offer.call_id for offer in await offered_calls(second)] == [call.call_id]
         assert len(workers) == 0
 
 
@@ -201,22 +201,22 @@ async def test_worker_is_told_that_a_call_was_cancelled(ledger: Ledger, workers:
         await offered_calls(worker)
         await ledger.commit(call_transactions.end_call, call.call_id, "canceled", "not wanted")
         assert await next_events(worker, 1) == [("canceled", call.call_id)]
-        following = await open_call(ledger)
-        assert [claimed.call_id for claimed in await offered_calls(worker)] == [following.call_id]
+        second_call = await open_call(ledger)
+        assert [offer.call_id for offer in await offered_calls(worker)] == [second_call.call_id]
 
 
 async def test_retiring_worker_finishes_named_calls_and_others_get_the_rest(ledger: Ledger, workers: Workers) -> None:
     async with workers.connect("wrk_a", ["move"], 4) as first:
-        opened = [await open_call(ledger), await open_call(ledger)]
+        opened_calls = [await open_call(ledger), await open_call(ledger)]
         await offered_calls(first, 2)
         async with workers.connect("wrk_b", ["move"], 4) as second:
-            assert await workers.retire("wrk_a", [opened[0].call_id])
+            assert await workers.retire("wrk_a", [opened_calls[0].call_id])
             (offered_call,) = await offered_calls(second)
-            assert offered_call.call_id == opened[1].call_id
+            assert offered_call.call_id == opened_calls[1].call_id
             later = await open_call(ledger)
-            assert [claimed.call_id for claimed in await offered_calls(second)] == [later.call_id]
-        assert [claimed.call_id for claimed in await ledger.read(call_queries.list_claimed, "wrk_a")] == [
-            opened[0].call_id
+            assert [offer.call_id for offer in await offered_calls(second)] == [later.call_id]
+        assert [offer.call_id for offer in await ledger.read(call_queries.list_claimed, "wrk_a")] == [
+            opened_calls[0].call_id
         ]
     assert not await workers.retire("wrk_unknown", [])
 
@@ -238,19 +238,19 @@ async def test_worker_that_retires_during_an_assignment_gets_no_call(ledger: Led
         try:
             while True:
                 rows = yield steps.send(rows)
-        except StopIteration as done:
-            return done.value
+        except StopIteration as end:
+            return end.value
 
-    dealing = asyncio.ensure_future(ledger.database.run(deal))
+    assign_task = asyncio.ensure_future(ledger.database.run(deal))
     await has_read.wait()
     assert await ledger.write(worker_queries.retire, "wrk_a", []) is not None
-    await dealing
+    await assign_task
     assert await ledger.read(call_queries.list_claimed, "wrk_a") == []
     await ledger.write(worker_queries.register_worker, "wrk_b", ["move"], node_id=ledger.node_id)
     assignments = await ledger.write(
         worker_queries.assign_calls, [worker_queries.WorkerCapacity("wrk_b", ("move",), 1)], node_id=ledger.node_id
     )
-    assert [claimed.call_id for claimed in assignments.calls_by_worker["wrk_b"]] == [call.call_id]
+    assert [assigned_call.call_id for assigned_call in assignments.calls_by_worker["wrk_b"]] == [call.call_id]
 
 
 @pytest.mark.spec("6.7")
@@ -271,20 +271,20 @@ async def test_worker_of_a_dead_process_keeps_its_calls_during_the_grace(ledger:
     assert await ledger.write(presence.delete_node, "node_dead") == []
     async with (
         Workers(ledger, grace=GRACE, compare_seconds=0.05) as workers,
-        workers.connect("wrk_b", ["move"], 1) as other,
+        workers.connect("wrk_b", ["move"], 1) as other_connection,
     ):
-        (offered_call,) = await offered_calls(other)
+        (offered_call,) = await offered_calls(other_connection)
         assert offered_call.call_id == call.call_id
 
 
 async def test_two_processes_never_give_one_call_to_two_workers(ledger: Ledger) -> None:
     """The second is another process on the same database, without wake-ups."""
-    other = Ledger(ledger.database)
+    other_ledger = Ledger(ledger.database)
     async with (
-        Workers(ledger, compare_seconds=0.02) as here,
-        Workers(other, compare_seconds=0.02) as there,
-        here.connect("wrk_a", ["move"], 100) as first,
-        there.connect("wrk_b", ["move"], 100) as second,
+        Workers(ledger, compare_seconds=0.02) as local_workers,
+        Workers(other_ledger, compare_seconds=0.02) as remote_workers,
+        local_workers.connect("wrk_a", ["move"], 100) as first,
+        remote_workers.connect("wrk_b", ["move"], 100) as second,
         asyncio.timeout(20),
     ):
         opened_ids = {(await open_call(ledger)).call_id for _ in range(60)}
@@ -305,18 +305,18 @@ async def test_two_processes_never_give_one_call_to_two_workers(ledger: Ledger) 
 
 
 async def test_worker_that_moved_to_another_process_is_disconnected_by_the_first(ledger: Ledger) -> None:
-    other = Ledger(ledger.database)
+    other_ledger = Ledger(ledger.database)
     async with (
-        Workers(ledger, compare_seconds=0.02) as here,
-        Workers(other) as there,
-        here.connect("wrk_a", ["move"], 4) as old,
-        there.connect("wrk_a", ["move"], 4) as new,
+        Workers(ledger, compare_seconds=0.02) as local_workers,
+        Workers(other_ledger) as remote_workers,
+        local_workers.connect("wrk_a", ["move"], 4) as old,
+        remote_workers.connect("wrk_a", ["move"], 4) as new,
     ):
         async with asyncio.timeout(10):
             assert await old.next_events() == []
         assert old.disconnect_reason == "replaced"
-        call = await open_call(other)
-        assert [claimed.call_id for claimed in await offered_calls(new)] == [call.call_id]
+        call = await open_call(other_ledger)
+        assert [offer.call_id for offer in await offered_calls(new)] == [call.call_id]
 
 
 async def test_stopping_disconnects_workers_and_leaves_them_their_calls(ledger: Ledger) -> None:
@@ -327,7 +327,9 @@ async def test_stopping_disconnects_workers_and_leaves_them_their_calls(ledger: 
         await workers.aclose()
         assert await worker.next_events() == []
         assert worker.disconnect_reason == "stopping"
-    assert [claimed.call_id for claimed in await ledger.read(call_queries.list_claimed, "wrk_a")] == [call.call_id]
+    assert [claimed_call.call_id for claimed_call in await ledger.read(call_queries.list_claimed, "wrk_a")] == [
+        call.call_id
+    ]
     assert await ledger.read(worker_queries.list_workers) == [("wrk_a", ["move"], False)]
 
 
@@ -338,6 +340,6 @@ async def test_worker_of_a_process_declared_dead_is_not_told_that_it_was_replace
         async with asyncio.timeout(10):
             assert await line.next_events() == []
         assert line.disconnect_reason == "forgotten"  # So it reconnects.
-        async with workers.connect("wrk_a", ["move"], 4) as again:
+        async with workers.connect("wrk_a", ["move"], 4) as second_connection:
             call = await open_call(ledger)
-            assert [claimed.call_id for claimed in await offered_calls(again)] == [call.call_id]
+            assert [offer.call_id for offer in await offered_calls(second_connection)] == [call.call_id]

@@ -136,11 +136,8 @@ class EventSubscription:
                     raise
                 has_renewed = True
                 continue
-            except (TooManyRequests, ServerError) as error:
-                await self._wait_to_retry(error)
-                continue
-            except GatewayUnreachable as error:
-                if not self._retry_unreachable:
+            except (TooManyRequests, ServerError, GatewayUnreachable) as error:
+                if isinstance(error, GatewayUnreachable) and not self._retry_unreachable:
                     raise
                 await self._wait_to_retry(error)
                 continue

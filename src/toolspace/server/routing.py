@@ -87,12 +87,22 @@ class RouteTable(list[Route]):
         self._tag = tag
 
     def add(
-        self, method: str, path: str, summary: str, *, access: Access = Access.SECRET, **fields: Any
+        self,
+        method: str,
+        path: str,
+        summary: str,
+        *,
+        access: Access = Access.SECRET,
+        creates: Any = None,
+        **fields: Any,
     ) -> Callable[[HandlerT], HandlerT]:
         """Adds a route with further `fields` of `Route`. Its response has the type that the handler returns.
 
-        A handler that returns a `Response` or bytes names the type of its content as `response`.
+        A handler that returns a `Response` or bytes names the type of its content as `response`. `creates`: the type of
+        what a handler creates with `run_once`.
         """
+        if creates is not None:
+            fields |= {"response": creates, "status": 201, "accepts_idempotency_key": True}
 
         def decorate(handler: HandlerT) -> HandlerT:
             content = get_type_hints(handler)["return"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
@@ -71,8 +72,8 @@ class Ledger:
         self.open_calls: dict[str, CallTransition] = {}
         """Open calls that this process started lately: storing their results needs no read."""
         self.waiters = Waiters()
-        self.hub = Hub(self._load_events, self._load_bounds)
-        self.on_stop_call: Callable[[str], object] = _ignore
+        self.hub = Hub(partial(self.read, events.list_after), partial(self.read, events.get_bounds))
+        self.on_stop_call: Callable[[str], object] = lambda _: None
         """Stops a call, if it runs in this process."""
         self._wakeups = wakeups
         if wakeups is not None:
@@ -170,12 +171,6 @@ class Ledger:
         self.hub.resync()
         self.waiters.wake_all()
 
-    async def _load_events(self, stream: str, after: int, limit: int) -> list[StoredEvent]:
-        return await self.read(events.list_after, stream, after, limit)
-
-    async def _load_bounds(self, stream: str) -> tuple[int, int]:
-        return await self.read(events.get_bounds, stream)
-
 
 def _build_hints(effects: Effects) -> tuple[str, ...]:
     """The ids that other processes have to read again. `e`: events, `c`: a call, `k`: a key, `s`: stop a call."""
@@ -190,6 +185,3 @@ def _build_hints(effects: Effects) -> tuple[str, ...]:
 
 _NO_EFFECTS = Effects()
 """Of a program that has not started."""
-
-
-def _ignore(_: str) -> None: ...

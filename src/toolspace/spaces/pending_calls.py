@@ -1,7 +1,7 @@
 """Pending calls: someone else submits their result (a worker, a person, a timer).
 
 `PendingCalls` stores such a call, waits for the result as long as the caller may, and makes sure that a result which
-comes later, or does not reach the caller, goes to the agent's inbox. Used by `call_host` and the routes of `server/`.
+comes later, or does not reach the caller, goes to the agent's inbox. Used by `call_context` and `server/`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PendingCalls:
         self.ttl = ttl
         """Seconds until a call expires, unless its tool says otherwise."""
         self.services = AgentServices()
-        self.on_timer_started: Callable[[], None] = _ignore
+        self.on_timer_started: Callable[[], object] = lambda: None
         """Called when a call of a `wait` tool was opened."""
         self._waiters: dict[str, _Waiter] = {}
         self._deadlines = DeadlineTimer()
@@ -466,9 +466,6 @@ def _retrieve_error(task: asyncio.Task[Any]) -> None:
     """Marks the error as retrieved, in case its caller was cancelled."""
     if not task.cancelled():
         task.exception()
-
-
-def _ignore() -> None: ...
 
 
 def _pending_result(call_id: str) -> ToolResult:

@@ -69,7 +69,7 @@ class Sweeper:
         """Whether something of the last round failed, and is still due."""
         self._next_heartbeat = 0.0
         self._next_deletion = 0.0
-        self._stop_listening: Callable[[], None] = _do_nothing
+        self._stop_listening: Callable[[], object] = lambda: None
 
     async def __aenter__(self) -> Sweeper:
         await self._ledger.write(
@@ -217,9 +217,6 @@ class Sweeper:
         except Exception:
             self._has_failed = True
             _log.exception("Something that was due failed, retrying")
-
-
-def _do_nothing() -> None: ...
 
 
 async def _do_nothing_async() -> None: ...

@@ -268,11 +268,8 @@ class PlanListQuery(QueryParameters, frozen=True, kw_only=True):
     """Only plans with this status."""
 
 
-class DeletedPlansResponse(ResponseBody, frozen=True, kw_only=True):
+class DeletedPlansResponse(DeletedResponse, frozen=True, kw_only=True):
     """The result of a deletion."""
-
-    deleted: int
-    """How many plans were deleted."""
 
 
 @routes.add("GET", f"{_AGENT}/plans", "List the plans of an agent, next run first", query=PlanListQuery)

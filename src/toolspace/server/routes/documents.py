@@ -86,9 +86,7 @@ async def list_documents(request: Request) -> ResultPage[Document]:
     "Add a document for an agent",
     description="The agent finds its passages with `search_knowledge`.",
     body=NewDocumentBody,
-    response=Document,
-    status=201,
-    accepts_idempotency_key=True,
+    creates=Document,
 )
 async def create_document(request: Request) -> Response:
     body = await request.json(NewDocumentBody)

@@ -76,15 +76,7 @@ async def list_entities(request: Request) -> ResultPage[Entity]:
     return build_page(records, query.limit)
 
 
-@entity_routes.add(
-    "POST",
-    "/api/entities",
-    "Create a person, an agent or a service",
-    body=NewEntity,
-    response=Entity,
-    status=201,
-    accepts_idempotency_key=True,
-)
+@entity_routes.add("POST", "/api/entities", "Create a person, an agent or a service", body=NewEntity, creates=Entity)
 async def create_entity(request: Request) -> Response:
     body = await request.json(NewEntity)
     entity_id = body.id or new_id("ent")
@@ -175,15 +167,7 @@ async def list_spaces(request: Request) -> ResultPage[Space]:
     return build_page(records, query.limit)
 
 
-@space_routes.add(
-    "POST",
-    "/api/spaces",
-    "Create a space with its first members",
-    body=NewSpace,
-    response=Space,
-    status=201,
-    accepts_idempotency_key=True,
-)
+@space_routes.add("POST", "/api/spaces", "Create a space with its first members", body=NewSpace, creates=Space)
 async def create_space(request: Request) -> Response:
     body = await request.json(NewSpace)
     space_id = body.id or new_id("spc")

@@ -152,9 +152,7 @@ async def list_inbox(request: Request) -> ResultPage[InboxEvent]:
     "/api/agents/{agentId}/inbox",
     "Push an event from a service to an agent",
     body=NewInboxEvent,
-    response=PushResponse,
-    status=201,
-    accepts_idempotency_key=True,
+    creates=PushResponse,
 )
 async def push_event(request: Request) -> Response:
     body = await request.json(NewInboxEvent)

@@ -101,9 +101,7 @@ async def list_messages(request: Request) -> ResultPage[Message]:
     description="Subscribers of the space receive it, and every other agent there gets it in its inbox. "
     "Visible tool calls are messages too, but have no replies.",
     body=NewMessage,
-    response=Message,
-    status=201,
-    accepts_idempotency_key=True,
+    creates=Message,
 )
 async def post_message(request: Request) -> Response:
     body = await request.json(NewMessage)

@@ -105,9 +105,7 @@ class RunShape(ResponseBody, frozen=True, kw_only=True):
     description="For programs with their own model loop, which call tools in the run and then close it. "
     "If the agent already has a run with this id, that run is returned.",
     body=NewRun,
-    response=RunRecord,
-    status=201,
-    accepts_idempotency_key=True,
+    creates=RunRecord,
     error_statuses=(404,),
 )
 async def create_run(request: Request) -> Response:
