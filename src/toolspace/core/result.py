@@ -143,10 +143,8 @@ class ToolResult(msgspec.Struct, weakref=False, eq=False):
             "tool": self.tool,
             "callId": self.call_id,
         }
-        if self.ok:
-            del wire["error"], wire["errorKind"]
-        else:
-            del wire["result"]
+        for key in ("error", "errorKind") if self.ok else ("result",):
+            del wire[key]
         return wire
 
     def _encode(self) -> str:

@@ -169,23 +169,17 @@ def _from_code(function: types.FunctionType, tool: str) -> list[_RawParameter]:
     code = function.__code__
     if code.co_flags & inspect.CO_VARARGS:
         raise _variadic(tool, code.co_varnames[code.co_argcount + code.co_kwonlyargcount])
-    count = code.co_argcount
-    names = code.co_varnames
-    defaults = function.__defaults__ or ()
+    count, named_count = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
+    names, defaults = code.co_varnames, function.__defaults__ or ()
     named_defaults: Mapping[str, Any] = function.__kwdefaults__ or {}
-    first_default = count - len(defaults)
+    values = (MISSING,) * (count - len(defaults)) + defaults
     raw = [
-        _RawParameter(
-            names[index],
-            "positional" if index < code.co_posonlyargcount else "named",
-            defaults[index - first_default] if index >= first_default else MISSING,
-        )
-        for index in range(count)
+        _RawParameter(name, "positional" if index < code.co_posonlyargcount else "named", default)
+        for index, (name, default) in enumerate(zip(names, values, strict=False))
     ]
-    keyword_only = names[count : count + code.co_kwonlyargcount]
-    raw.extend(_RawParameter(name, "named", named_defaults.get(name, MISSING)) for name in keyword_only)
+    raw += [_RawParameter(name, "named", named_defaults.get(name, MISSING)) for name in names[count:named_count]]
     if code.co_flags & inspect.CO_VARKEYWORDS:
-        raw.append(_RawParameter(names[count + code.co_kwonlyargcount], "extra", MISSING))
+        raw.append(_RawParameter(names[named_count], "extra", MISSING))
     return raw
 
 
@@ -235,13 +229,9 @@ def _hints(target: Any, tool: str, namespace: Mapping[str, Any] | None) -> Mappi
 def _target(function: Callable[..., Any]) -> Any:
     """Returns the function inside partials and wrappers, or the `__call__` of an object."""
     current: Any = function
-    while True:
-        if isinstance(current, functools.partial):
-            current = cast("Any", current).func
-        elif hasattr(current, "__wrapped__"):
-            current = inspect.unwrap(current)
-        else:
-            return _callable_code(current)
+    while isinstance(current, functools.partial) or hasattr(current, "__wrapped__"):
+        current = current.func if isinstance(current, functools.partial) else inspect.unwrap(current)
+    return _callable_code(current)
 
 
 def _callable_code(function: Callable[..., Any]) -> Any:

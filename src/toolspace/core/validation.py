@@ -98,7 +98,11 @@ class SchemaValidator:
     def _coerce(self, values: dict[str, Any]) -> dict[str, Any]:
         is_large = json_text.encoded_size(values) > _MAX_BYTES_FOR_ALL_ERRORS
         errors = _find_errors(self._validator, values, first_only=is_large)
-        coerced_values = coerce(self._schema, values, None if is_large else _coercible_places(errors))
+        places: PlaceTree | None = None if is_large else {}
+        for error in errors:
+            if error.kind.name in _COERCIBLE_ERRORS:
+                places = add_place(places, error.instance_path)
+        coerced_values = coerce(self._schema, values, places)
         if isinstance(coerced_values, dict) and self._validator.is_valid(coerced_values):
             return cast("dict[str, Any]", coerced_values)
         raise InvalidArguments(_unique_issues(errors, cast("Schema", self._schema.get("properties") or {})))
@@ -145,10 +149,8 @@ def masked_value(path: str, value: object) -> str:
 def unknown_parameter_message(name: str, parameter_names: Iterable[str]) -> str:
     """Returns the message for a parameter that does not exist."""
     names = list(parameter_names)
-    hint = did_you_mean(name, names)
-    if hint:
-        return f"no such parameter{hint}"
-    return f"no such parameter; it takes {', '.join(names)}" if names else "no such parameter; it takes none"
+    hint = did_you_mean(name, names) or f"; it takes {', '.join(names) or 'none'}"
+    return f"no such parameter{hint}"
 
 
 def _find_errors(validator: Any, value: object, *, first_only: bool) -> list[Any]:
@@ -159,14 +161,6 @@ def _find_errors(validator: Any, value: object, *, first_only: bool) -> list[Any
     except ValueError as error:
         return [error]
     return []
-
-
-def _coercible_places(errors: Iterable[Any]) -> PlaceTree | None:
-    places: PlaceTree | None = {}
-    for error in errors:
-        if error.kind.name in _COERCIBLE_ERRORS:
-            places = add_place(places, error.instance_path)
-    return places
 
 
 def _unique_issues(errors: Iterable[Any], parameter_names: Iterable[str] = ()) -> list[Issue]:
@@ -184,11 +178,8 @@ def _error_issues(error: Any, parameter_names: Iterable[str] = ()) -> Iterable[I
             yield Issue(f"{path}.{kind.property}" if path else kind.property, "required, but missing")
         case "additionalProperties" | "unevaluatedProperties":
             for name in kind.unexpected:
-                yield (
-                    Issue(f"{path}.{name}", "no such parameter")
-                    if path
-                    else Issue(name, unknown_parameter_message(name, parameter_names))
-                )
+                message = "no such parameter" if path else unknown_parameter_message(name, parameter_names)
+                yield Issue(f"{path}.{name}" if path else name, message)
         case "type":
             yield Issue(path, f"expected {' or '.join(kind.types)}", actual)
         case "enum":
