@@ -44,7 +44,7 @@ class CrashingDatabase(Database):
         program: Callable[[], Program[T]],
         *,
         on_commit: Callable[[T], None] | None = None,
-        deferred: Callable[[], DeferredWrites] | None = None,
+        deferred_writes: Callable[[], DeferredWrites] | None = None,
         exclusive: bool = False,
     ) -> T:
         self._raise_if_crashed()
@@ -53,25 +53,33 @@ class CrashingDatabase(Database):
             if self._writes_until_crash == 0:
                 self.crash()
                 if not self._loses_last_write:
-                    await self._database.run(program, deferred=deferred, exclusive=exclusive)
+                    await self._database.run(program, deferred_writes=deferred_writes, exclusive=exclusive)
                 self._raise_if_crashed()
 
         def call_on_commit(value: T) -> None:
             if on_commit is not None and not self.has_crashed.is_set():
                 on_commit(value)
 
-        return await self._database.run(program, on_commit=call_on_commit, deferred=deferred, exclusive=exclusive)
+        return await self._database.run(
+            program, on_commit=call_on_commit, deferred_writes=deferred_writes, exclusive=exclusive
+        )
 
     async def commit_deferred(
-        self, deferred: DeferredT, *, on_commit: Callable[[DeferredT], None], on_doubt: Callable[[DeferredT], None]
+        self,
+        deferred_writes: DeferredT,
+        *,
+        on_commit: Callable[[DeferredT], None],
+        on_doubt: Callable[[DeferredT], None],
     ) -> bool:
         """Runs the writes as a program, so that the process can crash with them."""
 
         def resolve() -> Program[None]:
-            yield from events.resolve_deferred_calls(deferred)
+            yield from events.resolve_deferred_calls(deferred_writes)
 
         try:
-            await self.run(resolve, on_commit=lambda _: on_commit(deferred), deferred=lambda: deferred)
+            await self.run(
+                resolve, on_commit=lambda _: on_commit(deferred_writes), deferred_writes=lambda: deferred_writes
+            )
         except StaleError:
             return False
         return True

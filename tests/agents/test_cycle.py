@@ -32,7 +32,7 @@ async def test_a_cycle_answers_a_message_in_its_space(database: Database, tmp_pa
         assert isinstance(first, UserTurn)
         assert 'Husam (human): "Hello?"' in first.text
         assert [event.status for event in await harness.inbox()] == ["processed"]
-        kinds = [type(row.stored.turn).__name__ for row in await harness.history()]
+        kinds = [type(row.stored_turn.turn).__name__ for row in await harness.history()]
         assert kinds == ["UserTurn", "ModelTurn", "ResultsTurn", "ModelTurn", "ResultsTurn", "ModelTurn"]
 
 

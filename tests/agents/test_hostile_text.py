@@ -98,7 +98,7 @@ async def test_a_turn_of_any_size_is_truncated(sqlite: Database, tmp_path: Path)
         assert (run.status, run.steps) == ("completed", 3)
         last_turn = model.requests[1].turns[-1]
         assert last_turn == UserTurn("REVIEW: 4000 calls of your turn were not executed; make fewer calls at once.")
-        turns = [row.stored.turn for row in await harness.history()]
+        turns = [row.stored_turn.turn for row in await harness.history()]
         assert sum(len(turn.calls) for turn in turns if isinstance(turn, ModelTurn)) == 1_001
         assert len(json_text.encode(turns)) < 2_000_000
         events = await harness.events(f"run:{run.id}")

@@ -50,7 +50,7 @@ async def test_an_event_that_peek_inbox_takes_is_not_delivered_again(database: D
         await harness.send_message("Thank you.")
         await harness.wait_for_run(2)
         assert last_text(model.requests[3]).count("\n") == 1  # The one message, under its title.
-        assert not any("PREVIEW" in row.stored.turn.text for row in await harness.history() if row.seq == 1)
+        assert not any("PREVIEW" in row.stored_turn.turn.text for row in await harness.history() if row.seq == 1)
 
 
 @pytest.mark.spec("11.2")

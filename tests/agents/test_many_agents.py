@@ -88,7 +88,9 @@ async def test_agents_that_answer_one_another_stop_after_max_agent_turns(databas
             assert {event.status for event in await harness.inbox(name)} == {"processed"}
             assert {run.status for run in await harness.runs(name)} == {"completed"}
         # Later messages are added to the conversations, for the next cycle.
-        texts = [row.stored.turn.text for row in await harness.history() if isinstance(row.stored.turn, UserTurn)]
+        texts = [
+            row.stored_turn.turn.text for row in await harness.history() if isinstance(row.stored_turn.turn, UserTurn)
+        ]
         assert sum(text.count("Indeed!") for text in texts) == sum(counts.values()) - counts["agent0"]
         await harness.send_message("And now?")
         await wait_until_inboxes_empty(harness)

@@ -268,7 +268,7 @@ async def test_a_call_that_the_previous_process_stores_late_is_not_repeated(data
             crashing.crash()
             await crashing.check_alive()
         # The first process was only slow: its write arrives now.
-        call_id = (await harness.history())[1].stored.call_ids[2]
+        call_id = (await harness.history())[1].stored_turn.call_ids[2]
         run_id = (await harness.runs())[0].id
         room = GatewayCallHost(
             harness.pending_calls, run_id=run_id, agent_entity_id=harness.agent, space_id=harness.space

@@ -295,7 +295,7 @@ async def test_a_call_that_was_not_started_is_executed_under_its_stored_id(datab
         await process.crashing.has_crashed.wait()
     async with process.second(ScriptedModel(["Done."]), look, act) as harness:
         assert (await harness.wait_for_run()).status == "completed"
-        stored_turn = (await harness.history())[1].stored
+        stored_turn = (await harness.history())[1].stored_turn
         assert executed == [stored_turn.call_ids[2]]
 
 

@@ -37,9 +37,9 @@ def test_every_attribute_has_its_line_and_every_line_its_attribute() -> None:
     text = (ROOT / "docs" / "telemetry.md").read_text()
     source = Path(opentelemetry.__file__).read_text()
 
-    written = set(re.findall(r'"((?:gen_ai|toolspace|user|error)\.[a-z_.]+)"', source))
+    attribute_names = set(re.findall(r'"((?:gen_ai|toolspace|user|error)\.[a-z_.]+)"', source))
     spans_and_loggers = {"toolspace.run", "toolspace.telemetry"}
 
     assert set(re.findall(r"^\| `([a-z_]+\.[a-z_.]+)`", text, re.MULTILINE)) == (
-        written - spans_and_loggers | {"toolspace.run"}
+        attribute_names - spans_and_loggers | {"toolspace.run"}
     )

@@ -95,16 +95,16 @@ async def test_a_failure_is_an_error_message_with_its_kind(
 @pytest.mark.spec("1.9")
 async def test_a_custom_error_handler_gets_the_failure_with_its_result() -> None:
     async with Toolspace(tools=[broken]) as ts:
-        [failing] = to_langchain_tools(ts)
-        failing.handle_tool_error = lambda error: f"kind: {error.result.error_kind}"  # type: ignore[attr-defined]
-        message = await failing.ainvoke(tool_call("broken"))
-        failing.handle_tool_error = False
-        with pytest.raises(ToolFailure, match="the disk is full") as raised:
-            await failing.ainvoke(tool_call("broken"))
+        [failing_tool] = to_langchain_tools(ts)
+        failing_tool.handle_tool_error = lambda error: f"kind: {error.result.error_kind}"  # type: ignore[attr-defined]
+        message = await failing_tool.ainvoke(tool_call("broken"))
+        failing_tool.handle_tool_error = False
+        with pytest.raises(ToolFailure, match="the disk is full") as failure:
+            await failing_tool.ainvoke(tool_call("broken"))
 
     assert (message.status, message.content) == ("error", "kind: execution_error")
-    assert isinstance(raised.value, ToolException)
-    assert raised.value.result.executed
+    assert isinstance(failure.value, ToolException)
+    assert failure.value.result.executed
 
 
 @pytest.mark.spec("1.4")
@@ -141,7 +141,7 @@ async def test_callbacks_of_langchain_are_called() -> None:
     class Watcher(AsyncCallbackHandler):
         events: tuple[str, ...] = ()
 
-        async def on_tool_start(self, serialized: Any, input_str: str, **_: Any) -> None:
+        async def on_tool_start(self, tool_data: Any, input_str: str, **_: Any) -> None:
             self.events += ("start",)
 
         async def on_tool_end(self, output: Any, **_: Any) -> None:
@@ -176,18 +176,18 @@ async def test_images_reach_the_model_as_content_blocks() -> None:
 
 @pytest.mark.spec("1.5")
 async def test_calls_use_the_context_and_the_run() -> None:
-    async def who(context: ToolContext) -> str:
+    async def user_name(context: ToolContext) -> str:
         """Says who calls."""
         return f"{context.user_id} in {context.run_id}"
 
-    async with Toolspace(tools=[who]) as ts, ts.run(max_tool_calls_per_turn=1) as run:
+    async with Toolspace(tools=[user_name]) as ts, ts.run(max_tool_calls_per_turn=1) as run:
         tools = to_langchain_tools(ts, context=ToolContext(user_id="ada"), run=run)
-        first = await find_tool(tools, "who").ainvoke(tool_call("who"))
-        second = await find_tool(tools, "who").ainvoke(tool_call("who"))
+        first = await find_tool(tools, "user_name").ainvoke(tool_call("user_name"))
+        second = await find_tool(tools, "user_name").ainvoke(tool_call("user_name"))
 
     assert first.content == f"ada in {run.id}"
     assert second.artifact.error_kind == "limit_exceeded"
-    assert run.trace.to_dict()["children"][0]["children"][0]["name"] == "who"
+    assert run.trace.to_dict()["children"][0]["children"][0]["name"] == "user_name"
 
 
 @pytest.mark.spec("4.9")
@@ -234,14 +234,14 @@ def test_synchronous_code_invokes_tools_without_a_loop() -> None:
 async def test_a_synchronous_call_from_a_thread_runs_on_the_loop_of_the_toolspace() -> None:
     loops: list[asyncio.AbstractEventLoop] = []
 
-    async def where() -> str:
+    async def record_loop() -> str:
         """Says where it runs."""
         loops.append(asyncio.get_running_loop())
         return "here"
 
-    async with Toolspace(tools=[where]) as ts:
+    async with Toolspace(tools=[record_loop]) as ts:
         [langchain_tool] = to_langchain_tools(ts)
-        message = await asyncio.to_thread(langchain_tool.invoke, tool_call("where"))
+        message = await asyncio.to_thread(langchain_tool.invoke, tool_call("record_loop"))
 
     assert message.content == "here"
     assert loops == [asyncio.get_running_loop()]

@@ -263,14 +263,14 @@ async def test_a_call_below_a_span_that_its_tool_opened_nests_there(spans: Recor
 async def test_a_call_from_a_thread_that_lost_its_context_still_nests_under_its_call(spans: RecordedSpans) -> None:
     async def outer(context: ToolContext) -> None:
         """Calls from a bare thread."""
-        loop, done = asyncio.get_running_loop(), asyncio.Event()
+        loop, has_ended = asyncio.get_running_loop(), asyncio.Event()
 
         def work() -> None:
             asyncio.run_coroutine_threadsafe(context.call("add", {"a": 1, "b": 2}), loop).result()
-            loop.call_soon_threadsafe(done.set)
+            loop.call_soon_threadsafe(has_ended.set)
 
         threading.Thread(target=work).start()
-        await done.wait()
+        await has_ended.wait()
 
     async with Toolspace(tools=[add, outer]) as ts:
         instrument(ts, spans.provider)
@@ -304,12 +304,12 @@ async def test_queue_wait_cache_hit_and_namespace_are_attributes(spans: Recorded
         async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
             return ToolResult(ok=True, result="fine")
 
-    running, free = asyncio.Event(), asyncio.Event()
+    is_running, free = asyncio.Event(), asyncio.Event()
 
     @tool(queue="one")
     async def slow() -> None:
         """Holds the only slot."""
-        running.set()
+        is_running.set()
         await free.wait()
 
     settings = Settings(queues={"one": QueueSpec(concurrent=1)})
@@ -318,7 +318,7 @@ async def test_queue_wait_cache_hit_and_namespace_are_attributes(spans: Recorded
         await ts.call("weather__now")
         await ts.call("now")
         calls = [asyncio.create_task(ts.call("slow")) for _ in range(2)]
-        await running.wait()
+        await is_running.wait()
         free.set()
         await asyncio.gather(*calls)
 
@@ -353,10 +353,10 @@ async def test_a_cancelled_call_ends_its_span_and_those_of_its_run(spans: Record
     async with Toolspace(tools=[endless]) as ts:
         instrument(ts, spans.provider)
         async with ts.run() as run:
-            waiting = asyncio.create_task(run.call("endless"))
+            call_task = asyncio.create_task(run.call("endless"))
             await started.wait()
             run.cancel()
-            await waiting
+            await call_task
         started.clear()
         caller = asyncio.create_task(ts.call("endless"))
         await started.wait()
@@ -396,15 +396,15 @@ async def test_instrumenting_includes_open_runs_and_can_be_ended(spans: Recorded
 
 @pytest.mark.spec("4.8")
 async def test_two_providers_each_get_their_spans(spans: RecordedSpans) -> None:
-    other = RecordedSpans()
+    other_spans = RecordedSpans()
     async with Toolspace(tools=[add]) as ts:
         instrument(ts, spans.provider)
-        instrument(ts, other.provider)
+        instrument(ts, other_spans.provider)
         async with ts.run() as run:
             await run.call("add", {"a": 1, "b": 2})
 
-    assert [span.name for span in spans.all] == [span.name for span in other.all]
-    assert {span.name for span in other.all} == {"toolspace.run", "toolspace.turn", "execute_tool add"}
+    assert [span.name for span in spans.all] == [span.name for span in other_spans.all]
+    assert {span.name for span in other_spans.all} == {"toolspace.run", "toolspace.turn", "execute_tool add"}
 
 
 @pytest.mark.spec("4.8")
@@ -420,30 +420,30 @@ async def test_an_orchestrator_can_be_instrumented(spans: RecordedSpans) -> None
 class FailingProcessor(SpanProcessor):
     """A processor of someone else's that fails."""
 
-    def __init__(self, where: str) -> None:
-        self._where = where
+    def __init__(self, failing_step: str) -> None:
+        self._failing_step = failing_step
 
     def on_start(self, span: Any, parent_context: Any = None) -> None:
-        if self._where == "start":
+        if self._failing_step == "start":
             raise RuntimeError("cannot start")
 
     def on_end(self, span: ReadableSpan) -> None:
-        if self._where == "end":
+        if self._failing_step == "end":
             raise RuntimeError("cannot end")
 
 
 @pytest.mark.spec("1.6")
-@pytest.mark.parametrize("where", ["start", "end"])
-async def test_telemetry_that_fails_never_fails_a_call(where: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("failing_step", ["start", "end"])
+async def test_telemetry_that_fails_never_fails_a_call(failing_step: str, caplog: pytest.LogCaptureFixture) -> None:
     provider = TracerProvider()
-    provider.add_span_processor(FailingProcessor(where))
+    provider.add_span_processor(FailingProcessor(failing_step))
     async with Toolspace(tools=[add, twice]) as ts:
         instrument(ts, provider)
         async with ts.run() as run:
             assert (await run.call("twice")).result == [2, 4]
         assert (await ts.call("add", {"a": 1, "b": 2})).result == 3
 
-    assert f"cannot {where}" in caplog.text
+    assert f"cannot {failing_step}" in caplog.text
 
 
 @pytest.mark.spec("4.8")
@@ -468,16 +468,16 @@ async def test_a_finished_run_is_exported_with_its_original_times(spans: Recorde
         await run.call("twice")
         run.next_turn()
         await run.call("broken")
-    stored = json.loads(json.dumps(run.trace.to_dict()))
-    other = RecordedSpans()
+    trace_json = json.loads(json.dumps(run.trace.to_dict()))
+    exported_spans = RecordedSpans()
 
     export_run(run.trace, spans.tracer)
-    export_run(stored, other.tracer)
+    export_run(trace_json, exported_spans.tracer)
 
     add_span = ["execute_tool add"]
     assert (
         spans.tree()
-        == other.tree()
+        == exported_spans.tree()
         == [
             [
                 "toolspace.run",
@@ -487,13 +487,13 @@ async def test_a_finished_run_is_exported_with_its_original_times(spans: Recorde
         ]
     )
     top = spans.get("toolspace.run")
-    assert top.start_time == stored["startedAt"] * 1_000_000
-    assert top.end_time == stored["endedAt"] * 1_000_000
+    assert top.start_time == trace_json["startedAt"] * 1_000_000
+    assert top.end_time == trace_json["endedAt"] * 1_000_000
     failed = spans.get("execute_tool broken")
     assert failed.status.status_code is StatusCode.ERROR
     assert failed.attributes["error.type"] == "execution_error"  # type: ignore[index]
     assert failed.attributes["toolspace.tokens_out"] > 0  # type: ignore[index,operator]
-    assert failed.attributes["gen_ai.tool.call.id"] == stored["children"][1]["children"][0]["id"]  # type: ignore[index]
+    assert failed.attributes["gen_ai.tool.call.id"] == trace_json["children"][1]["children"][0]["id"]  # type: ignore[index]
 
 
 @pytest.mark.spec("4.8")

@@ -132,11 +132,11 @@ async def test_calls_go_through_the_pipeline_with_the_ids_of_the_model(
 
 @pytest.mark.spec("11.3")
 async def test_calls_of_one_step_run_in_parallel_and_return_in_order() -> None:
-    meeting = asyncio.Barrier(3)
+    barrier = asyncio.Barrier(3)
 
     async def meet(number: int) -> int:
         """Returns once three are there."""
-        await meeting.wait()
+        await barrier.wait()
         return number
 
     calls = [tool_call("meet", {"number": number}, id=f"c{number}") for number in (3, 1, 2)]
@@ -280,9 +280,9 @@ async def test_the_history_of_a_run_can_be_stored_and_loaded() -> None:
             ToolspaceToolset(ts), ScriptedFunctionModel([tool_call("add", {"a": 1, "b": 2})], "done")
         )
 
-    [loaded] = tool_returns(ModelMessagesTypeAdapter.validate_json(ModelMessagesTypeAdapter.dump_json(messages)))
-    assert loaded.metadata["tool"] == "add"
-    assert loaded.metadata["callId"] == "c1"
+    [loaded_return] = tool_returns(ModelMessagesTypeAdapter.validate_json(ModelMessagesTypeAdapter.dump_json(messages)))
+    assert loaded_return.metadata["tool"] == "add"
+    assert loaded_return.metadata["callId"] == "c1"
 
 
 @pytest.mark.spec("3.15")
@@ -348,24 +348,24 @@ async def test_an_existing_run_is_used_turn_by_turn_and_left_open() -> None:
 @pytest.mark.spec("3.30")
 async def test_loop_tools_are_offered_only_for_an_existing_run() -> None:
     async with Toolspace(tools=[add]) as ts, ts.run() as run:
-        own, existing = ScriptedFunctionModel("done"), ScriptedFunctionModel("done")
-        await run_agent(ToolspaceToolset(ts), own)
-        await run_agent(ToolspaceToolset(ts, run=run), existing)
+        own_model, existing_model = ScriptedFunctionModel("done"), ScriptedFunctionModel("done")
+        await run_agent(ToolspaceToolset(ts), own_model)
+        await run_agent(ToolspaceToolset(ts, run=run), existing_model)
 
-    assert own.offered_tools(0) == {"add", "agent__batch"}
-    assert existing.offered_tools(0) == {"add", "agent__batch", "agent__final_report", "agent__task_status"}
+    assert own_model.offered_tools(0) == {"add", "agent__batch"}
+    assert existing_model.offered_tools(0) == {"add", "agent__batch", "agent__final_report", "agent__task_status"}
 
 
 @pytest.mark.spec("1.5")
 async def test_the_context_is_passed_to_the_tool() -> None:
-    async def who(context: ToolContext) -> str:
+    async def user_name(context: ToolContext) -> str:
         """Says who calls."""
         return f"{context.user_id} in {context.space_id}"
 
     context = ToolContext(user_id="ada", space_id="lab")
-    async with Toolspace(tools=[who]) as ts:
+    async with Toolspace(tools=[user_name]) as ts:
         messages = await run_agent(
-            ToolspaceToolset(ts, context=context), ScriptedFunctionModel([tool_call("who")], "done")
+            ToolspaceToolset(ts, context=context), ScriptedFunctionModel([tool_call("user_name")], "done")
         )
 
     assert tool_returns(messages)[0].content == "ada in lab"
@@ -421,11 +421,11 @@ async def test_cancelling_the_agent_cancels_the_tool() -> None:
     async with Toolspace(tools=[endless]) as ts:
         failed: list[CallEvent] = []
         ts.bus.subscribe(failed.append, EventType.TOOL_CALL_FAILED)
-        running = asyncio.create_task(run_agent(ToolspaceToolset(ts), ScriptedFunctionModel([tool_call("endless")])))
+        agent_task = asyncio.create_task(run_agent(ToolspaceToolset(ts), ScriptedFunctionModel([tool_call("endless")])))
         await started.wait()
-        running.cancel()
+        agent_task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await running
+            await agent_task
 
     assert canceled.is_set()
     assert [event.result.error_kind for event in failed] == ["canceled"]  # type: ignore[attr-defined]

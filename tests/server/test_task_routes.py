@@ -126,7 +126,7 @@ async def test_a_history_is_listed_backwards_in_pages(gateway: Gateway, api: Api
     path = f"/api/agents/{agent}/history"
     assert (await api.get(path)).data == {"summary": None, "items": [], "next": None}
     await gateway.ledger.write(sessions.create, agent, agent, "agent")
-    turns = [NewTurn(stored=StoredTurn(UserTurn(f"{n}")), tokens=1, run_id=None) for n in range(1, 8)]
+    turns = [NewTurn(stored_turn=StoredTurn(UserTurn(f"{n}")), tokens=1, run_id=None) for n in range(1, 8)]
     await gateway.ledger.write(sessions.append_turns, agent, 1, turns)
     await gateway.ledger.write(sessions.replace_by_summary, agent, before_seq=3, summary="one and two")
     texts: list[str] = []

@@ -149,14 +149,16 @@ class _FlakyDatabase(SqliteDatabase):
     loses_connection = False
     write_requested: asyncio.Event | None = None
 
-    async def run(self, program: Any, *, on_commit: Any = None, deferred: Any = None, exclusive: bool = False) -> Any:
+    async def run(
+        self, program: Any, *, on_commit: Any = None, deferred_writes: Any = None, exclusive: bool = False
+    ) -> Any:
         if self.write_requested is not None:
             self.write_requested.set()
         if self.loses_connection:
             self.loses_connection = False
-            await super().run(program, deferred=deferred)
+            await super().run(program, deferred_writes=deferred_writes)
             raise StorageInDoubt("went away during a commit: it may have happened, or not")
-        return await super().run(program, on_commit=on_commit, deferred=deferred, exclusive=exclusive)
+        return await super().run(program, on_commit=on_commit, deferred_writes=deferred_writes, exclusive=exclusive)
 
 
 async def test_call_whose_caller_is_cancelled_while_it_is_stored_ends(tmp_path: Path) -> None:

@@ -29,26 +29,28 @@ class _FlakyDatabase(SqliteDatabase):
     failures = 0
     loses_connection = False
 
-    async def run(self, program: Any, *, on_commit: Any = None, deferred: Any = None, exclusive: bool = False) -> Any:
+    async def run(
+        self, program: Any, *, on_commit: Any = None, deferred_writes: Any = None, exclusive: bool = False
+    ) -> Any:
         if self.failures:
             self.failures -= 1
             raise StorageUnavailable("the database does not answer")
         if self.loses_connection:
             self.loses_connection = False
-            await super().run(program, deferred=deferred)
+            await super().run(program, deferred_writes=deferred_writes)
             raise StorageInDoubt("went away during a commit: it may have happened, or not")
-        work = super().run(program, on_commit=on_commit, deferred=deferred, exclusive=exclusive)
+        work = super().run(program, on_commit=on_commit, deferred_writes=deferred_writes, exclusive=exclusive)
         if self.write_requested is not None:
             self.write_requested.set()
         return await work
 
-    async def commit_deferred(self, deferred: Any, *, on_commit: Any, on_doubt: Any) -> bool:
+    async def commit_deferred(self, deferred_writes: Any, *, on_commit: Any, on_doubt: Any) -> bool:
         if self.loses_connection:
             self.loses_connection = False
-            await super().commit_deferred(deferred, on_commit=_ignore, on_doubt=on_doubt)
-            on_doubt(deferred)
+            await super().commit_deferred(deferred_writes, on_commit=_ignore, on_doubt=on_doubt)
+            on_doubt(deferred_writes)
             raise StorageInDoubt("went away during a commit: it may have happened, or not")
-        work = super().commit_deferred(deferred, on_commit=on_commit, on_doubt=on_doubt)
+        work = super().commit_deferred(deferred_writes, on_commit=on_commit, on_doubt=on_doubt)
         if self.write_requested is not None:
             self.write_requested.set()
         return await work

@@ -28,12 +28,12 @@ class LocalOutputsContract(PublicContract):
     async def test_any_text_is_stored_with_lone_surrogates_as_escapes(
         self, outputs: OutputStore, pieces: list[str]
     ) -> None:
-        written = "".join(pieces).encode("utf-8", "backslashreplace").decode()
+        stored_text = "".join(pieces).encode("utf-8", "backslashreplace").decode()
         output = await store(outputs, *pieces)
-        assert await outputs.text(output, limit=1 << 16) == written
-        lines = written.split("\n")
+        assert await outputs.text(output, limit=1 << 16) == stored_text
+        lines = stored_text.split("\n")
         assert await all_lines(outputs, output) == (lines if lines[-1] else lines[:-1])
-        assert (output.bytes, output.lines) == (len(written.encode()), len(lines) - (not lines[-1]))
+        assert (output.bytes, output.lines) == (len(stored_text.encode()), len(lines) - (not lines[-1]))
 
     @pytest.mark.spec("3.33")
     @one_store

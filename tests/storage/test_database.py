@@ -35,11 +35,11 @@ async def test_failed_program_changes_nothing(database: Database) -> None:
 
 @pytest.mark.spec("15.1")
 async def test_failed_program_does_not_affect_others_of_its_commit(database: Database) -> None:
-    async def one(number: int) -> None:
+    async def add_secret(number: int) -> None:
         fault = ValueError("no") if number % 3 == 0 else None
         await database.run(lambda: _store_name(f"{number:03}", then=fault))
 
-    ends = await asyncio.gather(*map(one, range(90)), return_exceptions=True)
+    ends = await asyncio.gather(*map(add_secret, range(90)), return_exceptions=True)
     assert [type(end) for end in ends] == [ValueError if number % 3 == 0 else type(None) for number in range(90)]
     assert await database.read(_list_names) == [f"{number:03}" for number in range(90) if number % 3]
 
@@ -50,15 +50,15 @@ async def test_duplicate_row_fails_only_its_own_program(database: Database) -> N
         *(database.run(lambda name=name: _store_name(name)) for name in ("a", "b", "a", "c")), return_exceptions=True
     )
     assert sorted(end for end in ends if isinstance(end, str)) == ["a", "b", "c"]
-    (refused,) = (end for end in ends if not isinstance(end, str))
-    assert type(refused) is StorageError
+    (refusal,) = (end for end in ends if not isinstance(end, str))
+    assert type(refusal) is StorageError
 
 
 @pytest.mark.parametrize("value", ["a\0b", "\ud800", "x\udfff"])
 async def test_unstorable_text_is_refused(database: Database, value: str) -> None:
-    with pytest.raises(StorageError, match="cannot be stored") as caught:
+    with pytest.raises(StorageError, match="cannot be stored") as failure:
         await database.run(lambda: _store_name("a", value))
-    assert not isinstance(caught.value, StorageUnavailable)
+    assert not isinstance(failure.value, StorageUnavailable)
     assert await database.run(lambda: _store_name("a", "fine")) == "a"
 
 
@@ -90,12 +90,12 @@ async def test_large_value_is_stored_completely(database: Database) -> None:
 
 
 async def test_program_without_statements_has_a_result(database: Database) -> None:
-    def nothing() -> Program[int]:
+    def do_nothing() -> Program[int]:
         return 7
         yield "", ()
 
-    assert await database.run(nothing) == 7
-    assert await database.read(nothing) == 7
+    assert await database.run(do_nothing) == 7
+    assert await database.read(do_nothing) == 7
 
 
 async def test_read_cannot_write(database: Database) -> None:
@@ -118,20 +118,20 @@ async def test_read_sees_every_acknowledged_write(database: Database) -> None:
 @pytest.mark.spec("15.1")
 async def test_all_statements_of_a_read_see_one_snapshot(database: Database) -> None:
     await database.run(lambda: _store_name("count", "0"))
-    going = True
+    is_going = True
 
     def add(number: int) -> Program[None]:
         yield "UPDATE secrets SET created_at = created_at + 1 WHERE name = 'count'", ()
         yield from inbox.add("agent", str(number), "service", {}, priority=1)
 
     def compare() -> Program[tuple[int, int]]:
-        counted = yield "SELECT created_at FROM secrets WHERE name = 'count'", ()
+        count_rows = yield "SELECT created_at FROM secrets WHERE name = 'count'", ()
         rows = yield "SELECT COUNT(*) FROM inbox", ()
-        return counted[0][0], rows[0][0]
+        return count_rows[0][0], rows[0][0]
 
     async def write() -> None:
         number = 0
-        while going:
+        while is_going:
             number += 1
             await database.run(lambda number=number: add(number))
 
@@ -140,7 +140,7 @@ async def test_all_statements_of_a_read_see_one_snapshot(database: Database) -> 
     async with asyncio.timeout(60):
         while len(snapshots) < 100 or snapshots[-1][0] == snapshots[0][0]:
             snapshots.append(await database.read(compare))
-    going = False
+    is_going = False
     await writer
     assert all(count == rows for count, rows in snapshots)
 
@@ -193,13 +193,13 @@ async def test_closed_database_is_a_clear_error(database: Database) -> None:
 
 @pytest.mark.spec("6.4")
 async def test_exactly_one_of_many_compare_and_sets_succeeds(database: Database) -> None:
-    def take(who: int) -> Program[int | None]:
-        rows = yield "UPDATE secrets SET value = ? WHERE name = 'a' AND value = '' RETURNING value", (str(who),)
+    def take(number: int) -> Program[int | None]:
+        rows = yield "UPDATE secrets SET value = ? WHERE name = 'a' AND value = '' RETURNING value", (str(number),)
         return int(rows[0][0]) if rows else None
 
     for _ in range(5):
         await database.run(lambda: _store_name("a"))
-        ends = await asyncio.gather(*(database.run(lambda who=who: take(who)) for who in range(40)))
+        ends = await asyncio.gather(*(database.run(lambda number=number: take(number)) for number in range(40)))
         assert len([end for end in ends if end is not None]) == 1
 
         def clear() -> Program[None]:
@@ -218,16 +218,16 @@ async def test_program_gets_the_number_of_changed_rows(database: Database) -> No
 
 
 async def test_exactly_one_of_many_inserts_the_first_row(database: Database) -> None:
-    added = await asyncio.gather(
+    entities = await asyncio.gather(
         *(
-            database.run(lambda who=who: entities_and_spaces.create_entity("ent_1", "human", str(who), {}))
-            for who in range(30)
+            database.run(lambda number=number: entities_and_spaces.create_entity("ent_1", "human", str(number), {}))
+            for number in range(30)
         )
     )
-    (winner,) = [entity for entity in added if entity is not None]
-    there = await database.read(lambda: entities_and_spaces.find_entity("ent_1"))
-    assert there is not None
-    assert there.name == winner.name
+    (winner,) = [entity for entity in entities if entity is not None]
+    stored_entity = await database.read(lambda: entities_and_spaces.find_entity("ent_1"))
+    assert stored_entity is not None
+    assert stored_entity.name == winner.name
 
 
 @pytest.mark.spec("7.4")
@@ -242,18 +242,18 @@ async def test_reader_of_a_stream_with_eight_writers_gets_each_event_once(databa
             ]
             await database.run(lambda new=new: events.append("space:1", new))
 
-    async def follow(done: asyncio.Event) -> None:
+    async def follow(is_done: asyncio.Event) -> None:
         while True:
-            ended = done.is_set()
+            has_ended = is_done.is_set()
             some = await database.read(lambda: events.list_after("space:1", read[-1].id if read else 0, 50))
             read.extend(some)
-            if ended and not some:
+            if has_ended and not some:
                 return
 
-    done = asyncio.Event()
-    reader = asyncio.create_task(follow(done))
+    is_done = asyncio.Event()
+    reader = asyncio.create_task(follow(is_done))
     await asyncio.gather(*map(write, range(writers)))
-    done.set()
+    is_done.set()
     await reader
     total = writers * sum(number % 3 + 1 for number in range(each))
     assert [event.id for event in read] == list(range(1, total + 1))

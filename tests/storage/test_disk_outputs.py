@@ -93,10 +93,10 @@ async def test_session_folder_is_made_private(root: Path, outputs: DiskOutputs) 
 @pytest.mark.spec("4.6")
 async def test_outputs_survive_the_store(root: Path, outputs: DiskOutputs) -> None:
     output = await store(outputs, "kept")
-    other = DiskOutputs(root, ttl=TTL)
-    assert await other.find(output.handle, session="s1", owner=None) == output
-    assert await other.text(output, limit=10) == "kept"
-    await other.aclose()
+    other_outputs = DiskOutputs(root, ttl=TTL)
+    assert await other_outputs.find(output.handle, session="s1", owner=None) == output
+    assert await other_outputs.text(output, limit=10) == "kept"
+    await other_outputs.aclose()
 
 
 @pytest.mark.spec("4.6")
@@ -108,7 +108,7 @@ async def test_large_output_needs_little_memory(outputs: DiskOutputs) -> None:
         for _ in range(1600):
             await writer.write(piece)
         output = await writer.commit()
-        written = tracemalloc.get_traced_memory()[1]
+        peak_of_writing = tracemalloc.get_traced_memory()[1]
         tracemalloc.reset_peak()
         lines = 0
         async for batch in outputs.lines(output):
@@ -118,7 +118,7 @@ async def test_large_output_needs_little_memory(outputs: DiskOutputs) -> None:
         tracemalloc.stop()
     assert output.bytes > 100_000_000
     assert lines == output.lines == 1_600_000
-    assert written < 8_000_000
+    assert peak_of_writing < 8_000_000
     assert read < 8_000_000
 
 
@@ -141,10 +141,10 @@ async def test_event_loop_does_not_wait_for_the_disk(root: Path) -> None:
 
 async def test_stopping_a_read_early_closes_the_file(root: Path, outputs: DiskOutputs) -> None:
     output = await store(outputs, "line\n" * 500_000)
-    reading = outputs.lines(output)
-    await anext(reading)
+    batches = outputs.lines(output)
+    await anext(batches)
     assert open_files(root)
-    await reading.aclose()  # type: ignore[attr-defined]
+    await batches.aclose()  # type: ignore[attr-defined]
     assert open_files(root) == []
 
 
@@ -167,22 +167,22 @@ async def test_closing_the_store_discards_unfinished_outputs(root: Path) -> None
 
 @pytest.mark.spec("4.5")
 async def test_discard_removes_an_output_whose_commit_was_cancelled(root: Path) -> None:
-    counting = threading.Event()
+    counting_started = threading.Event()
     go_on = threading.Event()
 
     def count(text: str, /) -> int:
-        counting.set()
+        counting_started.set()
         go_on.wait()
         return 1
 
     outputs = DiskOutputs(root, ttl=TTL, count_tokens=count)
     writer = await outputs.create(session="s1", owner=None, tool="t")
     await writer.write("text")
-    committing = asyncio.create_task(writer.commit())
-    await asyncio.to_thread(counting.wait)
-    committing.cancel()
+    commit_task = asyncio.create_task(writer.commit())
+    await asyncio.to_thread(counting_started.wait)
+    commit_task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await committing
+        await commit_task
     go_on.set()
     await writer.discard()
     await outputs.aclose()
@@ -308,13 +308,13 @@ async def test_writing_and_sweeping_one_session_at_once_works(outputs: DiskOutpu
             else:
                 assert await all_lines(outputs, await writer.commit()) == []
 
-    async def sweep(writing: asyncio.Task[None]) -> None:
-        while not writing.done():
+    async def sweep(write_task: asyncio.Task[None]) -> None:
+        while not write_task.done():
             await outputs.sweep()
 
-    writing = asyncio.create_task(write())
-    await sweep(writing)
-    await writing
+    write_task = asyncio.create_task(write())
+    await sweep(write_task)
+    await write_task
 
 
 WRITER = """

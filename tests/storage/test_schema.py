@@ -47,7 +47,7 @@ async def test_database_of_an_earlier_version_is_migrated(tmp_path: Path, monkey
 async def test_inbox_of_an_earlier_version_keeps_its_events(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def opened() -> Database:
+    async def open_database() -> Database:
         if kind == "sqlite":
             return await SqliteDatabase.open(tmp_path / "toolspace.db")
         return await PostgresDatabase.open(url)
@@ -55,23 +55,25 @@ async def test_inbox_of_an_earlier_version_keeps_its_events(
     url: str = request.getfixturevalue("postgres_url") if kind == "postgres" else ""
     migrations = schema.MIGRATIONS
     monkeypatch.setattr(schema, "MIGRATIONS", migrations[:2])
-    old = await opened()
+    old = await open_database()
     for number in range(30):
         agent = f"ent_{number % 3}"
         await old.run(lambda n=number, a=agent: inbox.add(a, f"e{n}", "service", {"n": n}, priority=n % 2, at=n // 4))
-    claimed = await old.run(lambda: inbox.claim("ent_0", "claim_1", count=4, lease_ms=60_000))
-    await old.run(lambda: inbox.acknowledge("ent_0", "claim_1", [event.event_id for event in claimed[:2]]))
+    claimed_events = await old.run(lambda: inbox.claim("ent_0", "claim_1", count=4, lease_ms=60_000))
+    await old.run(lambda: inbox.acknowledge("ent_0", "claim_1", [event.event_id for event in claimed_events[:2]]))
     before = {agent: await old.read(lambda a=agent: inbox.list_events(a)) for agent in ("ent_0", "ent_1", "ent_2")}
     await old.aclose()
     monkeypatch.setattr(schema, "MIGRATIONS", migrations)
-    new = await opened()
+    new = await open_database()
     for agent, events in before.items():
         after = await new.read(lambda a=agent: inbox.list_events(a))
         assert [event.event_id for event in after] == [event.event_id for event in events]
         assert [msgspec.to_builtins(event) for event in after] == [msgspec.to_builtins(event) for event in events]
     assert len(await new.read(lambda: inbox.list_events("ent_0", status="processed"))) == 2
     assert len(await new.read(lambda: inbox.list_events("ent_0", status="pending"))) == 6
-    assert await new.run(lambda: inbox.acknowledge("ent_0", "claim_1", [claimed[2].event_id])) == [claimed[2].event_id]
+    assert await new.run(lambda: inbox.acknowledge("ent_0", "claim_1", [claimed_events[2].event_id])) == [
+        claimed_events[2].event_id
+    ]
     assert not await new.run(lambda: inbox.add("ent_0", "e0", "service", {}, priority=1))
     await new.run(lambda: inbox.delete_all("ent_0"))
     assert await new.read(lambda: inbox.list_events("ent_0")) == []

@@ -95,11 +95,11 @@ async def test_closing_the_cache_ends_its_thread(path: Path) -> None:
 
 async def test_cache_works_after_a_cancelled_call(path: Path) -> None:
     cache = SqliteCache(path)
-    waiting = asyncio.create_task(cache.set("a", RESULT, 60))
+    set_task = asyncio.create_task(cache.set("a", RESULT, 60))
     await asyncio.sleep(0)
-    waiting.cancel()
+    set_task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await waiting
+        await set_task
     assert await cached_value(cache) == RESULT
 
 

@@ -63,7 +63,7 @@ class TestRegistry(ProviderContract):
     call = ("double", {"number": 2})
     failing_call = ("refuse", {})
     slow_call = ("rest", {})
-    resting = 0
+    resting_calls = 0
 
     @pytest.fixture
     def provider(self) -> ToolProvider:
@@ -78,16 +78,16 @@ class TestRegistry(ProviderContract):
 
         @tool
         async def rest() -> None:
-            self.resting += 1
+            self.resting_calls += 1
             try:
                 await asyncio.sleep(60)
             finally:
-                self.resting -= 1
+                self.resting_calls -= 1
 
         return ToolRegistry([double, refuse, rest])
 
     def is_working(self, provider: ToolProvider) -> bool:
-        return self.resting > 0
+        return self.resting_calls > 0
 
 
 @pytest.mark.spec("3.1")
@@ -97,11 +97,13 @@ class TestInternal(ProviderContract):
 
     @pytest.fixture
     def provider(self) -> ToolProvider:
-        self.own = Toolspace(outputs=MemoryOutputs())
-        return next(candidate for candidate in self.own.orchestrator.providers if candidate.namespace == "agent")
+        self.outer_toolspace = Toolspace(outputs=MemoryOutputs())
+        return next(
+            candidate for candidate in self.outer_toolspace.orchestrator.providers if candidate.namespace == "agent"
+        )
 
     def toolspace(self, provider: ToolProvider) -> Toolspace:
-        return self.own
+        return self.outer_toolspace
 
 
 class Sound(ToolProvider):
@@ -131,11 +133,11 @@ class Twice(Sound):
 
 
 class Restless(Sound):
-    listed = 0
+    list_count = 0
 
     def list_tools(self) -> Sequence[Tool]:
-        self.listed += 1
-        return [Tool(f"tool{self.listed}")]
+        self.list_count += 1
+        return [Tool(f"tool{self.list_count}")]
 
 
 class WrongSchema(Sound):

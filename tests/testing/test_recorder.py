@@ -43,11 +43,11 @@ async def test_it_waits_for_later_events() -> None:
     async with Toolspace(tools=[rest]) as ts:
         recorder = EventRecorder(ts)
         task = asyncio.create_task(ts.call("rest"))
-        began = await recorder.wait_for_start("rest")
-        ts.cancel(began.call_id)
-        ended = await recorder.wait_for(lambda event: event.type is EventType.TOOL_CALL_FAILED)
+        start_event = await recorder.wait_for_start("rest")
+        ts.cancel(start_event.call_id)
+        failure_event = await recorder.wait_for(lambda event: event.type is EventType.TOOL_CALL_FAILED)
         assert (await task).error_kind == "canceled"
-        assert recorder.events == [began, ended]
+        assert recorder.events == [start_event, failure_event]
 
 
 async def test_waiting_for_an_event_that_never_comes_times_out() -> None:

@@ -94,8 +94,8 @@ def _select_old(rows: Sequence[HistoryTurn], min_recent_cycles: int) -> list[His
             break
         old_rows.append(row)
     # Calls and their results stay together.
-    while old_rows and isinstance(old_rows[-1].stored.turn, ModelTurn) and len(old_rows) < len(rows):
-        next_turn = rows[len(old_rows)].stored.turn
+    while old_rows and isinstance(old_rows[-1].stored_turn.turn, ModelTurn) and len(old_rows) < len(rows):
+        next_turn = rows[len(old_rows)].stored_turn.turn
         if not isinstance(next_turn, ResultsTurn):
             break
         old_rows.pop()
@@ -127,7 +127,7 @@ async def _summarize(model: Model, settings: ModelSettings, previous_summary: st
 
 
 def _one_line(row: HistoryTurn) -> str:
-    turn = row.stored.turn
+    turn = row.stored_turn.turn
     return " ".join((turn.text if isinstance(turn, UserTurn | ModelTurn) else "").split())
 
 

@@ -163,7 +163,7 @@ class Cycle(LoopHooks):
         summary, rows, path = await self._ledger.read(
             session_transactions.load_conversation, self.lease, self.started.run
         )
-        first_turn = next((row.stored.turn for row in rows if row.run_id == self.run_id), None)
+        first_turn = next((row.stored_turn.turn for row in rows if row.run_id == self.run_id), None)
         run.previous_agents = path
         run.request = first_turn.text if isinstance(first_turn, UserTurn) else ""
         conversation = restore(rows, run_id=self.run_id, summary=summary)

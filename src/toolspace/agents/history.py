@@ -46,14 +46,14 @@ def restore(rows: Sequence[HistoryTurn], *, run_id: str, summary: str | None) ->
     if summary:
         turns.append(UserTurn(f"SUMMARY OF EARLIER CYCLES:\n{summary}"))
     for index, row in enumerate(rows):
-        turn = row.stored.turn
+        turn = row.stored_turn.turn
         turns.append(turn)
         if not isinstance(turn, ModelTurn):
             continue
-        next_turn = rows[index + 1].stored.turn if index + 1 < len(rows) else None
+        next_turn = rows[index + 1].stored_turn.turn if index + 1 < len(rows) else None
         if next_turn is None and row.run_id == run_id:
             turns.pop()
-            return RestoredConversation(turns, turn, row.stored.call_ids)
+            return RestoredConversation(turns, turn, row.stored_turn.call_ids)
         if isinstance(next_turn, ResultsTurn) or not turn.calls:
             continue
         turns.append(ResultsTurn(tuple(ModelToolResult(call.id, call.name, _NO_RESULT, True) for call in turn.calls)))
@@ -126,7 +126,7 @@ def render_transcript(rows: Sequence[HistoryTurn], *, max_result: int | None = N
     for cycle, cycle_rows in itertools.groupby(rows, key=lambda row: row.cycle):
         parts.append(f"## Cycle {cycle}")
         for row in cycle_rows:
-            turn = row.stored.turn
+            turn = row.stored_turn.turn
             if isinstance(turn, UserTurn):
                 parts.append(turn.text)
             elif isinstance(turn, ModelTurn):
@@ -155,7 +155,7 @@ def to_turn_records(rows: Sequence[HistoryTurn]) -> list[TurnRecord]:
     call_ids: tuple[str, ...] = ()
     for row in rows:
         turns.append(_to_turn_record(row, call_ids))
-        call_ids = row.stored.call_ids
+        call_ids = row.stored_turn.call_ids
     return turns
 
 
@@ -166,12 +166,12 @@ def to_messages(rows: Sequence[HistoryTurn]) -> list[dict[str, Any]]:
 
 
 def _to_turn_record(row: HistoryTurn, previous_call_ids: tuple[str, ...]) -> TurnRecord:
-    turn = row.stored.turn
+    turn = row.stored_turn.turn
     fields: dict[str, Any] = {"seq": row.seq, "cycle": row.cycle, "run_id": row.run_id, "at": row.at}
     if isinstance(turn, UserTurn):
         return TurnRecord(role="user", text=turn.text, **fields)
     if isinstance(turn, ModelTurn):
-        ids = row.stored.call_ids
+        ids = row.stored_turn.call_ids
         calls = tuple(
             TurnCall(call_id=_call_id(ids, index, call.id), name=call.name, arguments=_decode(call.arguments))
             for index, call in enumerate(turn.calls)

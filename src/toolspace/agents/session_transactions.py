@@ -348,7 +348,7 @@ def inbox_turn(events: Sequence[InboxEvent]) -> UserTurn:
 
 def new_turn(turn: Turn, run_id: str | None = None, call_ids: tuple[str, ...] = ()) -> NewTurn:
     """A turn to be stored, with the number of tokens that it takes."""
-    return NewTurn(stored=StoredTurn(turn, call_ids), tokens=estimate_turn_tokens(turn), run_id=run_id)
+    return NewTurn(stored_turn=StoredTurn(turn, call_ids), tokens=estimate_turn_tokens(turn), run_id=run_id)
 
 
 def new_turns(step: CycleStep) -> list[NewTurn]:
@@ -424,7 +424,7 @@ def _resume(effects: Effects, lease: SessionLease, run_id: str) -> Program[Start
     turns = yield from sessions.list_turns_of_run(lease.session_id, run_id)
     if turns and turns[-1].seq != session.last_seq:
         # Other cycles ran in between: the model is reminded of the calls.
-        last_turn = turns[-1].stored.turn
+        last_turn = turns[-1].stored_turn.turn
         results = last_turn.results if isinstance(last_turn, ResultsTurn) else ()
         lines = [
             "CONTINUE: the result of an earlier call has come; go on with that.",
@@ -453,11 +453,11 @@ def _insert_awaited_results(session_id: str, run_id: str) -> Program[set[str]]:
     turns = yield from sessions.list_turns_of_run(session_id, run_id)
     delivered: set[str] = set()
     for model_row, results_row in itertools.pairwise(turns):
-        turn = results_row.stored.turn
+        turn = results_row.stored_turn.turn
         if not isinstance(turn, ResultsTurn) or not any(_is_awaited(result) for result in turn.results):
             continue
         results = list(turn.results)
-        for index, call_id in enumerate(model_row.stored.call_ids):
+        for index, call_id in enumerate(model_row.stored_turn.call_ids):
             call = (yield from call_rows.find(call_id)) if _is_awaited(results[index]) else None
             if call is not None and call.status not in OPEN_CALL:
                 results[index] = _result_of(call, results[index])

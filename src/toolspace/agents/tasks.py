@@ -442,7 +442,7 @@ def reflection_completion(session_id: str, outcome: RunOutcome | None) -> WriteP
     def write(effects: Effects) -> Program[None]:
         run = yield from run_rows.find(rows.run_id_of(session_id))
         turns = yield from sessions.list_turns(session_id)
-        calls = sum(len(row.stored.turn.calls) for row in turns if isinstance(row.stored.turn, ModelTurn))
+        calls = sum(len(row.stored_turn.turn.calls) for row in turns if isinstance(row.stored_turn.turn, ModelTurn))
         assessment = outcome.answer[:_MAX_ASSESSMENT] if outcome is not None else ""
         reflection: dict[str, Any] = {"assessment": assessment, "toolCallsCount": calls}
         if run is None or run.status != "completed":

@@ -90,7 +90,7 @@ class _CallSpans:
     def __init__(self, runs: _RunRegistry, *, capture_content: bool) -> None:
         self._runs = runs
         self._capture_content = capture_content
-        self._running: dict[Call, Span] = {}
+        self._running_spans: dict[Call, Span] = {}
 
     def __call__(self, context: StageContext, next: CallHandler, /) -> CallHandler:
         entry = context.entry
@@ -99,14 +99,14 @@ class _CallSpans:
 
         async def run(call: Call) -> ToolResult:
             span = self._start_span(call, name, tool_attributes)
-            self._running[call] = span
+            self._running_spans[call] = span
             result = None
             try:
                 with trace.use_span(span, record_exception=False, set_status_on_exception=False):
                     result = await next(call)
                     return result
             finally:
-                del self._running[call]
+                del self._running_spans[call]
                 self._end_span(span, call, result or call.outcome)
 
         return run
@@ -116,7 +116,7 @@ class _CallSpans:
         parent = call.parent
         if call.run is not None and (parent is None or parent.run is not call.run):
             return self._runs.get(call.run).turn_context()
-        span = self._running.get(parent) if parent is not None else None
+        span = self._running_spans.get(parent) if parent is not None else None
         current = trace.get_current_span().get_span_context()
         if span is None or current.trace_id == span.get_span_context().trace_id:
             return None, []  # The current span is the parent call, or a span that its tool opened.

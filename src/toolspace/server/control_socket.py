@@ -164,7 +164,7 @@ def _folder(state_dir: Path, *, create: bool) -> Generator[int]:
             if create:
                 private_files.make_private_folder(state_dir)
             root = private_files.open_root(state_dir)
-            folder = private_files.open_folder(_FOLDER, within=root, create=create)
+            folder = private_files.open_folder(_FOLDER, parent=root, create=create)
         except OSError as error:
             raise _Unavailable from error
         yield folder

@@ -103,7 +103,7 @@ class Ledger:
             return await self.database.run(
                 attempt,
                 on_commit=lambda _: self._notify(effects),
-                deferred=lambda: effects,
+                deferred_writes=lambda: effects,
                 exclusive=is_long_running(program),
             )
         except StorageInDoubt:

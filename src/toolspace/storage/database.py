@@ -88,7 +88,7 @@ class Database(ABC):
         program: Callable[[], Program[T]],
         *,
         on_commit: Callable[[T], None] | None = None,
-        deferred: Callable[[], DeferredWrites] | None = None,
+        deferred_writes: Callable[[], DeferredWrites] | None = None,
         exclusive: bool = False,
     ) -> Awaitable[T]:
         """Runs a program as one transaction: when this returns all of it is durable, or nothing happened.
@@ -104,7 +104,7 @@ class Database(ABC):
     @abstractmethod
     def commit_deferred(
         self,
-        deferred: DeferredT,
+        deferred_writes: DeferredT,
         *,
         on_commit: Callable[[DeferredT], None],
         on_doubt: Callable[[DeferredT], None],

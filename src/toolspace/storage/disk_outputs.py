@@ -204,7 +204,7 @@ class _Draft:
         self._newlines = 0
         self._tokens = 0
         self._last_character = ""
-        self._committed = False
+        self._is_committed = False
         self._closed = False
         try:
             self._handle, self._folder, self._file = _create_draft(root, origin.session)
@@ -237,7 +237,7 @@ class _Draft:
             )
             os.rename(f"{self._id}.part", self._id, src_dir_fd=self._folder, dst_dir_fd=self._folder)
             _write_sidecar(output, self._id, self._folder)
-            self._committed = True
+            self._is_committed = True
             # Closing the file unlocks it: only now can another process's sweep see that the output is complete.
             self._close()
             return output
@@ -270,8 +270,8 @@ class _Draft:
 
     def _remove(self) -> None:
         if self._closed:
-            if self._committed:
-                self._committed = False
+            if self._is_committed:
+                self._is_committed = False
                 with contextlib.suppress(OSError), _open_folder(self._root, self._folder_name) as folder:
                     _remove_files(self._id, folder)
             return
@@ -298,7 +298,7 @@ class _Reader:
             if parts is None:
                 raise FileNotFoundError(output.handle)
             with _open_folder(root, parts[0]) as folder:
-                self._file = private_files.open_file(parts[1], within=folder)
+                self._file = private_files.open_file(parts[1], folder=folder)
         except OSError as error:
             raise ToolspaceError(f"the output {output.handle!r} is gone: it expired or was removed") from error
 
@@ -321,15 +321,15 @@ class _Reader:
 def _create_draft(root: Path, session: str) -> tuple[str, int, int]:
     """Creates a draft: its handle, and the descriptors of its folder and of its file."""
     private_files.make_private_folder(root)
-    with _closing(private_files.open_root(root)) as top:
+    with _close_afterwards(private_files.open_root(root)) as top:
         for _ in range(8):
             handle = new_handle(session)
             name, _, identifier = handle.partition("/")
             with contextlib.suppress(FileNotFoundError):
                 # A sweep may remove the empty folder before the file is in it: then it tries again.
-                folder = private_files.open_folder(name, within=top, create=True)
+                folder = private_files.open_folder(name, parent=top, create=True)
                 try:
-                    return handle, folder, private_files.create_file(f"{identifier}.part", within=folder)
+                    return handle, folder, private_files.create_file(f"{identifier}.part", folder=folder)
                 except BaseException:
                     os.close(folder)
                     raise
@@ -346,7 +346,7 @@ def _find_output(root: Path, handle: str, now: float) -> StoredOutput | None:
             output = _read_sidecar(parts[1], folder)
             if output is None or output.handle != handle or output.expires_at <= now:
                 return None
-            os.close(private_files.open_file(parts[1], within=folder))
+            os.close(private_files.open_file(parts[1], folder=folder))
             return output
     except OSError:
         return None
@@ -387,13 +387,13 @@ def _sweep_output(identifier: str, suffixes: set[str], folder: int, now: float) 
 
 def _remove_files(identifier: str, folder: int) -> bool:
     """Removes the files of an output. Returns whether it had a sidecar."""
-    has_sidecar, *_ = [private_files.remove(identifier + suffix, within=folder) for suffix in _SUFFIXES]
+    has_sidecar, *_ = [private_files.remove(identifier + suffix, folder=folder) for suffix in _SUFFIXES]
     return has_sidecar
 
 
 def _is_abandoned(identifier: str, suffixes: set[str], folder: int, now: float) -> bool:
     for suffix in suffixes:
-        with _closing(private_files.open_file(identifier + suffix, within=folder)) as file:
+        with _close_afterwards(private_files.open_file(identifier + suffix, folder=folder)) as file:
             if now - os.fstat(file).st_mtime < _ABANDONED or private_files.is_locked(file):
                 return False
     # Read again, now that nobody has the file open: a commit may have finished in between.
@@ -405,7 +405,7 @@ def _write_sidecar(output: StoredOutput, identifier: str, folder: int) -> None:
 
     data = json.dumps(msgspec.structs.asdict(output)).encode()
     draft = f"{identifier}.json.part"
-    with _closing(private_files.create_file(draft, within=folder)) as file:
+    with _close_afterwards(private_files.create_file(draft, folder=folder)) as file:
         private_files.write_all(file, data)
     os.rename(draft, f"{identifier}.json", src_dir_fd=folder, dst_dir_fd=folder)
 
@@ -415,7 +415,7 @@ def _read_sidecar(identifier: str, folder: int) -> StoredOutput | None:
     import json
 
     try:
-        with _closing(private_files.open_file(f"{identifier}.json", within=folder)) as file:
+        with _close_afterwards(private_files.open_file(f"{identifier}.json", folder=folder)) as file:
             data = os.read(file, _SIDECAR_LIMIT)
         return msgspec.convert(json.loads(data), StoredOutput)
     except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors.
@@ -453,14 +453,14 @@ def _open_folders(root: Path) -> Iterator[tuple[int, str]]:
 
 @contextlib.contextmanager
 def _open_folder(root: Path, name: str) -> Generator[int]:
-    with _closing(private_files.open_root(root)) as top:
-        folder = private_files.open_folder(name, within=top)
-    with _closing(folder):
+    with _close_afterwards(private_files.open_root(root)) as top:
+        folder = private_files.open_folder(name, parent=top)
+    with _close_afterwards(folder):
         yield folder
 
 
 @contextlib.contextmanager
-def _closing(descriptor: int) -> Generator[int]:
+def _close_afterwards(descriptor: int) -> Generator[int]:
     try:
         yield descriptor
     finally:

@@ -98,7 +98,7 @@ class _MemoryWriter(OutputWriter):
         self._owner = owner
         self._tool = tool
         self._data = bytearray()
-        self._ended = False
+        self._has_ended = False
 
     async def write(self, piece: str) -> None:
         self._check_open()
@@ -113,7 +113,7 @@ class _MemoryWriter(OutputWriter):
 
     async def commit(self, *, is_json: bool = False) -> StoredOutput:
         self._check_open()
-        self._ended = True
+        self._has_ended = True
         store, data = self._store, bytes(self._data)
         now = store.clock()
         text = data.decode()
@@ -134,11 +134,11 @@ class _MemoryWriter(OutputWriter):
         return output
 
     async def discard(self) -> None:
-        self._ended = True
+        self._has_ended = True
         self._data.clear()
 
     def _check_open(self) -> None:
-        if self._ended:
+        if self._has_ended:
             raise ToolspaceError(f"the output of {self._tool!r} has ended; nothing can be added to it")
 
 

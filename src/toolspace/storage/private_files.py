@@ -37,12 +37,12 @@ def open_root(path: Path) -> int:
     return os.open(path, _FOLDER)
 
 
-def open_folder(name: str, *, within: int, create: bool = False) -> int:
+def open_folder(name: str, *, parent: int, create: bool = False) -> int:
     """The descriptor of one of our folders. Raises `OSError` if it is a link or belongs to another user."""
     if create:
         with contextlib.suppress(FileExistsError):
-            os.mkdir(name, 0o700, dir_fd=within)
-    folder = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=within)
+            os.mkdir(name, 0o700, dir_fd=parent)
+    folder = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
     try:
         status = os.fstat(folder)
         if status.st_uid != os.geteuid():
@@ -55,9 +55,9 @@ def open_folder(name: str, *, within: int, create: bool = False) -> int:
     return folder
 
 
-def create_file(name: str, *, within: int) -> int:
+def create_file(name: str, *, folder: int) -> int:
     """Creates a file, open for writing, and locked as long as it is open."""
-    file = os.open(name, _CREATE, 0o600, dir_fd=within)
+    file = os.open(name, _CREATE, 0o600, dir_fd=folder)
     try:
         os.fchmod(file, 0o600)
         with contextlib.suppress(
@@ -70,9 +70,9 @@ def create_file(name: str, *, within: int) -> int:
     return file
 
 
-def open_file(name: str, *, within: int) -> int:
+def open_file(name: str, *, folder: int) -> int:
     """Opens a regular file for reading."""
-    file = os.open(name, _READ, dir_fd=within)
+    file = os.open(name, _READ, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
         raise FileNotFoundError(f"{name!r} is not a file")
@@ -97,10 +97,10 @@ def is_locked(file: int) -> bool:
     return False
 
 
-def remove(name: str, *, within: int) -> bool:
+def remove(name: str, *, folder: int) -> bool:
     """Removes a file. False if it was removed already."""
     try:
-        os.unlink(name, dir_fd=within)
+        os.unlink(name, dir_fd=folder)
     except FileNotFoundError:
         return False
     return True

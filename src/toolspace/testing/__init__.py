@@ -86,7 +86,7 @@ class EventRecorder:
         self.events: list[Event] = []
         self.timeout = timeout
         """Seconds after which waiting for an event fails."""
-        self._changed = asyncio.Event()
+        self._change = asyncio.Event()
         self.stop = source.bus.subscribe(self._record)
         """Ends the recording."""
 
@@ -106,8 +106,8 @@ class EventRecorder:
                 for event in self.events:
                     if matches(event):
                         return event
-                self._changed.clear()
-                await self._changed.wait()
+                self._change.clear()
+                await self._change.wait()
 
     async def wait_for_start(self, tool: str) -> CallEvent:
         """Returns the event of the start of a call of this tool."""
@@ -122,7 +122,7 @@ class EventRecorder:
 
     def _record(self, event: Event) -> None:
         self.events.append(event)
-        self._changed.set()
+        self._change.set()
 
 
 class FakeClock:

@@ -108,18 +108,18 @@ class ProviderContract:
 
     @pytest.mark.asyncio
     async def test_listeners_are_called_until_they_unsubscribe(self, provider: ToolProvider) -> None:
-        notified: list[str] = []
-        unsubscribe_first = provider.on_change(lambda: notified.append("first"))
-        unsubscribe_second = provider.on_change(lambda: notified.append("second"))
+        notified_listeners: list[str] = []
+        unsubscribe_first = provider.on_change(lambda: notified_listeners.append("first"))
+        unsubscribe_second = provider.on_change(lambda: notified_listeners.append("second"))
         provider.notify_changed()
-        assert sorted(notified) == ["first", "second"]
+        assert sorted(notified_listeners) == ["first", "second"]
         unsubscribe_first()
         provider.notify_changed()
-        assert sorted(notified) == ["first", "second", "second"]
+        assert sorted(notified_listeners) == ["first", "second", "second"]
         unsubscribe_first()
         unsubscribe_second()
         provider.notify_changed()
-        assert len(notified) == 3
+        assert len(notified_listeners) == 3
         await with_timeout(provider.aclose())
 
     # Calls of the provider itself

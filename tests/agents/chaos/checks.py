@@ -87,17 +87,17 @@ async def _check_history(database: Database, agent: str) -> None:
     event_counts: Counter[str] = Counter()
     inline_results: set[str] = set()
     for index, row in enumerate(rows):
-        turn = row.stored.turn
+        turn = row.stored_turn.turn
         if isinstance(turn, UserTurn) and turn.text.startswith("INBOX:"):
             event_counts.update(line.event_id for line in inbox_text.parse(turn.text))
         if isinstance(turn, ModelTurn):
-            assert len(turn.calls) == len(row.stored.call_ids)
+            assert len(turn.calls) == len(row.stored_turn.call_ids)
             if turn.calls:
-                next_turn = rows[index + 1].stored.turn if index + 1 < len(rows) else None
+                next_turn = rows[index + 1].stored_turn.turn if index + 1 < len(rows) else None
                 assert isinstance(next_turn, ResultsTurn), f"no results behind turn {row.seq}"
                 assert [result.id for result in next_turn.results] == [model_call.id for model_call in turn.calls]
                 assert not any(re.match(r"\(no result", result.text) for result in next_turn.results), next_turn
-                pairs = zip(row.stored.call_ids, next_turn.results, strict=True)
+                pairs = zip(row.stored_turn.call_ids, next_turn.results, strict=True)
                 inline_results |= {f"tool_result:{call_id}" for call_id, result in pairs if '"boss"' in result.text}
         if index and rows[index - 1].run_id == row.run_id:
             assert row.seq == rows[index - 1].seq + 1, f"a turn is missing before {row.seq}"

@@ -70,18 +70,18 @@ async def test_database_of_a_newer_version_or_of_another_program_is_refused(post
     ],
 )
 async def test_error_of_an_unreachable_address_does_not_show_the_password(url: str, message: str) -> None:
-    with pytest.raises(StorageError) as caught:
+    with pytest.raises(StorageError) as failure:
         await PostgresDatabase.open(url)
-    assert message in str(caught.value)
-    assert "s3cr3t" not in repr(caught.value) + repr(caught.value.__cause__)
+    assert message in str(failure.value)
+    assert "s3cr3t" not in repr(failure.value) + repr(failure.value.__cause__)
 
 
 async def test_error_of_a_wrong_password_does_not_show_it(postgres_url: str) -> None:
     user, _, rest = postgres_url.removeprefix("postgresql://").partition(":")
     url = f"postgresql://{user}:wr0ng@{rest.partition('@')[2]}"
-    with pytest.raises(StorageUnavailable, match="password authentication failed") as caught:
+    with pytest.raises(StorageUnavailable, match="password authentication failed") as failure:
         await PostgresDatabase.open(url)
-    assert "wr0ng" not in str(caught.value)
+    assert "wr0ng" not in str(failure.value)
 
 
 async def test_error_without_the_driver_says_how_to_install_it() -> None:
@@ -102,7 +102,7 @@ async def test_conflicting_programs_run_again(postgres_url: str) -> None:
         await database.run(lambda name=name: _store_name(name))
     attempts = 0
 
-    def add(who: int, names: tuple[str, str]) -> Program[None]:
+    def add(number: int, names: tuple[str, str]) -> Program[None]:
         nonlocal attempts
         attempts += 1
         for name in names:
@@ -125,7 +125,7 @@ async def test_program_runs_again_if_the_connection_is_lost_before_the_commit(po
     database = await PostgresDatabase.open(postgres_url)
     attempts = 0
 
-    def interrupted() -> Program[str]:
+    def read_interrupted() -> Program[str]:
         nonlocal attempts
         attempts += 1
         name = yield from _store_name("a")
@@ -133,7 +133,7 @@ async def test_program_runs_again_if_the_connection_is_lost_before_the_commit(po
             yield "SELECT pg_terminate_backend(pg_backend_pid())", ()
         return name
 
-    assert await database.run(interrupted) == "a"
+    assert await database.run(read_interrupted) == "a"
     assert (attempts, await database.read(_list_names)) == (2, ["a"])
     await database.aclose()
 
@@ -211,9 +211,9 @@ async def test_calls_fail_while_the_server_is_down_and_work_again_afterwards(
     for turn, end in enumerate((stoppable_postgres.stop, stoppable_postgres.crash)):
         await asyncio.to_thread(end)
         for ask in (database.run(lambda: _store_name("meanwhile")), database.read(_list_names)):
-            with pytest.raises(StorageUnavailable, match=f"127.0.0.1:{stoppable_postgres.port}/postgres") as caught:
+            with pytest.raises(StorageUnavailable, match=f"127.0.0.1:{stoppable_postgres.port}/postgres") as failure:
                 await ask
-            assert url.split(":")[2].split("@")[0] not in str(caught.value)
+            assert url.split(":")[2].split("@")[0] not in str(failure.value)
         await asyncio.to_thread(stoppable_postgres.start)
         await asyncio.gather(*(database.run(lambda name=f"after {turn} {n}": _store_name(name)) for n in range(10)))
     assert len(await database.read(_list_names)) == 30
@@ -227,7 +227,7 @@ async def test_acknowledged_writes_survive_a_restart_of_the_server(
     stoppable_postgres: LocalPostgresServer, how: str
 ) -> None:
     database = await PostgresDatabase.open(stoppable_postgres.url())
-    acknowledged: set[str] = set()
+    acknowledged_ids: set[str] = set()
     enough = asyncio.Event()
 
     async def write(name: str) -> None:
@@ -239,8 +239,8 @@ async def test_acknowledged_writes_survive_a_restart_of_the_server(
                 await database.run(lambda event=event: inbox.add(name, event, "service", {}, priority=1))
             except StorageUnavailable:
                 return
-            acknowledged.add(event)
-            if len(acknowledged) > 300:
+            acknowledged_ids.add(event)
+            if len(acknowledged_ids) > 300:
                 enough.set()
 
     writers = [asyncio.create_task(write(str(number))) for number in range(10)]
@@ -253,7 +253,7 @@ async def test_acknowledged_writes_survive_a_restart_of_the_server(
         rows = yield "SELECT event_id FROM inbox", ()
         return {row[0] for row in rows}
 
-    assert acknowledged <= await database.read(every)
+    assert acknowledged_ids <= await database.read(every)
     await database.aclose()
 
 

@@ -22,23 +22,23 @@ class _Listener:
         self.hints: list[str] = []
         self.calls = 0
         self.gaps = 0
-        self._changed = asyncio.Event()
+        self._change = asyncio.Event()
         wakeups.listen(self.on_hints, self.on_gap)
 
     def on_hints(self, hints: Sequence[str]) -> None:
         self.hints += hints
         self.calls += 1
-        self._changed.set()
+        self._change.set()
 
     def on_gap(self) -> None:
         self.gaps += 1
-        self._changed.set()
+        self._change.set()
 
     async def until(self, *, hints: int = 0, gaps: int = 0, hint: str | None = None) -> None:
         async with asyncio.timeout(60):
             while len(set(self.hints)) < hints or self.gaps < gaps or (hint and hint not in self.hints):
-                self._changed.clear()
-                await self._changed.wait()
+                self._change.clear()
+                await self._change.wait()
 
 
 @asynccontextmanager
@@ -100,10 +100,10 @@ async def test_too_long_or_too_many_hints_become_a_gap(postgres_url: str) -> Non
 
 async def test_unknown_payloads_on_the_channel_are_ignored(postgres_url: str) -> None:
     async with _listeners(postgres_url) as (first, second):
-        other = await asyncpg.connect(postgres_url)
+        other_connection = await asyncpg.connect(postgres_url)
         for payload in ("", "hello", "7", "[]", "{}", '"x"', "[null"):
-            await other.execute("SELECT pg_notify('toolspace', $1)", payload)
-        await other.close()
+            await other_connection.execute("SELECT pg_notify('toolspace', $1)", payload)
+        await other_connection.close()
         first.wakeups.send(["a"])
         await second.until(hints=1)
         assert second.hints == ["a"]
@@ -148,6 +148,6 @@ async def test_last_hints_are_sent_before_closing(postgres_url: str) -> None:
 
 
 async def test_unreachable_server_is_an_error_at_the_start() -> None:
-    with pytest.raises(StorageUnavailable, match=r"127\.0\.0\.1:1/db does not answer") as caught:
+    with pytest.raises(StorageUnavailable, match=r"127\.0\.0\.1:1/db does not answer") as failure:
         await PostgresWakeUps.open("postgresql://me:s3cr3t@127.0.0.1:1/db")
-    assert "s3cr3t" not in str(caught.value)
+    assert "s3cr3t" not in str(failure.value)

@@ -46,9 +46,9 @@ async def _create_remembered(database: Database, **fields: Any) -> CallTransitio
     return CallTransition(call, "none", None, pauses_run=False)
 
 
-def _resolve_remembered(remembered: CallTransition, result: Any = 1) -> Program[CallTransition | None]:
+def _resolve_remembered(remembered_call: CallTransition, result: Any = 1) -> Program[CallTransition | None]:
     transition, resolution = calls.build_resolution(
-        remembered, result=result, is_error=False, source="client", submission="key"
+        remembered_call, result=result, is_error=False, source="client", submission="key"
     )
     return transition if (yield from calls.apply_resolution(resolution)) else None
 
@@ -60,20 +60,25 @@ def _expire(call_id: str = "call_1") -> Program[CallTransition | None]:
 @pytest.mark.spec("6.4")
 async def test_call_is_stored_with_all_its_fields(database: Database) -> None:
     new = _new(expires_at=now_ms() + 5, visible=True, is_async=True, args={"text": "é\0", "big": 2**70})
-    added = await database.run(lambda: calls.create(new, seq=3, message_id="msg_1"))
+    new_call = await database.run(lambda: calls.create(new, seq=3, message_id="msg_1"))
     assert await database.run(lambda: calls.create(_new(), seq=4, message_id=None)) is None
-    stored = await database.read(lambda: calls.find("call_1"))
-    assert stored is not None
-    assert added is not None
-    assert stored.wire() == added.wire()
-    assert (stored.args, stored.seq, stored.message_id, stored.visible, stored.is_async) == (
+    stored_call = await database.read(lambda: calls.find("call_1"))
+    assert stored_call is not None
+    assert new_call is not None
+    assert stored_call.wire() == new_call.wire()
+    assert (stored_call.args, stored_call.seq, stored_call.message_id, stored_call.visible, stored_call.is_async) == (
         new.args,
         3,
         "msg_1",
         True,
         True,
     )
-    assert (stored.status, stored.result, stored.is_error, stored.resolved_at) == ("waiting", None, False, None)
+    assert (stored_call.status, stored_call.result, stored_call.is_error, stored_call.resolved_at) == (
+        "waiting",
+        None,
+        False,
+        None,
+    )
     assert await database.read(lambda: calls.find("call_2")) is None
 
 
@@ -85,10 +90,10 @@ async def test_any_json_value_is_a_result(database: Database, result: Any) -> No
     assert transition is not None
     assert (transition.call.status, transition.call.result, transition.delivery) == ("resolved", result, "inline")
     assert await database.run(lambda: _resolve(result="another")) is None
-    stored = await database.read(lambda: calls.find("call_1"))
-    assert stored is not None
-    assert stored.result == result
-    assert type(stored.result) is type(result)
+    stored_call = await database.read(lambda: calls.find("call_1"))
+    assert stored_call is not None
+    assert stored_call.result == result
+    assert type(stored_call.result) is type(result)
 
 
 @pytest.mark.spec("6.4")
@@ -97,22 +102,22 @@ async def test_any_json_value_is_a_result(database: Database, result: Any) -> No
 async def test_remembered_call_is_resolved_like_any_other(
     database: Database, status: str, space_id: str | None
 ) -> None:
-    remembered = await _create_remembered(database, status=status, space_id=space_id)
-    transition = await database.run(lambda: _resolve_remembered(remembered, {"deep": [None, 1.5]}))
+    remembered_call = await _create_remembered(database, status=status, space_id=space_id)
+    transition = await database.run(lambda: _resolve_remembered(remembered_call, {"deep": [None, 1.5]}))
     assert transition is not None
-    stored = await database.read(lambda: calls.find_with_submission("call_1"))
-    assert stored is not None
-    assert transition.call.wire() == stored[0].wire()
-    assert (stored[0].status, stored[0].result, stored[1:]) == ("resolved", {"deep": [None, 1.5]}, ("key", None, False))
+    row = await database.read(lambda: calls.find_with_submission("call_1"))
+    assert row is not None
+    assert transition.call.wire() == row[0].wire()
+    assert (row[0].status, row[0].result, row[1:]) == ("resolved", {"deep": [None, 1.5]}, ("key", None, False))
     assert transition.delivery == ("inline" if status == "waiting" else "inbox")
     assert await database.read(lambda: calls.is_inline("call_1")) is (status == "waiting")
-    assert await database.run(lambda: _resolve_remembered(remembered)) is None
+    assert await database.run(lambda: _resolve_remembered(remembered_call)) is None
 
 
 @pytest.mark.spec("6.4")
 @pytest.mark.parametrize("change", ["parked", "expired", "moved", "replaced"])
 async def test_call_that_is_not_as_remembered_is_not_resolved(database: Database, change: str) -> None:
-    remembered = await _create_remembered(database, status="waiting", space_id="one", created_at=now_ms() - 5)
+    remembered_call = await _create_remembered(database, status="waiting", space_id="one", created_at=now_ms() - 5)
 
     def replace() -> Program[None]:
         yield "UPDATE calls SET created_at = created_at + 1", ()
@@ -125,7 +130,7 @@ async def test_call_that_is_not_as_remembered_is_not_resolved(database: Database
     }
     await database.run(changes[change])
     before = await database.read(lambda: calls.find("call_1"))
-    assert await database.run(lambda: _resolve_remembered(remembered)) is None
+    assert await database.run(lambda: _resolve_remembered(remembered_call)) is None
     after = await database.read(lambda: calls.find("call_1"))
     assert before is not None
     assert after is not None
@@ -134,8 +139,8 @@ async def test_call_that_is_not_as_remembered_is_not_resolved(database: Database
 
 @pytest.mark.spec("6.4")
 async def test_exactly_one_of_many_resolves_a_remembered_call(database: Database) -> None:
-    remembered = await _create_remembered(database)
-    ways = [lambda: _resolve_remembered(remembered), _resolve, _expire] * 8
+    remembered_call = await _create_remembered(database)
+    ways = [lambda: _resolve_remembered(remembered_call), _resolve, _expire] * 8
     ends = await asyncio.gather(*(database.run(way) for way in ways))
     assert len([end for end in ends if end is not None]) == 1
 
@@ -150,9 +155,9 @@ async def test_result_of_a_pending_call_goes_to_the_inbox(database: Database) ->
     transition = await database.run(lambda: _resolve(submission="key", submitted_by="bob", is_error=True))
     assert transition is not None
     assert (transition.delivery, transition.call.is_error) == ("inbox", True)
-    stored = await database.read(lambda: calls.find_with_submission("call_1"))
-    assert stored is not None
-    assert stored[1:] == ("key", "bob", False)
+    row = await database.read(lambda: calls.find_with_submission("call_1"))
+    assert row is not None
+    assert row[1:] == ("key", "bob", False)
     assert await database.read(lambda: calls.is_inline("call_1")) is False
     assert await database.run(lambda: calls.redirect_to_inbox("call_1")) is None
 
@@ -187,13 +192,13 @@ async def test_result_that_races_a_timeout_is_delivered_one_way(database: Databa
         if number % 2:
             programs.reverse()
         ends = await asyncio.gather(*map(database.run, programs))
-        resolved = [end for end in ends if end is not None and end.call.status == "resolved"]
+        resolutions = [end for end in ends if end is not None and end.call.status == "resolved"]
         is_pending = any(end is not None and end.call.status == "pending" for end in ends)
-        assert len(resolved) == 1
-        assert resolved[0].delivery == ("inbox" if is_pending else "inline")
-        stored = await database.read(lambda n=name: calls.find(n))
-        assert stored is not None
-        assert stored.result == resolved[0].call.result
+        assert len(resolutions) == 1
+        assert resolutions[0].delivery == ("inbox" if is_pending else "inline")
+        stored_call = await database.read(lambda n=name: calls.find(n))
+        assert stored_call is not None
+        assert stored_call.result == resolutions[0].call.result
 
 
 @pytest.mark.spec("6.4")
@@ -232,8 +237,8 @@ async def test_calls_of_a_dead_process_are_listed(database: Database) -> None:
     await _create(database, "waiting")
     await _create(database, "pending", status="pending")
     await _create(database, "elsewhere", node_id="node_2")
-    orphaned = await database.read(lambda: calls.list_orphaned(["node_1", "node_3"], limit=9))
-    assert sorted(orphaned) == [("running", "running"), ("waiting", "waiting")]
+    orphaned_calls = await database.read(lambda: calls.list_orphaned(["node_1", "node_3"], limit=9))
+    assert sorted(orphaned_calls) == [("running", "running"), ("waiting", "waiting")]
 
 
 async def test_running_call_ends_once(database: Database) -> None:
@@ -292,8 +297,8 @@ async def test_each_call_is_claimed_by_one_worker(database: Database) -> None:
 
     shares = await asyncio.gather(*(work(f"wrk_{number}") for number in range(5)))
     assert sorted(chain(*shares)) == [f"call_{number:02}" for number in range(40)]
-    claimed = await database.read(lambda: calls.list_claimed("wrk_0"))
-    assert [call.call_id for call in claimed] == sorted(shares[0])
+    claimed_calls = await database.read(lambda: calls.list_claimed("wrk_0"))
+    assert [call.call_id for call in claimed_calls] == sorted(shares[0])
     assert await database.run(lambda: calls.claim("wrk_0", [], limit=3)) == []
     assert await database.run(lambda: calls.claim("wrk_0", ["other"], limit=0)) == []
 
@@ -307,8 +312,8 @@ async def test_released_calls_are_claimed_again_oldest_first(database: Database)
     await database.run(lambda: _resolve("call_0"))
     assert await database.run(lambda: calls.release_claims("wrk_1")) == ["ask"]
     assert await database.run(lambda: calls.release_claims("wrk_1")) == []
-    again = await database.run(lambda: calls.claim("wrk_2", ["ask"], limit=2))
-    assert [call.call_id for call in again] == ["call_1", "call_2"]
+    second_claim = await database.run(lambda: calls.claim("wrk_2", ["ask"], limit=2))
+    assert [call.call_id for call in second_claim] == ["call_1", "call_2"]
 
 
 @pytest.mark.spec("6.8")
@@ -329,8 +334,8 @@ async def test_last_of_concurrent_results_lets_the_run_continue(database: Databa
         names = [f"{run_id}_{part}" for part in "abc"]
         for name in names:
             await _create(database, name, run_id=run_id, pauses_run=True)
-        continued = await asyncio.gather(*(database.run(lambda r=run_id, n=n: answer(r, n)) for n in names))
-        assert sorted(continued) == [False, False, True]
+        outcomes = await asyncio.gather(*(database.run(lambda r=run_id, n=n: answer(r, n)) for n in names))
+        assert sorted(outcomes) == [False, False, True]
 
 
 async def test_calls_are_listed_newest_first_with_filters(database: Database) -> None:

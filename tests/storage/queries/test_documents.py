@@ -129,9 +129,9 @@ async def test_replaced_document_leaves_no_old_words(database: Database) -> None
     assert await matching_ids(database, "FAQ") == []
     assert await matching_ids(database, "tapir") == ["faq"]
     assert "zebra" not in await count_rows(database, "faq")
-    whole = await database.read(lambda: documents.find("robot", "faq"))
-    assert whole is not None
-    assert (whole.text, whole.size) == ("The tapir lives in Asia.", 24)
+    document = await database.read(lambda: documents.find("robot", "faq"))
+    assert document is not None
+    assert (document.text, document.size) == ("The tapir lives in Asia.", 24)
 
 
 async def test_deleted_document_leaves_no_rows(database: Database) -> None:
@@ -190,8 +190,8 @@ async def test_number_and_size_of_documents_are_limited(database: Database, monk
 
 async def test_unstorable_characters_of_a_document_are_replaced(database: Database) -> None:
     await setup(database)
-    stored = await save(database, "odd", "A\0B", "one\0two \ud800 three", source="s\0")
-    assert (stored.title, stored.source) == ("A B", "s ")
+    document = await save(database, "odd", "A\0B", "one\0two \ud800 three", source="s\0")
+    assert (document.title, document.source) == ("A B", "s ")
     assert await matching_ids(database, "two") == ["odd"]
 
 
@@ -207,9 +207,9 @@ async def test_concurrent_writers_of_a_document_leave_the_words_of_the_last(data
     await setup(database)
     texts = [f"animal{n} lives here" for n in range(8)]
     await asyncio.gather(*(save(database, "faq", "FAQ", text) for text in texts * 3))
-    whole = await database.read(lambda: documents.find("robot", "faq"))
-    assert whole is not None
-    animal = whole.text.split()[0]
+    document = await database.read(lambda: documents.find("robot", "faq"))
+    assert document is not None
+    animal = document.text.split()[0]
     assert [word for word in await count_rows(database, "faq") if word.startswith("animal")] == [animal]
 
 

@@ -23,17 +23,17 @@ async def _create_entities(database: Database) -> None:
 @pytest.mark.spec("7.1")
 async def test_entity_is_created_once_updated_and_deleted(database: Database) -> None:
     metadata = {"nested": {"list": [1, 2.5, None, True, "é\0"]}, "big": 2**62}
-    added = await database.run(lambda: entities_and_spaces.create_entity("ent_1", "human", "Ann", metadata))
-    assert added is not None
-    assert added.metadata == metadata
+    entity = await database.run(lambda: entities_and_spaces.create_entity("ent_1", "human", "Ann", metadata))
+    assert entity is not None
+    assert entity.metadata == metadata
     assert await database.run(lambda: entities_and_spaces.create_entity("ent_1", "agent", "Other", {})) is None
 
-    changed = await database.run(lambda: entities_and_spaces.update_entity("ent_1", name="Anna"))
-    assert changed is not None
-    assert (changed.name, changed.type, changed.metadata) == ("Anna", "human", metadata)
-    changed = await database.run(lambda: entities_and_spaces.update_entity("ent_1", metadata={}))
-    assert changed is not None
-    assert (changed.name, changed.metadata, changed.created_at) == ("Anna", {}, added.created_at)
+    entity = await database.run(lambda: entities_and_spaces.update_entity("ent_1", name="Anna"))
+    assert entity is not None
+    assert (entity.name, entity.type, entity.metadata) == ("Anna", "human", metadata)
+    entity = await database.run(lambda: entities_and_spaces.update_entity("ent_1", metadata={}))
+    assert entity is not None
+    assert (entity.name, entity.metadata, entity.created_at) == ("Anna", {}, entity.created_at)
     assert await database.run(lambda: entities_and_spaces.update_entity("ent_2", name="Nobody")) is None
 
     assert await database.run(lambda: entities_and_spaces.delete_entity("ent_1")) is True
@@ -108,13 +108,13 @@ async def test_deletion_removes_what_belongs_to_a_record(database: Database) -> 
 async def test_space_can_be_updated(database: Database) -> None:
     await _create_entities(database)
     assert await database.run(lambda: entities_and_spaces.create_space("one", "Again", {})) is None
-    changed = await database.run(lambda: entities_and_spaces.update_space("one", name="First"))
-    assert changed is not None
-    assert (changed.name, changed.metadata) == ("First", {"of": "one"})
-    changed = await database.run(lambda: entities_and_spaces.update_space("one", metadata={"a": 1}))
-    assert changed is not None
+    space = await database.run(lambda: entities_and_spaces.update_space("one", name="First"))
+    assert space is not None
+    assert (space.name, space.metadata) == ("First", {"of": "one"})
+    space = await database.run(lambda: entities_and_spaces.update_space("one", metadata={"a": 1}))
+    assert space is not None
     assert await database.read(lambda: entities_and_spaces.find_space("one")) is not None
-    assert (changed.name, changed.metadata) == ("First", {"a": 1})
+    assert (space.name, space.metadata) == ("First", {"a": 1})
     assert await database.run(lambda: entities_and_spaces.update_space("three", name="No")) is None
 
 
@@ -130,8 +130,8 @@ async def test_messages_of_concurrent_senders_are_numbered_without_gaps(database
 
     seqs = await asyncio.gather(*map(say, range(60)))
     assert sorted(seqs[1::2]) == sorted(seqs[::2]) == list(range(1, 31))
-    listed = await database.read(lambda: messages.list_between("one", limit=1000))
-    assert [message.seq for message in listed] == list(range(1, 31))
+    all_messages = await database.read(lambda: messages.list_between("one", limit=1000))
+    assert [message.seq for message in all_messages] == list(range(1, 31))
     assert await database.run(lambda: messages.create("msg_x", "nowhere", "bob", "lost")) is None
 
 
@@ -154,19 +154,24 @@ async def test_messages_are_read_forwards_backwards_and_from_the_end(database: D
 @pytest.mark.spec("7.1")
 async def test_ended_message_keeps_its_status(database: Database) -> None:
     await _create_entities(database)
-    added = await database.run(
+    message = await database.run(
         lambda: messages.create(
             "msg_1", "one", "ada", {"input": 1}, kind="tool", status="requires_action", run_id="run_1", call_id="call_1"
         )
     )
-    assert added is not None
-    assert (added.kind, added.status, added.run_id, added.call_id) == ("tool", "requires_action", "run_1", "call_1")
+    assert message is not None
+    assert (message.kind, message.status, message.run_id, message.call_id) == (
+        "tool",
+        "requires_action",
+        "run_1",
+        "call_1",
+    )
     ends = await asyncio.gather(
         database.run(lambda: messages.update_status("msg_1", status="complete", content={"output": 1})),
         database.run(lambda: messages.update_status("msg_1", status="error", content={"error": "late"})),
     )
-    (won,) = [end for end in ends if end is not None]
-    there = await database.read(lambda: messages.find("msg_1"))
-    assert there is not None
-    assert (there.status, there.content) == (won.status, won.content)
-    assert there.updated_at >= there.created_at
+    (winner,) = [end for end in ends if end is not None]
+    stored_message = await database.read(lambda: messages.find("msg_1"))
+    assert stored_message is not None
+    assert (stored_message.status, stored_message.content) == (winner.status, winner.content)
+    assert stored_message.updated_at >= stored_message.created_at

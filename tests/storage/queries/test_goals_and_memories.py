@@ -47,53 +47,53 @@ async def test_goals_are_ordered_by_priority_then_by_creation(store: Store) -> N
 
 @pytest.mark.spec("9.3")
 async def test_change_of_a_goal_keeps_other_fields(store: Store) -> None:
-    ((created, new),) = await store(
+    ((new_goal, new),) = await store(
         goals_and_memories.set_goals, "ada", [goal("write", priority=3, is_long_term=True)], clear=False
     )
     assert new
-    ((changed, new),) = await store(
-        goals_and_memories.set_goals, "ada", [goal("write it", id=created.id, status="completed")], clear=False
+    ((changed_goal, new),) = await store(
+        goals_and_memories.set_goals, "ada", [goal("write it", id=new_goal.id, status="completed")], clear=False
     )
     assert not new
-    assert (changed.id, changed.description, changed.priority) == (created.id, "write it", 3)
-    assert (changed.is_long_term, changed.is_completed, changed.status) == (True, True, "completed")
-    ((again, _),) = await store(
-        goals_and_memories.set_goals, "ada", [goal("write it", id=created.id, is_completed=False)], clear=False
+    assert (changed_goal.id, changed_goal.description, changed_goal.priority) == (new_goal.id, "write it", 3)
+    assert (changed_goal.is_long_term, changed_goal.is_completed, changed_goal.status) == (True, True, "completed")
+    ((repeated_goal, _),) = await store(
+        goals_and_memories.set_goals, "ada", [goal("write it", id=new_goal.id, is_completed=False)], clear=False
     )
-    assert (again.status, again.created_at) == ("active", created.created_at)
-    (stored,) = await store(goals_and_memories.list_goals, "ada")
-    assert stored.updated_at == again.updated_at
+    assert (repeated_goal.status, repeated_goal.created_at) == ("active", new_goal.created_at)
+    (stored_goal,) = await store(goals_and_memories.list_goals, "ada")
+    assert stored_goal.updated_at == repeated_goal.updated_at
 
 
 @pytest.mark.spec("9.3")
 @pytest.mark.parametrize("clear", [False, True])
 async def test_id_of_another_agents_goal_changes_nothing(store: Store, clear: bool) -> None:
-    ((own, _),) = await store(goals_and_memories.set_goals, "ada", [goal("mine")], clear=False)
-    ((other, _),) = await store(goals_and_memories.set_goals, "bob", [goal("his")], clear=False)
-    for wrong in (other.id, "goal_nobody"):
+    ((own_goal, _),) = await store(goals_and_memories.set_goals, "ada", [goal("mine")], clear=False)
+    ((other_goal, _),) = await store(goals_and_memories.set_goals, "bob", [goal("his")], clear=False)
+    for wrong in (other_goal.id, "goal_nobody"):
         with pytest.raises(RefusedError, match="is not a goal of this agent"):
             await store(goals_and_memories.set_goals, "ada", [goal("new"), goal("stolen", id=wrong)], clear=clear)
         with pytest.raises(RefusedError, match="is not a goal of this agent"):
-            await store(goals_and_memories.delete_goals, "ada", [own.id, wrong])
+            await store(goals_and_memories.delete_goals, "ada", [own_goal.id, wrong])
     assert [item.description for item in await store(goals_and_memories.list_goals, "ada")] == ["mine"]
     assert [item.description for item in await store(goals_and_memories.list_goals, "bob")] == ["his"]
 
 
 @pytest.mark.spec("9.3")
 async def test_clearing_keeps_named_goals(store: Store) -> None:
-    created = await store(goals_and_memories.set_goals, "ada", [goal("a"), goal("b")], clear=False)
-    await store(goals_and_memories.set_goals, "ada", [goal("a2", id=created[0][0].id), goal("c")], clear=True)
+    new_goals = await store(goals_and_memories.set_goals, "ada", [goal("a"), goal("b")], clear=False)
+    await store(goals_and_memories.set_goals, "ada", [goal("a2", id=new_goals[0][0].id), goal("c")], clear=True)
     assert {item.description for item in await store(goals_and_memories.list_goals, "ada")} == {"a2", "c"}
-    assert await store(goals_and_memories.delete_goals, "ada", [created[0][0].id, created[0][0].id]) == 1
+    assert await store(goals_and_memories.delete_goals, "ada", [new_goals[0][0].id, new_goals[0][0].id]) == 1
 
 
 async def test_contradictions_and_too_many_goals_are_refused(store: Store) -> None:
     with pytest.raises(RefusedError, match="isCompleted true"):
         await store(goals_and_memories.set_goals, "ada", [goal("a", status="active", is_completed=True)], clear=False)
-    ((created, _),) = await store(goals_and_memories.set_goals, "ada", [goal("a")], clear=False)
+    ((new_goal, _),) = await store(goals_and_memories.set_goals, "ada", [goal("a")], clear=False)
     with pytest.raises(RefusedError, match="named twice"):
         await store(
-            goals_and_memories.set_goals, "ada", [goal("b", id=created.id), goal("c", id=created.id)], clear=False
+            goals_and_memories.set_goals, "ada", [goal("b", id=new_goal.id), goal("c", id=new_goal.id)], clear=False
         )
     with pytest.raises(RefusedError, match="at most 200 goals"):
         await store(goals_and_memories.set_goals, "ada", [goal("x")] * goals_and_memories.MAX_GOALS, clear=False)

@@ -20,8 +20,8 @@ async def _add(database: Database, event_id: str, *, agent: str = "ada", **field
 
 async def _claim(database: Database, claim: str = "claim", **options: Any) -> list[str]:
     defaults: dict[str, Any] = {"count": 10, "lease_ms": 60_000}
-    claimed = await database.run(lambda: inbox.claim("ada", claim, **(defaults | options)))
-    return [event.event_id for event in claimed]
+    claimed_events = await database.run(lambda: inbox.claim("ada", claim, **(defaults | options)))
+    return [event.event_id for event in claimed_events]
 
 
 def _make_available() -> Program[None]:
@@ -64,11 +64,11 @@ async def test_each_event_is_claimed_by_one_of_many(database: Database) -> None:
         await _add(database, f"{number:02}")
 
     async def take(claim: str) -> list[str]:
-        claimed: list[str] = []
+        claimed_ids: list[str] = []
         while some := await _claim(database, claim, count=3):
             assert len(some) <= 3
-            claimed += some
-        return claimed
+            claimed_ids += some
+        return claimed_ids
 
     shares = await asyncio.gather(*(take(f"claim {number}") for number in range(5)))
     assert sorted(chain(*shares)) == [f"{number:02}" for number in range(40)]
@@ -90,8 +90,8 @@ async def test_only_the_claim_that_holds_an_event_acknowledges_it(database: Data
     assert await database.run(lambda: inbox.release("ada", "theirs", ["a"], error=None)) == []
     assert await database.run(lambda: inbox.acknowledge("ada", "mine", ["a", "a", "x"])) == ["a"]
     assert await database.run(lambda: inbox.acknowledge("ada", None, ["b"])) == ["b"]
-    there = await database.read(lambda: inbox.list_events("ada", status="processed"))
-    assert [event.event_id for event in there] == ["a", "b"]
+    processed_events = await database.read(lambda: inbox.list_events("ada", status="processed"))
+    assert [event.event_id for event in processed_events] == ["a", "b"]
 
 
 @pytest.mark.spec("7.3")
@@ -117,8 +117,8 @@ async def test_released_event_is_delayed_longer_each_time_and_fails_finally(data
 
     assert await database.run(lambda: inbox.retry("ada", "a")) is True
     assert await database.run(lambda: inbox.retry("ada", "a")) is False
-    (again,) = await database.run(lambda: inbox.claim("ada", "c", count=1, lease_ms=1000))
-    assert (again.attempts, again.error, again.data) == (1, None, {"id": "a"})
+    (repeated_event,) = await database.run(lambda: inbox.claim("ada", "c", count=1, lease_ms=1000))
+    assert (repeated_event.attempts, repeated_event.error, repeated_event.data) == (1, None, {"id": "a"})
 
 
 @pytest.mark.spec("7.3")

@@ -35,11 +35,11 @@ async def test_run_changes_status_only_from_given_statuses(database: Database) -
     for turn in (2, 1):  # It never decreases.
         await database.run(lambda turn=turn: runs.advance_step("run_1", turn))
 
-    waiting = await database.run(
+    waiting_run = await database.run(
         lambda: runs.update_status("run_1", "waiting_tool", from_statuses=("running", "queued"))
     )
-    assert waiting is not None
-    assert waiting.completed_at is None
+    assert waiting_run is not None
+    assert waiting_run.completed_at is None
     assert await database.run(lambda: runs.update_status("run_1", "waiting_tool", from_statuses=("running",))) is None
 
     ends = await asyncio.gather(
@@ -52,11 +52,11 @@ async def test_run_changes_status_only_from_given_statuses(database: Database) -
             for status in ("completed", "failed", "canceled")
         )
     )
-    (won,) = [end for end in ends if end is not None]
-    there = await database.read(lambda: runs.find("run_1"))
-    assert there is not None
-    assert (there.status, there.usage, there.steps) == (won.status, {"tokens": 3}, 2)
-    assert there.completed_at is not None
+    (winner,) = [end for end in ends if end is not None]
+    stored_run = await database.read(lambda: runs.find("run_1"))
+    assert stored_run is not None
+    assert (stored_run.status, stored_run.usage, stored_run.steps) == (winner.status, {"tokens": 3}, 2)
+    assert stored_run.completed_at is not None
 
 
 async def test_runs_are_listed_newest_first_in_pages(database: Database) -> None:
@@ -75,8 +75,8 @@ async def test_runs_are_listed_newest_first_in_pages(database: Database) -> None
     assert await ids(agent_entity_id="ada", before="run_4") == ["run_2", "run_1", "run_0"]
     assert await ids(agent_entity_id="ada", status="failed") == []
     assert len(await ids()) == 7
-    entered = await database.run(lambda: runs.set_space("run_1", "spc_1"))
-    assert entered is not None
+    run_in_space = await database.run(lambda: runs.set_space("run_1", "spc_1"))
+    assert run_in_space is not None
     assert await ids(space_id="spc_1") == ["run_1"]
     assert await database.run(lambda: runs.set_space("run_9", "spc_1")) is None
 
@@ -121,11 +121,13 @@ async def test_deferred_writes_of_many_programs_keep_the_order_of_each_stream(da
 
     writes = [Writes(number) for number in range(150)]
     await database.run(lambda: events.write_deferred(writes))
-    for number, deferred in enumerate(writes):
-        in_space = [(event.id, event.data["n"]) for event in deferred.stored_events if event.stream == "space:all"]
+    for number, deferred_writes in enumerate(writes):
+        in_space = [
+            (event.id, event.data["n"]) for event in deferred_writes.stored_events if event.stream == "space:all"
+        ]
         assert in_space == [(2 * number + 1, number), (2 * number + 2, -number)]
-        assert [event.id for event in deferred.stored_events if event.stream == f"run:{number}"] == [1]
-        assert len(deferred.stored_events) == 3
+        assert [event.id for event in deferred_writes.stored_events if event.stream == f"run:{number}"] == [1]
+        assert len(deferred_writes.stored_events) == 3
     read = await database.read(lambda: events.list_after("space:all", 0, 1000))
     assert [event.data["n"] for event in read] == [n for number in range(150) for n in (number, -number)]
     inbox_events = await database.read(lambda: inbox.list_events("ada", limit=1000))
@@ -135,8 +137,8 @@ async def test_deferred_writes_of_many_programs_keep_the_order_of_each_stream(da
 
 async def test_long_burst_of_events_keeps_its_order(database: Database) -> None:
     new = [NewEvent("n", {"n": number}) for number in range(257)]
-    stored = await database.run(lambda: events.append("run:1", new))
-    assert [event.id for event in stored] == list(range(1, 258))
+    stored_events = await database.run(lambda: events.append("run:1", new))
+    assert [event.id for event in stored_events] == list(range(1, 258))
     read = await database.read(lambda: events.list_after("run:1", 0, 1000))
     assert [(event.id, event.data["n"]) for event in read] == [(number + 1, number) for number in range(257)]
 
@@ -186,7 +188,7 @@ async def test_one_of_two_concurrent_first_heartbeats_registers_the_process(data
         try:
             while True:
                 rows = yield steps.send(rows)
-        except StopIteration as done:
-            return done.value
+        except StopIteration as stop:
+            return stop.value
 
     assert sum(await asyncio.gather(database.run(beat), database.run(beat))) == 1

@@ -42,16 +42,16 @@ async def test_tasks_are_listed_by_time_in_pages(database: Database) -> None:
     await create_task(database, ada, "task_a", "task_b", "task_c", "task_d")
     await create_task(database, bob, "task_x")
 
-    async def listed(**which: object) -> list[str]:
-        matches = await database.read(lambda: tasks.list_tasks(ada, **which))  # pyright: ignore
+    async def list_ids(**filters: object) -> list[str]:
+        matches = await database.read(lambda: tasks.list_tasks(ada, **filters))  # pyright: ignore
         return [task.id for task in matches]
 
-    assert await listed() == ["task_d", "task_c", "task_b", "task_a"]
-    assert await listed(since=1, until=3) == ["task_c", "task_b"]
-    assert await listed(limit=2) == ["task_d", "task_c"]
-    assert await listed(limit=2, before="task_c") == ["task_b", "task_a"]
-    assert await listed(before="task_none") == []
-    assert await listed(status="failed") == []
+    assert await list_ids() == ["task_d", "task_c", "task_b", "task_a"]
+    assert await list_ids(since=1, until=3) == ["task_c", "task_b"]
+    assert await list_ids(limit=2) == ["task_d", "task_c"]
+    assert await list_ids(limit=2, before="task_c") == ["task_b", "task_a"]
+    assert await list_ids(before="task_none") == []
+    assert await list_ids(status="failed") == []
     assert await database.read(lambda: tasks.find("task_x", ada)) is None
     assert await database.read(lambda: tasks.count_running(ada)) == 4
 
@@ -60,9 +60,9 @@ async def test_task_is_created_once_and_ends_once(database: Database) -> None:
     ada = await create_agent(database)
     assert await database.run(lambda: tasks.create("task_a", ada, "d", "i"))
     assert not await database.run(lambda: tasks.create("task_a", ada, "another", "i"))
-    ended = await database.run(lambda: tasks.finish("task_a", "failed", {"nul": "\0", "huge": 2**70}))
-    assert ended is not None
-    assert (ended.status, ended.result["nul"], ended.description) == ("failed", "\0", "d")
+    finished_task = await database.run(lambda: tasks.finish("task_a", "failed", {"nul": "\0", "huge": 2**70}))
+    assert finished_task is not None
+    assert (finished_task.status, finished_task.result["nul"], finished_task.description) == ("failed", "\0", "d")
     assert await database.run(lambda: tasks.finish("task_a", "completed", "late")) is None
     await database.run(lambda: tasks.save_reflection("task_a", {"assessment": "so so", "toolCallsCount": 0}))
     task = await database.read(lambda: tasks.find("task_a"))
@@ -76,7 +76,7 @@ async def test_old_tasks_are_deleted_with_their_sessions_and_running_ones_stay(d
     for session in ("task_a", "refl_a", "task_b"):
         kind = "task" if session.startswith("task") else "reflection"
         await database.run(lambda session=session, kind=kind: sessions.create(session, ada, kind))
-        turn = NewTurn(stored=StoredTurn(UserTurn("x")), tokens=1, run_id=None)
+        turn = NewTurn(stored_turn=StoredTurn(UserTurn("x")), tokens=1, run_id=None)
         await database.run(lambda session=session, turn=turn: sessions.append_turns(session, 1, [turn]))
     await database.run(lambda: tasks.finish("task_a", "completed", "x"))
     assert await database.run(lambda: tasks.delete_old(now_ms() + 1000, 10)) == 1
@@ -88,19 +88,19 @@ async def test_postponed_session_cannot_be_leased_before_its_time(database: Data
     ada = await create_agent(database)
     await database.run(lambda: sessions.create("task_a", ada, "task"))
     await database.run(lambda: sessions.start_cycle("task_a", "run_task_a", agent_turns=0))
-    leased = await database.run(lambda: sessions.acquire_lease("task_a", "node_1", lease_ms=1000))
-    assert leased is not None
-    assert not await database.run(lambda: sessions.postpone("task_a", leased.token - 1, 0))
-    assert await database.run(lambda: sessions.postpone("task_a", leased.token, now_ms() + 60_000))
+    lease = await database.run(lambda: sessions.acquire_lease("task_a", "node_1", lease_ms=1000))
+    assert lease is not None
+    assert not await database.run(lambda: sessions.postpone("task_a", lease.token - 1, 0))
+    assert await database.run(lambda: sessions.postpone("task_a", lease.token, now_ms() + 60_000))
     for node in ("node_1", "node_2"):
         assert await database.run(lambda node=node: sessions.acquire_lease("task_a", node, lease_ms=1000)) is None
         assert await database.read(lambda: sessions.list_interrupted(limit=9)) == []
-    await database.run(lambda: sessions.postpone("task_a", leased.token, now_ms()))
+    await database.run(lambda: sessions.postpone("task_a", lease.token, now_ms()))
     assert await database.read(lambda: sessions.list_interrupted(limit=9)) == ["task_a"]
-    again = await database.run(lambda: sessions.acquire_lease("task_a", "node_2", lease_ms=1000))
-    assert again is not None
-    assert (again.attempts, again.token) == (2, leased.token + 1)
-    turn = NewTurn(stored=StoredTurn(UserTurn("x")), tokens=1, run_id=None)
+    second_lease = await database.run(lambda: sessions.acquire_lease("task_a", "node_2", lease_ms=1000))
+    assert second_lease is not None
+    assert (second_lease.attempts, second_lease.token) == (2, lease.token + 1)
+    turn = NewTurn(stored_turn=StoredTurn(UserTurn("x")), tokens=1, run_id=None)
     await database.run(lambda: sessions.append_turns("task_a", 1, [turn]))
     session = await database.read(lambda: sessions.find("task_a"))
     assert session is not None

@@ -25,12 +25,12 @@ _STREAMS = ("run:1", "space:1", "run:2")
 class _Writes:
     """Deferred writes as the ledger makes them."""
 
-    def __init__(self, chance: random.Random, opened: Sequence[CallTransition]) -> None:
+    def __init__(self, chance: random.Random, open_calls: Sequence[CallTransition]) -> None:
         self.resolved_calls: list[Sequence[Any]] = []
         for _ in range(chance.choice((0, 1, 1, 1, 2))):
-            remembered = chance.choice(opened)
+            remembered_call = chance.choice(open_calls)
             _, row = calls.build_resolution(
-                remembered,
+                remembered_call,
                 result={"text": chance.choice(_TEXTS), "n": chance.randint(-(2**60), 2**60)},
                 is_error=chance.random() < 0.3,
                 source="client",
@@ -54,17 +54,17 @@ class _Writes:
         self.stored_events: list[StoredEvent] = []
 
 
-def _write_row_by_row(deferred: DeferredWrites) -> Program[bool]:
+def _write_row_by_row(deferred_writes: DeferredWrites) -> Program[bool]:
     yield "SELECT 1", ()  # A program with a statement is never written in one statement with others.
     try:
-        yield from events.resolve_deferred_calls(deferred)
+        yield from events.resolve_deferred_calls(deferred_writes)
     except StaleError:
         raise
     return True
 
 
 async def _open_calls(database: SqliteDatabase, count: int) -> list[CallTransition]:
-    opened: list[CallTransition] = []
+    open_calls: list[CallTransition] = []
     for number in range(count):
         new = NewCall(
             call_id=f"call_{number}",
@@ -83,8 +83,8 @@ async def _open_calls(database: SqliteDatabase, count: int) -> list[CallTransiti
         )
         call = await database.run(lambda new=new, number=number: calls.create(new, seq=number, message_id=None))
         assert call is not None
-        opened.append(CallTransition(call, "none", None, pauses_run=False))
-    return opened
+        open_calls.append(CallTransition(call, "none", None, pauses_run=False))
+    return open_calls
 
 
 async def _warm_up(database: SqliteDatabase) -> None:
@@ -97,7 +97,7 @@ async def _warm_up(database: SqliteDatabase) -> None:
         new_events = dict.fromkeys(_STREAMS, start)
         stored_events: list[StoredEvent] = []  # noqa: RUF012
 
-    await database.run(lambda: _write_row_by_row(Start()), deferred=Start)
+    await database.run(lambda: _write_row_by_row(Start()), deferred_writes=Start)
 
 
 def _ignore(_: object) -> None: ...
@@ -106,28 +106,31 @@ def _ignore(_: object) -> None: ...
 async def _run(path: Path, seed: int, *, in_one_statement: bool) -> tuple[list[bool], list[Any], dict[str, Any]]:
     chance = random.Random(seed)
     database = await SqliteDatabase.open(path)
-    opened = await _open_calls(database, 60)
+    open_calls = await _open_calls(database, 60)
     await _warm_up(database)
-    committed: list[bool] = []
-    stored: list[Any] = []
+    results: list[bool] = []
+    stored_events: list[Any] = []
 
-    async def write(deferred: _Writes) -> bool:
+    async def write(writes_of_call: _Writes) -> bool:
         if in_one_statement:
-            return await database.commit_deferred(deferred, on_commit=_ignore, on_doubt=_ignore)
+            return await database.commit_deferred(writes_of_call, on_commit=_ignore, on_doubt=_ignore)
         try:
-            return await database.run(lambda: _write_row_by_row(deferred), deferred=lambda: deferred)
+            return await database.run(lambda: _write_row_by_row(writes_of_call), deferred_writes=lambda: writes_of_call)
         except StaleError:
             return False
 
     for _ in range(20):
-        writes = [_Writes(chance, opened) for _ in range(chance.randint(1, 12))]
-        committed += await asyncio.gather(*map(write, writes))
-        stored += [
-            [(event.stream, event.id, event.type, event.data, event.visibility) for event in deferred.stored_events]
-            for deferred in writes
+        writes = [_Writes(chance, open_calls) for _ in range(chance.randint(1, 12))]
+        results += await asyncio.gather(*map(write, writes))
+        stored_events += [
+            [
+                (event.stream, event.id, event.type, event.data, event.visibility)
+                for event in writes_of_call.stored_events
+            ]
+            for writes_of_call in writes
         ]
     await database.aclose()
-    return committed, stored, _dump(path)
+    return results, stored_events, _dump(path)
 
 
 def _dump(path: Path) -> dict[str, Any]:
@@ -148,7 +151,7 @@ async def test_batches_have_the_same_effects_as_single_rows(seed: int, tmp_path:
     in_one_statement = await _run(tmp_path / "batches.db", seed, in_one_statement=True)
     row_by_row = await _run(tmp_path / "rows.db", seed, in_one_statement=False)
     assert in_one_statement == row_by_row
-    committed, _, dump = row_by_row
-    assert True in committed
-    assert False in committed
+    results, _, dump = row_by_row
+    assert True in results
+    assert False in results
     assert any(row for row in dump["calls"] if "resolved" in row)

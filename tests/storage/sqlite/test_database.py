@@ -44,23 +44,23 @@ asyncio.run(main())
 @pytest.mark.spec("15.2")
 def test_no_acknowledged_write_is_lost_when_the_process_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "toolspace.db"
-    acknowledged: set[str] = set()
+    acknowledged_ids: set[str] = set()
     for turn in range(4):
         writer = subprocess.Popen(
             [sys.executable, "-c", _WRITER, str(path), str(turn)], stdout=subprocess.PIPE, text=True
         )
         assert writer.stdout is not None
         for line in writer.stdout:
-            acknowledged.add(line.strip())
-            if len(acknowledged) % 400 == 0:
+            acknowledged_ids.add(line.strip())
+            if len(acknowledged_ids) % 400 == 0:
                 writer.send_signal(signal.SIGKILL)
                 break
         # Every complete line was printed after its commit. The last one may be incomplete.
-        acknowledged.update(line.strip() for line in writer.stdout if line.endswith("\n"))
+        acknowledged_ids.update(line.strip() for line in writer.stdout if line.endswith("\n"))
         writer.wait()
         writer.stdout.close()
 
-    async def kept() -> set[str]:
+    async def read_ids() -> set[str]:
         database = await SqliteDatabase.open(path)
 
         def every() -> Program[set[str]]:
@@ -72,8 +72,8 @@ def test_no_acknowledged_write_is_lost_when_the_process_is_killed(tmp_path: Path
         finally:
             await database.aclose()
 
-    assert len(acknowledged) >= 1600
-    assert acknowledged <= asyncio.run(kept())
+    assert len(acknowledged_ids) >= 1600
+    assert acknowledged_ids <= asyncio.run(read_ids())
 
 
 @pytest.mark.spec("15.1")
@@ -92,8 +92,8 @@ async def test_second_process_is_refused_and_told_which_process_has_the_file(tmp
         await SqliteDatabase.open(path)
 
     await database.aclose()
-    again = await SqliteDatabase.open(path)
-    await again.aclose()
+    second_database = await SqliteDatabase.open(path)
+    await second_database.aclose()
 
 
 async def test_only_the_owner_may_read_the_files(tmp_path: Path) -> None:
@@ -148,9 +148,9 @@ async def test_failed_migration_leaves_the_database_unchanged(tmp_path: Path, mo
 
 async def test_file_of_another_program_is_refused_and_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "other.db"
-    other = sqlite3.connect(path)
-    other.execute("CREATE TABLE theirs (id TEXT)")
-    other.close()
+    other_database = sqlite3.connect(path)
+    other_database.execute("CREATE TABLE theirs (id TEXT)")
+    other_database.close()
     before = path.read_bytes()
     with pytest.raises(StorageError, match="database of another program"):
         await SqliteDatabase.open(path)
@@ -172,11 +172,11 @@ async def test_error_names_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
 
 async def test_cancelled_opening_releases_the_file(tmp_path: Path) -> None:
     path = tmp_path / "toolspace.db"
-    opening = asyncio.create_task(SqliteDatabase.open(path))
+    opening_task = asyncio.create_task(SqliteDatabase.open(path))
     await asyncio.sleep(0)
-    opening.cancel()
+    opening_task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await opening
+        await opening_task
     async with asyncio.timeout(30):
         while True:
             try:
@@ -202,8 +202,8 @@ async def test_write_ahead_log_stays_bounded_under_constant_writing(
             await database.run(lambda number=number: inbox.add(name, f"{number}", "service", text, priority=1))
 
     await asyncio.gather(*(write(str(number)) for number in range(8)))
-    written, log = 8 * 250 * len(text), (tmp_path / "toolspace.db-wal").stat().st_size
-    assert log < written
+    written_bytes, log = 8 * 250 * len(text), (tmp_path / "toolspace.db-wal").stat().st_size
+    assert log < written_bytes
     await database.aclose()
 
 

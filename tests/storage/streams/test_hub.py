@@ -42,9 +42,9 @@ class EventLog:
         return await self.database.run(lambda: events.append(stream, new))
 
     async def append(self, stream: str, count: int = 1, *, text: str = "") -> list[StoredEvent]:
-        stored = await self.store(stream, count, text=text)
-        self.hub.publish(stored)
-        return stored
+        stored_events = await self.store(stream, count, text=text)
+        self.hub.publish(stored_events)
+        return stored_events
 
 
 @pytest.fixture
@@ -79,9 +79,9 @@ async def test_subscriber_gets_stored_events_and_then_new_ones(log: EventLog) ->
     subscription = await log.hub.subscribe("space:a", after=3)
     await log.append("space:a", 2)
     assert await read(subscription, 599) == numbers(4, 602)
-    waiting = asyncio.create_task(read(subscription, 2))
+    read_task = asyncio.create_task(read(subscription, 2))
     await log.append("space:a", 2)
-    assert await waiting == [603, 604]
+    assert await read_task == [603, 604]
 
 
 async def test_subscriber_without_a_position_gets_new_events_only(log: EventLog) -> None:
@@ -132,8 +132,8 @@ async def test_events_published_out_of_order_are_delivered_in_order(log: EventLo
 
 async def test_hint_of_another_process_delivers_its_events(log: EventLog) -> None:
     subscription = await log.hub.subscribe("space:a")
-    stored = await log.store("space:a", 700)
-    log.hub.notify_appended("space:a", stored[-1].id)
+    stored_events = await log.store("space:a", 700)
+    log.hub.notify_appended("space:a", stored_events[-1].id)
     log.hub.notify_appended("space:a", 5)
     assert await read(subscription, 700) == numbers(1, 700)
 
@@ -181,20 +181,20 @@ async def test_hint_for_missing_events_does_not_read_forever(log: EventLog) -> N
 
 @pytest.mark.spec("7.4")
 async def test_subscriber_is_told_if_its_position_is_no_longer_stored(log: EventLog) -> None:
-    stored = await log.append("space:a", 10)
-    await log.database.run(lambda: events.delete_old(stored[-1].at + 1, 6))
+    stored_events = await log.append("space:a", 10)
+    await log.database.run(lambda: events.delete_old(stored_events[-1].at + 1, 6))
     subscription = await log.hub.subscribe("space:a", after=2)
     assert subscription.reset_id == 7
     assert await read(subscription, 4) == numbers(7, 10)
-    stored = await log.hub.subscribe("space:a", after=6)
-    assert stored.reset_id is None
-    beyond = await log.hub.subscribe("space:a", after=99)  # An id of another database, or an invented one.
-    assert beyond.reset_id == 7
+    second_subscription = await log.hub.subscribe("space:a", after=6)
+    assert second_subscription.reset_id is None
+    beyond_subscription = await log.hub.subscribe("space:a", after=99)  # An id of another database, or an invented one.
+    assert beyond_subscription.reset_id == 7
 
 
 async def test_position_at_the_end_is_valid_without_stored_events(log: EventLog) -> None:
-    stored = await log.append("space:a", 4)
-    await log.database.run(lambda: events.delete_old(stored[-1].at + 1, 100))
+    stored_events = await log.append("space:a", 4)
+    await log.database.run(lambda: events.delete_old(stored_events[-1].at + 1, 100))
     subscription = await log.hub.subscribe("space:a", after=4)
     assert subscription.reset_id is None
     await log.append("space:a", 1)
@@ -215,18 +215,18 @@ async def test_subscriber_that_is_busy_while_events_are_dropped_is_too_slow(data
     assert slow.has_fallen_behind
     with pytest.raises(SubscriberTooSlow, match="space:a"):
         await slow.next_batch()
-    again = await log.hub.subscribe("space:a", after=2)
-    assert await read(again, 30) == numbers(3, 32)
+    second_subscription = await log.hub.subscribe("space:a", after=2)
+    assert await read(second_subscription, 30) == numbers(3, 32)
     await log.hub.aclose()
 
 
 async def test_waiting_subscriber_replays_dropped_events_from_the_database(database: SqliteDatabase) -> None:
     log = EventLog(database, ring=8)
     subscription = await log.hub.subscribe("space:a")
-    waiting = asyncio.create_task(read(subscription, 100))
+    read_task = asyncio.create_task(read(subscription, 100))
     await asyncio.sleep(0)
     await log.append("space:a", 100)
-    assert await waiting == numbers(1, 100)
+    assert await read_task == numbers(1, 100)
     await log.hub.aclose()
 
 
@@ -254,11 +254,11 @@ async def test_subscribers_that_come_and_go_miss_no_event_of_many_writers(databa
     async def write() -> None:
         for n in range(60):
             # Some publish here; of others, only a hint arrives.
-            stored = await log.store("space:a", 1 + n % 3)
+            stored_events = await log.store("space:a", 1 + n % 3)
             if n % 4:
-                log.hub.publish(stored)
+                log.hub.publish(stored_events)
             else:
-                log.hub.notify_appended("space:a", stored[-1].id)
+                log.hub.notify_appended("space:a", stored_events[-1].id)
 
     async def follow() -> list[int]:
         ids: list[int] = []
@@ -284,26 +284,26 @@ async def test_subscribers_that_come_and_go_miss_no_event_of_many_writers(databa
 
 async def test_waiting_subscriber_can_be_woken_and_closed(log: EventLog) -> None:
     subscription = await log.hub.subscribe("space:a")
-    waiting = asyncio.create_task(subscription.next_batch())
+    batch_task = asyncio.create_task(subscription.next_batch())
     await asyncio.sleep(0)
     subscription.wake()
-    assert await waiting == []
-    waiting = asyncio.create_task(subscription.next_batch())
+    assert await batch_task == []
+    batch_task = asyncio.create_task(subscription.next_batch())
     await asyncio.sleep(0)
     await log.hub.aclose()
     with pytest.raises(StreamClosed):
-        await waiting
+        await batch_task
     with pytest.raises(StreamClosed):
         await log.hub.subscribe("space:a")
 
 
 async def test_cancelled_subscriber_does_not_affect_others(log: EventLog) -> None:
     first, second = await log.hub.subscribe("space:a"), await log.hub.subscribe("space:a")
-    waiting, canceled = asyncio.create_task(read(first, 1)), asyncio.create_task(second.next_batch())
+    read_task, canceled = asyncio.create_task(read(first, 1)), asyncio.create_task(second.next_batch())
     await asyncio.sleep(0)
     canceled.cancel()
     await log.append("space:a", 1)
-    assert await waiting == [1]
+    assert await read_task == [1]
     with pytest.raises(asyncio.CancelledError):
         await canceled
 
@@ -340,14 +340,14 @@ async def test_subscription_to_all_streams_gets_events_of_other_processes(log: E
     await log.append("space:a", 1)
     await log.store("space:a", 2)
     await log.append("space:a", 1)
-    received = positions(await subscription.next_batch())
-    while len(received) < 4:
-        received += positions(await subscription.next_batch())
-    assert received == [("space:a", n) for n in range(2, 6)]
-    stored = await log.store("run:b", 300)
-    log.hub.notify_appended("run:b", stored[-1].id)
-    received = positions(await subscription.next_batch())
-    assert received[-1] == ("run:b", 300)
+    received_positions = positions(await subscription.next_batch())
+    while len(received_positions) < 4:
+        received_positions += positions(await subscription.next_batch())
+    assert received_positions == [("space:a", n) for n in range(2, 6)]
+    stored_events = await log.store("run:b", 300)
+    log.hub.notify_appended("run:b", stored_events[-1].id)
+    received_positions = positions(await subscription.next_batch())
+    assert received_positions[-1] == ("run:b", 300)
     log.hub.notify_appended("run:b", 12)
     await log.store("run:b", 1)
     log.hub.resync()

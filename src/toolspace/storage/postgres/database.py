@@ -93,8 +93,8 @@ class PostgresDatabase(Database):
         self._driver = load_driver()
         self._errors: tuple[type[Exception], ...] = connection_errors(self._driver)
         self._pool = pool
-        self._closing = False
-        self._running: set[asyncio.Task[Any]] = set()
+        self._is_closing = False
+        self._running_tasks: set[asyncio.Task[Any]] = set()
         self._with_several_statements: set[CodeType] = set()
         """Reading programs that had more than one statement before."""
 
@@ -138,40 +138,40 @@ class PostgresDatabase(Database):
         program: Callable[[], Program[T]],
         *,
         on_commit: Callable[[T], None] | None = None,
-        deferred: Callable[[], DeferredWrites] | None = None,
+        deferred_writes: Callable[[], DeferredWrites] | None = None,
         exclusive: bool = False,
     ) -> T:
         def with_deferred_writes() -> Program[T]:
             result = yield from program()
-            if deferred is not None:
-                yield from events.write_deferred((deferred(),))
+            if deferred_writes is not None:
+                yield from events.write_deferred((deferred_writes(),))
             return result
 
         started_at = time.perf_counter()
         # Shielded: if the caller is cancelled during the commit, nobody would know whether it happened.
         task = asyncio.create_task(self._run(with_deferred_writes, on_commit))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._running_tasks.add(task)
+        task.add_done_callback(self._running_tasks.discard)
         task.add_done_callback(lambda task: self._observe("write", started_at, _error_of(task)))
         return await asyncio.shield(task)
 
     async def commit_deferred(
         self,
-        deferred: DeferredT,
+        deferred_writes: DeferredT,
         *,
         on_commit: Callable[[DeferredT], None],
         on_doubt: Callable[[DeferredT], None],
     ) -> bool:
         try:
             await self.run(
-                lambda: events.resolve_deferred_calls(deferred),
-                on_commit=lambda _: on_commit(deferred),
-                deferred=lambda: deferred,
+                lambda: events.resolve_deferred_calls(deferred_writes),
+                on_commit=lambda _: on_commit(deferred_writes),
+                deferred_writes=lambda: deferred_writes,
             )
         except StaleError:
             return False
         except StorageInDoubt:
-            on_doubt(deferred)
+            on_doubt(deferred_writes)
             raise
         return True
 
@@ -199,9 +199,9 @@ class PostgresDatabase(Database):
         return result
 
     async def aclose(self) -> None:
-        if self._closing:
+        if self._is_closing:
             return
-        self._closing = True
+        self._is_closing = True
         try:
             await asyncio.wait_for(self._pool.close(), _POOL_TIMEOUT)
         except self._errors as error:
@@ -229,7 +229,7 @@ class PostgresDatabase(Database):
 
     @asynccontextmanager
     async def _connection(self) -> AsyncGenerator[Any]:
-        if self._closing:
+        if self._is_closing:
             raise StorageUnavailable(f"the connections to PostgreSQL at {self.address} are closed")
         try:
             connection = await self._pool.acquire(timeout=_POOL_TIMEOUT)

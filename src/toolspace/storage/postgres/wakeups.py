@@ -41,7 +41,7 @@ class PostgresWakeUps(WakeUps):
         self._errors = connection_errors(self._driver)
         self._node = new_id("node")
         """Marks its own notifications, which PostgreSQL sends back to it."""
-        self._waiting: dict[str, None] = {}
+        self._waiting_hints: dict[str, None] = {}
         self._has_gap = False
         self._wake = asyncio.Event()
         self._on_hints: Callable[[Sequence[str]], None] | None = None
@@ -62,9 +62,9 @@ class PostgresWakeUps(WakeUps):
     def send(self, hints: Iterable[str]) -> None:
         if self._has_gap:
             return  # Everyone will read everything.
-        self._waiting.update(dict.fromkeys(hints))
-        if len(self._waiting) > _MAX_WAITING:
-            self._waiting.clear()
+        self._waiting_hints.update(dict.fromkeys(hints))
+        if len(self._waiting_hints) > _MAX_WAITING:
+            self._waiting_hints.clear()
             self._has_gap = True
         self._wake.set()
 
@@ -148,14 +148,14 @@ class PostgresWakeUps(WakeUps):
         self._wake.set()
 
     async def _send_waiting(self, connection: Any) -> None:
-        has_gap, hints = self._has_gap, list(self._waiting)
+        has_gap, hints = self._has_gap, list(self._waiting_hints)
         payloads = self._pack(hints)
         if has_gap or payloads is None:
             payloads = [self._payload([])]
         if not payloads:
             return
         self._has_gap = False
-        self._waiting.clear()
+        self._waiting_hints.clear()
         try:
             await connection.execute(
                 "SELECT pg_notify($1, payload) FROM unnest($2::text[]) AS payload", self._channel, payloads
@@ -163,7 +163,7 @@ class PostgresWakeUps(WakeUps):
         except BaseException:
             # Perhaps not sent: they are sent again. A hint that arrives twice does no harm.
             self._has_gap = self._has_gap or has_gap
-            self._waiting = dict.fromkeys(hints) | self._waiting
+            self._waiting_hints = dict.fromkeys(hints) | self._waiting_hints
             self._wake.set()
             raise
 

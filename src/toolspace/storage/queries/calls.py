@@ -23,7 +23,7 @@ from toolspace.storage.queries.table import (
     first_value,
     has_changed,
     placeholders,
-    where,
+    where_clause,
 )
 
 OPEN: Final = "('waiting', 'pending')"
@@ -130,14 +130,14 @@ def resolve_directly(
 
 
 def build_resolution(
-    remembered: CallTransition, *, result: Any, is_error: bool, source: ResultSource, submission: str | None
+    remembered_call: CallTransition, *, result: Any, is_error: bool, source: ResultSource, submission: str | None
 ) -> tuple[CallTransition, Sequence[Any]]:
     """The resolution of an open call that this process remembers, and that is shown nowhere: nothing has to be read.
 
     Returns the call as it will be, and the values of `RESOLUTION_COLUMNS`, which `apply_resolution` or the batch writer
     of SQLite writes.
     """
-    call = remembered.call
+    call = remembered_call.call
     values = _result_values(result, is_error, source, submission)
     resolved_call = msgspec.structs.replace(
         call,
@@ -149,7 +149,7 @@ def build_resolution(
     )
     delivery = "inline" if call.status == "waiting" else "inbox"
     row = call.call_id, *values, call.status, call.created_at, call.space_id
-    return CallTransition(resolved_call, remembered.visibility, delivery, pauses_run=False), row
+    return CallTransition(resolved_call, remembered_call.visibility, delivery, pauses_run=False), row
 
 
 def apply_resolution(resolution: Sequence[Any]) -> Program[bool]:
@@ -360,7 +360,7 @@ def list_calls(
     limit: int = 100,
 ) -> Program[list[CallRecord]]:
     """Calls, newest first. `member`: only visible ones in spaces of this entity. `before`: older than this call."""
-    conditions, values = where(
+    conditions, values = where_clause(
         ("run_id = ?", run_id),
         ("agent_entity_id = ?", agent_entity_id),
         ("space_id = ?", space_id),

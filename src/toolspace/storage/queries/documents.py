@@ -55,7 +55,7 @@ class PreparedDocument(msgspec.Struct, frozen=True, kw_only=True):
     """Of a file: its size and when it was modified."""
     size: int
     digest: str
-    indexed: IndexedDocument
+    index: IndexedDocument
 
 
 class SearchMatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ class SearchMatches(msgspec.Struct, frozen=True):
 
 _DOCUMENT = Table("documents", Document, json=("metadata",))
 _OR_REPLACE = (
-    _DOCUMENT.on_conflict_update("entity_id, id", unchanged=("entity_id", "id", "created_at"))
+    _DOCUMENT.on_conflict_update("entity_id, id", except_columns=("entity_id", "id", "created_at"))
     + ", stamp = excluded.stamp, words = excluded.words, digest = excluded.digest"
 )
 
@@ -111,7 +111,7 @@ def prepare(
         stamp=stamp,
         size=size,
         digest=hashlib.sha256(f"{title}\0{text}".encode()).hexdigest(),
-        indexed=index_document(title, text),
+        index=index_document(title, text),
     )
 
 
@@ -138,12 +138,12 @@ def save(entity_id: str, new: PreparedDocument) -> Program[Document]:
         source=new.source,
         origin=new.origin,
         size=new.size,
-        passages=len(new.indexed.passages),
+        passages=len(new.index.passages),
         metadata=new.metadata,
         created_at=now,
         updated_at=now,
         stamp=new.stamp,
-        words=new.indexed.words,
+        words=new.index.words,
         digest=new.digest,
     )
     assert document is not None
@@ -274,16 +274,13 @@ def _check_limits(entity_id: str, new: PreparedDocument) -> Program[None]:
 def _add_text(entity_id: str, new: PreparedDocument) -> Program[None]:
     yield from _insert_rows(
         "document_passages (entity_id, document_id, number, start, text)",
-        [
-            (entity_id, new.id, number, passage.start, passage.text)
-            for number, passage in enumerate(new.indexed.passages)
-        ],
+        [(entity_id, new.id, number, passage.start, passage.text) for number, passage in enumerate(new.index.passages)],
     )
     yield from _insert_rows(
         "document_words (entity_id, word, document_id, passages, postings)",
         [
             (entity_id, word, new.id, len(postings) // 3, json_text.encode(postings))
-            for word, postings in sorted(new.indexed.postings.items())  # Sorted, so that two writers cannot deadlock.
+            for word, postings in sorted(new.index.postings.items())  # Sorted, so that two writers cannot deadlock.
         ],
     )
 

@@ -15,7 +15,7 @@ from toolspace.storage.queries.table import (
     insert_into,
     json_or_null,
     placeholders,
-    where,
+    where_clause,
 )
 
 _ENTITY = Table("entities", Entity, json=("metadata",))
@@ -41,7 +41,7 @@ def list_entities(
         "JOIN members AS own ON own.space_id = other.space_id WHERE own.entity_id = ?))"
     )
     both = None if sharing_with is None else [sharing_with, sharing_with]
-    conditions, values = where(("id > ?", after), ("type = ?", type), (shares_space, both))
+    conditions, values = where_clause(("id > ?", after), ("type = ?", type), (shares_space, both))
     return _ENTITY.select(f"{conditions}ORDER BY id LIMIT ?", *values, limit)
 
 
@@ -78,7 +78,7 @@ def find_space(space_id: str) -> Program[Space | None]:
 def list_spaces(*, member: str | None = None, after: str = "", limit: int = 100) -> Program[list[Space]]:
     """Spaces by id; only those of one member, if it is given."""
     of_member = "id IN (SELECT space_id FROM members WHERE entity_id = ?)"
-    conditions, values = where(("id > ?", after), (of_member, member))
+    conditions, values = where_clause(("id > ?", after), (of_member, member))
     return _SPACE.select(f"{conditions}ORDER BY id LIMIT ?", *values, limit)
 
 

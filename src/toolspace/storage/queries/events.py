@@ -36,29 +36,29 @@ def append(stream: str, events: Sequence[NewEvent]) -> Program[list[StoredEvent]
     return (yield from _append({stream: events}))[stream]
 
 
-def resolve_deferred_calls(deferred: DeferredWrites) -> Program[None]:
+def resolve_deferred_calls(deferred_writes: DeferredWrites) -> Program[None]:
     """Stores the results of calls. Raises `StaleError` if a call is not as it is remembered."""
-    for resolution in deferred.resolved_calls:
+    for resolution in deferred_writes.resolved_calls:
         if not (yield from calls.apply_resolution(resolution)):
             raise StaleError
 
 
-def write_deferred(writes: Sequence[DeferredWrites]) -> Program[None]:
+def write_deferred(all_writes: Sequence[DeferredWrites]) -> Program[None]:
     """Stores the new inbox rows and events of several programs, with few statements.
 
     Events come last, because an append locks the counter of its stream.
     """
-    yield from inbox.add_rows([row for deferred in writes for row in deferred.inbox_rows])
+    yield from inbox.add_rows([row for writes in all_writes for row in writes.inbox_rows])
     new_events: dict[str, list[NewEvent]] = {}
-    for deferred in writes:
-        for stream, events in deferred.new_events.items():
+    for writes in all_writes:
+        for stream, events in writes.new_events.items():
             new_events.setdefault(stream, []).extend(events)
     if not new_events:
         return
     events_of = {stream: iter(events) for stream, events in (yield from _append(new_events)).items()}
-    for deferred in writes:
-        for stream, events in deferred.new_events.items():
-            deferred.stored_events += islice(events_of[stream], len(events))
+    for writes in all_writes:
+        for stream, events in writes.new_events.items():
+            writes.stored_events += islice(events_of[stream], len(events))
 
 
 def _append(new_events: Mapping[str, Sequence[NewEvent]]) -> Program[dict[str, list[StoredEvent]]]:
@@ -71,16 +71,16 @@ def _append(new_events: Mapping[str, Sequence[NewEvent]]) -> Program[dict[str, l
         counters = yield _advance_counters(len(counts) // 2), counts
         last_ids |= {row[0]: row[1] for row in counters}
     at = now_ms()
-    stored: dict[str, list[StoredEvent]] = {}
+    stored_events: dict[str, list[StoredEvent]] = {}
     rows = RowBatch()
     for stream in streams:
         events = new_events[stream]
         first_id = last_ids[stream] - len(events) + 1
         pairs = [store(stream, event_id, event, at) for event_id, event in enumerate(events, first_id)]
-        stored[stream] = [event for event, _ in pairs]
+        stored_events[stream] = [event for event, _ in pairs]
         rows += [row for _, row in pairs]
     yield _INSERT, rows
-    return stored
+    return stored_events
 
 
 @lru_cache(maxsize=_COUNTERS_AT_ONCE)

@@ -66,10 +66,10 @@ class Memory(Record, frozen=True):
 
 _GOAL = Table("goals", Goal, flags=("is_long_term", "is_completed"))
 _OR_REPLACE_OWN = (
-    _GOAL.on_conflict_update("id", unchanged=("id", "created_at")) + " WHERE goals.entity_id = excluded.entity_id"
+    _GOAL.on_conflict_update("id", except_columns=("id", "created_at")) + " WHERE goals.entity_id = excluded.entity_id"
 )
 _MEMORY = Table("memories", Memory, json=("value",))
-_OR_REPLACE_VALUE = _MEMORY.on_conflict_update("entity_id, key", unchanged=("key", "created_at"))
+_OR_REPLACE_VALUE = _MEMORY.on_conflict_update("entity_id, key", except_columns=("key", "created_at"))
 
 
 def list_goals(entity_id: str) -> Program[list[Goal]]:
@@ -82,21 +82,21 @@ def set_goals(entity_id: str, changes: Sequence[GoalChange], *, clear: bool) -> 
 
     `clear`: goals that are not among them are deleted. Raises `RefusedError` if an id is not of the agent's own goals.
     """
-    own = {goal.id: goal for goal in (yield from list_goals(entity_id))}
+    own_goals = {goal.id: goal for goal in (yield from list_goals(entity_id))}
     changed_ids = [change.id for change in changes if change.id is not None]
-    _check_own(changed_ids, own)
-    if repeated := next((goal_id for goal_id in changed_ids if changed_ids.count(goal_id) > 1), None):
-        raise RefusedError("invalid", f'the goal "{repeated}" is named twice')
-    remaining = len(changed_ids) if clear else len(own)
+    _check_own(changed_ids, own_goals)
+    if repeated_id := next((goal_id for goal_id in changed_ids if changed_ids.count(goal_id) > 1), None):
+        raise RefusedError("invalid", f'the goal "{repeated_id}" is named twice')
+    remaining = len(changed_ids) if clear else len(own_goals)
     if remaining + len(changes) - len(changed_ids) > MAX_GOALS:
         raise RefusedError("invalid", f"an agent has at most {MAX_GOALS} goals; delete or complete some first")
     if clear:
-        for goal_id in own.keys() - set(changed_ids):
+        for goal_id in own_goals.keys() - set(changed_ids):
             yield "DELETE FROM goals WHERE id = ? AND entity_id = ?", (goal_id, entity_id)
     at = now_ms()
     goals: list[tuple[Goal, bool]] = []
     for position, change in enumerate(changes):
-        goal = _apply_change(own.get(change.id or ""), change, at + position)  # Their times keep their order.
+        goal = _apply_change(own_goals.get(change.id or ""), change, at + position)  # Their times keep their order.
         yield from _GOAL.insert(_OR_REPLACE_OWN, **msgspec.structs.asdict(goal), entity_id=entity_id)
         goals.append((goal, change.id is None))
     return goals

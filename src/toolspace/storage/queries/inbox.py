@@ -16,7 +16,7 @@ from toolspace.storage.queries.table import (
     first_value,
     has_changed,
     placeholders,
-    where,
+    where_clause,
 )
 
 HUMAN_MESSAGE, TOOL_RESULT, PLAN_OR_SERVICE, AGENT_MESSAGE = range(4)
@@ -185,7 +185,7 @@ def find(agent_entity_id: str, event_id: str) -> Program[InboxEvent | None]:
 
 def list_events(agent_entity_id: str, *, status: str | None = None, limit: int = 100) -> Program[list[InboxEvent]]:
     """Events in the order in which they are claimed; only those of one status, if it is given."""
-    conditions, values = where(("agent_entity_id = ?", agent_entity_id), ("status = ?", status))
+    conditions, values = where_clause(("agent_entity_id = ?", agent_entity_id), ("status = ?", status))
     parts = (_PENDING, _NOT_PENDING) if status is None else (_PENDING if status == "pending" else _NOT_PENDING,)
     rows: list[Row] = []
     for part in parts:

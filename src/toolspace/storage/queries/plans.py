@@ -10,7 +10,7 @@ import msgspec
 from toolspace.core.ids import now_ms
 from toolspace.core.records import Record
 from toolspace.storage.database import Program
-from toolspace.storage.queries.table import Table, count_changes, first_value, has_changed, where
+from toolspace.storage.queries.table import Table, count_changes, first_value, has_changed, where_clause
 
 PlanStatus = Literal["active", "completed", "expired"]
 
@@ -51,7 +51,7 @@ class Plan(Record, frozen=True):
 
 _PLAN = Table("plans", Plan)
 _OR_REPLACE_OWN = (
-    _PLAN.on_conflict_update("id", unchanged=("id", "entity_id", "last_run_at", "created_at"))
+    _PLAN.on_conflict_update("id", except_columns=("id", "entity_id", "last_run_at", "created_at"))
     + " WHERE plans.entity_id = excluded.entity_id"
 )
 
@@ -67,7 +67,7 @@ def find(plan_id: str) -> Program[Plan | None]:
 
 def list_plans(entity_id: str, *, status: str | None = None) -> Program[list[Plan]]:
     """The plans of an agent, the next to fire first."""
-    condition, values = where(("entity_id = ?", entity_id), ("status = ?", status))
+    condition, values = where_clause(("entity_id = ?", entity_id), ("status = ?", status))
     order = "ORDER BY CASE WHEN next_run_at IS NULL THEN 1 ELSE 0 END, next_run_at, created_at, id"
     return _PLAN.select(condition + order, *values)
 

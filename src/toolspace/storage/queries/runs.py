@@ -18,7 +18,7 @@ from toolspace.storage.queries.table import (
     has_changed,
     json_or_null,
     placeholders,
-    where,
+    where_clause,
 )
 
 _RUN = Table("runs", RunRecord, columns={"trigger": "trigger_data"}, json=("trigger", "usage"))
@@ -55,7 +55,7 @@ def list_runs(
     limit: int = 100,
 ) -> Program[list[RunRecord]]:
     """Runs, newest first. `before`: older than this run."""
-    conditions, values = where(
+    conditions, values = where_clause(
         ("agent_entity_id = ?", agent_entity_id),
         ("space_id = ?", space_id),
         ("status = ?", status),

@@ -22,7 +22,7 @@ from toolspace.storage.queries.table import (
     has_changed,
     insert_into,
     placeholders,
-    where,
+    where_clause,
 )
 
 SessionKind = Literal["agent", "task", "reflection"]
@@ -63,7 +63,7 @@ class HistoryTurn(msgspec.Struct, frozen=True, kw_only=True):
     seq: int
     cycle: int
     run_id: str | None
-    stored: StoredTurn
+    stored_turn: StoredTurn
     tokens: int
     at: int
 
@@ -71,7 +71,7 @@ class HistoryTurn(msgspec.Struct, frozen=True, kw_only=True):
 class NewTurn(msgspec.Struct, frozen=True, kw_only=True):
     """A turn to append to the history."""
 
-    stored: StoredTurn
+    stored_turn: StoredTurn
     tokens: int
     run_id: str | None
 
@@ -208,14 +208,14 @@ def append_turns(session_id: str, cycle: int, turns: Sequence[NewTurn]) -> Progr
     last_seq: int = yield from first_value(update, len(turns), session_id)
     now = now_ms()
     for seq, turn in enumerate(turns, last_seq - len(turns) + 1):
-        text = json_text.encode(turn.stored)
+        text = json_text.encode(turn.stored_turn)
         yield _APPEND_TURN, (session_id, seq, cycle, turn.run_id, text, turn.tokens, now)
     return last_seq
 
 
 def list_turns(session_id: str, *, before: int | None = None, limit: int | None = None) -> Program[list[HistoryTurn]]:
     """The turns of a session, oldest first; with `limit`, only the latest ones."""
-    conditions, values = where(("session_id = ?", session_id), ("seq < ?", before))
+    conditions, values = where_clause(("session_id = ?", session_id), ("seq < ?", before))
     if limit is None:
         return (yield from _TURN.select(f"{conditions}ORDER BY seq", *values))
     return (yield from _TURN.select(f"{conditions}ORDER BY seq DESC LIMIT ?", *values, limit))[::-1]
@@ -230,10 +230,10 @@ def find_id_by_run(run_id: str) -> Program[str | None]:
     return first_value("SELECT session_id FROM history WHERE run_id = ? LIMIT 1", run_id)
 
 
-def replace_turn(session_id: str, seq: int, stored: StoredTurn) -> Program[None]:
+def replace_turn(session_id: str, seq: int, stored_turn: StoredTurn) -> Program[None]:
     """Replaces a turn: a result that it lacked has arrived."""
     update = "UPDATE history SET turn = ? WHERE session_id = ? AND seq = ?"
-    yield update, (json_text.encode(stored), session_id, seq)
+    yield update, (json_text.encode(stored_turn), session_id, seq)
 
 
 def delete_turns_of_run(session_id: str, run_id: str) -> Program[None]:

@@ -65,9 +65,9 @@ class Table(Generic[R]):
         insert = insert_into(self.name, tuple(self._column_of.get(field, field) for field in values))
         return self._decode_first((yield f"{insert} {on_conflict} RETURNING {self.sql}", tuple(values.values())))
 
-    def on_conflict_update(self, key: str, *, unchanged: Collection[str]) -> str:
+    def on_conflict_update(self, key: str, *, except_columns: Collection[str]) -> str:
         """Makes an INSERT replace the row of this key, except some columns."""
-        changes = ", ".join(f"{name} = excluded.{name}" for name in self.columns if name not in unchanged)
+        changes = ", ".join(f"{name} = excluded.{name}" for name in self.columns if name not in except_columns)
         return f"ON CONFLICT ({key}) DO UPDATE SET {changes}"
 
     def decode(self, row: Row) -> R:
@@ -127,12 +127,12 @@ def insert_into(table: str, columns: tuple[str, ...]) -> str:
     return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({placeholders(columns)})"
 
 
-def where(*conditions: tuple[str, Any]) -> tuple[str, list[Any]]:
+def where_clause(*conditions: tuple[str, Any]) -> tuple[str, list[Any]]:
     """A WHERE clause of the conditions whose value is not None, and the values of its placeholders.
 
     A condition has one placeholder, or one for each value of a list.
     """
-    chosen = [(condition, value) for condition, value in conditions if value is not None]
-    values = [item for _, value in chosen for item in (value if isinstance(value, list) else (value,))]
-    clause = " AND ".join(condition for condition, _ in chosen)
+    chosen_conditions = [(condition, value) for condition, value in conditions if value is not None]
+    values = [item for _, value in chosen_conditions for item in (value if isinstance(value, list) else (value,))]
+    clause = " AND ".join(condition for condition, _ in chosen_conditions)
     return f"WHERE {clause} " if clause else "", values

@@ -11,7 +11,7 @@ from toolspace.core import json_text
 from toolspace.core.ids import now_ms
 from toolspace.core.records import TaskRecord, TaskStatus
 from toolspace.storage.database import Program, long_running
-from toolspace.storage.queries.table import Table, delete_selected, first_value, where
+from toolspace.storage.queries.table import Table, delete_selected, first_value, where_clause
 
 _TASK_PREFIX, _REFLECTION_PREFIX, _RUN_PREFIX = "task_", "refl_", "run_"
 _TASK = Table("tasks", TaskRecord, json=("result", "reflection"))
@@ -75,7 +75,7 @@ def list_tasks(
     limit: int = 100,
 ) -> Program[list[TaskRecord]]:
     """The tasks of an agent, newest first. `since`, `until`: when they were created. `before`: older than this task."""
-    conditions, values = where(
+    conditions, values = where_clause(
         ("agent_entity_id = ?", agent_entity_id),
         ("created_at >= ?", since),
         ("created_at < ?", until),

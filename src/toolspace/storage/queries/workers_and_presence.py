@@ -201,7 +201,7 @@ def list_connected(*, node_id: str) -> Program[list[str]]:
     return first_column(f"SELECT holder FROM presence WHERE {condition}", node_id)
 
 
-def retire(worker_id: str, finishing: Sequence[str]) -> Program[list[str] | None]:
+def retire(worker_id: str, calls_to_finish: Sequence[str]) -> Program[list[str] | None]:
     """A worker takes no more calls and finishes those named; the others may be claimed again.
 
     Returns the tools of the released calls; None if there is no such worker.
@@ -210,7 +210,7 @@ def retire(worker_id: str, finishing: Sequence[str]) -> Program[list[str] | None
         return None
     # The worker's own row stays: it shows whether the worker dies before it has finished.
     yield "DELETE FROM presence WHERE holder = ? AND topic <> ?", (worker_id, _WORKER + worker_id)
-    return (yield from calls.release_claims(worker_id, except_calls=finishing))
+    return (yield from calls.release_claims(worker_id, except_calls=calls_to_finish))
 
 
 def disconnect_workers_of_node(node_id: str) -> Program[None]:

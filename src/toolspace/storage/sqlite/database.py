@@ -67,7 +67,7 @@ class SqliteDatabase(Database):
         self._connection = file.writer
         """Used by the loop; while a commit is under way, by the writer thread."""
         self._batch_writer = BatchWriter(file.writer)
-        self._waiting: deque[Job] = deque()
+        self._waiting_jobs: deque[Job] = deque()
         self._is_scheduled = False
         """Whether the loop is about to run the waiting jobs."""
         self._is_committing = False
@@ -80,7 +80,7 @@ class SqliteDatabase(Database):
         self._checkpoint_due = threading.Event()
         self._log_is_long = False
         self._next_log_check = 0.0
-        self._closing = False
+        self._is_closing = False
         self._committed_jobs = 0
         work = (("writer", self._write, file.writer), ("checkpoint", self._run_checkpoints, file.checkpointer))
         readers = (("reader", self._read, reader) for reader in file.readers)
@@ -94,11 +94,13 @@ class SqliteDatabase(Database):
     @classmethod
     async def open(cls, path: str | os.PathLike[str]) -> Self:
         """Opens the file, creates it if it is missing, and migrates its tables."""
-        opening = asyncio.get_running_loop().run_in_executor(None, partial(DatabaseFile, Path(path), readers=_READERS))
+        opening_task = asyncio.get_running_loop().run_in_executor(
+            None, partial(DatabaseFile, Path(path), readers=_READERS)
+        )
         try:
-            return cls(await asyncio.shield(opening))
+            return cls(await asyncio.shield(opening_task))
         except asyncio.CancelledError:
-            opening.add_done_callback(_close_unused)
+            opening_task.add_done_callback(_close_unused)
             raise
 
     def run(
@@ -106,22 +108,22 @@ class SqliteDatabase(Database):
         program: Callable[[], Program[T]],
         *,
         on_commit: Callable[[T], None] | None = None,
-        deferred: Callable[[], DeferredWrites] | None = None,
+        deferred_writes: Callable[[], DeferredWrites] | None = None,
         exclusive: bool = False,
     ) -> Awaitable[T]:
         future = self._new_future()
-        self._enqueue(TransactionJob(future, time.perf_counter(), program, on_commit, deferred, exclusive))
+        self._enqueue(TransactionJob(future, time.perf_counter(), program, on_commit, deferred_writes, exclusive))
         return future
 
     def commit_deferred(
         self,
-        deferred: DeferredT,
+        deferred_writes: DeferredT,
         *,
         on_commit: Callable[[DeferredT], None],
         on_doubt: Callable[[DeferredT], None],
     ) -> Awaitable[bool]:
         future = self._new_future()
-        self._enqueue(DeferredJob(future, time.perf_counter(), deferred, on_commit))
+        self._enqueue(DeferredJob(future, time.perf_counter(), deferred_writes, on_commit))
         return future
 
     def read(self, program: Callable[[], Program[T]]) -> Awaitable[T]:
@@ -134,11 +136,11 @@ class SqliteDatabase(Database):
             raise StorageUnavailable(f"the disk of {self._file.path} is full")
 
     async def aclose(self) -> None:
-        if not self._closing:
-            self._closing = True
+        if not self._is_closing:
+            self._is_closing = True
             for _ in range(_READERS):
                 self._reads.put(None)
-            if self._waiting or self._is_committing:
+            if self._waiting_jobs or self._is_committing:
                 await self._idle.wait()
             self._commits.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self._join_threads)
@@ -150,7 +152,7 @@ class SqliteDatabase(Database):
         self._file.close()
 
     def _new_future(self) -> asyncio.Future[Any]:
-        if self._closing:
+        if self._is_closing:
             raise StorageUnavailable(f"the database {self._file.path} is closed")
         if asyncio.get_running_loop() is not self._loop:
             raise StorageError(f"the database {self._file.path} was opened on another event loop; open it on this one")
@@ -160,7 +162,7 @@ class SqliteDatabase(Database):
 
     def _enqueue(self, job: Job) -> None:
         """The waiting jobs run soon, not at once: those that arrive in the same moment share a commit."""
-        self._waiting.append(job)
+        self._waiting_jobs.append(job)
         if not self._is_scheduled and not self._is_committing:
             self._is_scheduled = True
             self._loop.call_soon(self._run_waiting)
@@ -168,7 +170,7 @@ class SqliteDatabase(Database):
     def _run_waiting(self) -> None:
         """Runs the waiting jobs in one transaction, and leaves the commit to the writer thread."""
         self._is_scheduled = False
-        while self._waiting:
+        while self._waiting_jobs:
             batch = self._next_batch()
             work = self._start_batch(batch)
             if work is None:
@@ -182,19 +184,19 @@ class SqliteDatabase(Database):
                 # lock only after all of that: the disk would idle while the loop works, and the other way round.
                 self._handover.acquire(timeout=_HANDOVER_SECONDS)
             return
-        if self._closing:
+        if self._is_closing:
             self._idle.set()
 
     def _next_batch(self) -> list[Job]:
         """The jobs of one commit: all that wait, up to a limit. An exclusive job is alone in its commit."""
-        waiting = self._waiting
-        if len(waiting) <= _MAX_JOBS and not any(map(_is_exclusive, waiting)):
-            batch = list(waiting)
-            waiting.clear()
+        waiting_jobs = self._waiting_jobs
+        if len(waiting_jobs) <= _MAX_JOBS and not any(map(_is_exclusive, waiting_jobs)):
+            batch = list(waiting_jobs)
+            waiting_jobs.clear()
             return batch
-        batch = [waiting.popleft()]
-        while not batch[0].exclusive and waiting and not waiting[0].exclusive and len(batch) < _MAX_JOBS:
-            batch.append(waiting.popleft())
+        batch = [waiting_jobs.popleft()]
+        while not batch[0].exclusive and waiting_jobs and not waiting_jobs[0].exclusive and len(batch) < _MAX_JOBS:
+            batch.append(waiting_jobs.popleft())
         return batch
 
     def _start_batch(self, batch: list[Job]) -> _Commit | None:
@@ -206,8 +208,8 @@ class SqliteDatabase(Database):
             if isinstance(job, TransactionJob):
                 job.start()
                 has_statements = has_statements or job.steps is not None
-        if not has_statements and (prepared := self._batch_writer.prepare(deferred_writes_of(batch))) is not None:
-            return _Commit(batch, prepared=prepared)
+        if not has_statements and (prepared_batch := self._batch_writer.prepare(deferred_writes_of(batch))) is not None:
+            return _Commit(batch, prepared_batch=prepared_batch)
         try:
             self._connection.execute("BEGIN IMMEDIATE")
         except sqlite3.Error:
@@ -250,7 +252,7 @@ class SqliteDatabase(Database):
     def _commit(self, connection: sqlite3.Connection, work: _Commit) -> _Commit | None:
         """Commits a batch, reports it to the loop, and returns the next batch if the thread may take it by itself."""
         next_work = None
-        in_one_statement = work.prepared is not None and self._batch_writer.write(connection, work.prepared)
+        in_one_statement = work.prepared_batch is not None and self._batch_writer.write(connection, work.prepared_batch)
         if in_one_statement:
             next_work = self._take_next(len(work.batch))
         elif work.is_run or _run_when_unlocked(connection, work.batch):
@@ -271,7 +273,7 @@ class SqliteDatabase(Database):
         None if the loop has to look at them, or if they are far fewer than before: a commit takes its time however
         small it is, and more may arrive until the loop looks.
         """
-        jobs = list(self._waiting)[:_MAX_JOBS]
+        jobs = list(self._waiting_jobs)[:_MAX_JOBS]
         batch: list[Job] = []
         for job in jobs:
             if not isinstance(job, DeferredJob):
@@ -279,12 +281,12 @@ class SqliteDatabase(Database):
             batch.append(job)
         if not batch or len(jobs) * 2 < previous_size:
             return None
-        prepared = self._batch_writer.prepare(deferred_writes_of(batch))
-        if prepared is None:
+        prepared_batch = self._batch_writer.prepare(deferred_writes_of(batch))
+        if prepared_batch is None:
             return None
         for _ in batch:
-            self._waiting.popleft()
-        return _Commit(batch, prepared=prepared)
+            self._waiting_jobs.popleft()
+        return _Commit(batch, prepared_batch=prepared_batch)
 
     # The other threads
 
@@ -295,7 +297,7 @@ class SqliteDatabase(Database):
         the writer is asked to copy the rest: then the log starts again at its beginning.
         """
         copied_jobs = 0
-        while not self._closing:
+        while not self._is_closing:
             self._checkpoint_due.wait(_CHECKPOINT_SECONDS)
             self._checkpoint_due.clear()
             if copied_jobs != self._committed_jobs:
@@ -318,15 +320,15 @@ class _Commit(NamedTuple):
     """Jobs to commit together."""
 
     batch: list[Job]
-    prepared: PreparedBatch | None = None
+    prepared_batch: PreparedBatch | None = None
     """The whole batch as one statement, if it has nothing but deferred writes."""
     is_run: bool = False
     """Whether the loop has run the jobs in an open transaction; if not, the thread runs them."""
 
 
-def _close_unused(opening: asyncio.Future[DatabaseFile]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()
+def _close_unused(opening_task: asyncio.Future[DatabaseFile]) -> None:
+    if not opening_task.cancelled() and opening_task.exception() is None:
+        opening_task.result().close()
 
 
 def _run_when_unlocked(connection: sqlite3.Connection, batch: Sequence[Job]) -> bool:

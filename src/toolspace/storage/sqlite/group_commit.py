@@ -48,7 +48,7 @@ class TransactionJob(msgspec.Struct, eq=False):
     steps: Program[Any] | None = None
     """The rest of the program, which waits for the rows of `statement`."""
     statement: Statement = "", ()
-    deferred: DeferredWrites | None = None
+    deferred_writes: DeferredWrites | None = None
     result: Any = None
     error: BaseException | None = None
 
@@ -58,7 +58,7 @@ class TransactionJob(msgspec.Struct, eq=False):
         try:
             steps = self.program()
             if self.make_deferred is not None:
-                self.deferred = self.make_deferred()
+                self.deferred_writes = self.make_deferred()
             self.statement = next(steps)
             self.steps = steps
         except StopIteration as stop:
@@ -94,7 +94,7 @@ class DeferredJob(msgspec.Struct, eq=False):
 
     future: asyncio.Future[bool]
     queued_at: float
-    deferred: DeferredWrites
+    deferred_writes: DeferredWrites
     on_commit: Callable[[Any], None]
     error: BaseException | None = None
 
@@ -105,12 +105,12 @@ class DeferredJob(msgspec.Struct, eq=False):
 
     def finish(self, connection: sqlite3.Connection) -> None:
         """Stores the results of calls. Their inbox rows and events are written with those of the other jobs."""
-        run_program(connection, partial(events.resolve_deferred_calls, self.deferred))
+        run_program(connection, partial(events.resolve_deferred_calls, self.deferred_writes))
 
     def settle(self) -> None:
         if self.error is None:
             try:
-                self.on_commit(self.deferred)
+                self.on_commit(self.deferred_writes)
             except Exception:
                 _log.exception(_NOT_NOTIFIED)
         if self.future.done():
@@ -126,7 +126,7 @@ Job = TransactionJob | DeferredJob
 
 def deferred_writes_of(batch: Sequence[Job]) -> list[DeferredWrites]:
     """The deferred writes of the jobs without an error."""
-    return [job.deferred for job in batch if job.deferred is not None and job.error is None]
+    return [job.deferred_writes for job in batch if job.deferred_writes is not None and job.error is None]
 
 
 def run_batch(connection: sqlite3.Connection, batch: Sequence[Job]) -> bool:
@@ -217,8 +217,8 @@ def _run_with_savepoints(connection: sqlite3.Connection, batch: Sequence[Job]) -
 
 
 def _write_deferred(connection: sqlite3.Connection, batch: Sequence[Job]) -> None:
-    if writes := deferred_writes_of(batch):
-        run_program(connection, lambda: events.write_deferred(writes))
+    if all_writes := deferred_writes_of(batch):
+        run_program(connection, lambda: events.write_deferred(all_writes))
 
 
 def _run_steps(connection: sqlite3.Connection, steps: Program[T], statement: Statement) -> T:
@@ -324,20 +324,20 @@ class BatchWriter:
         except sqlite3.Error:  # An old SQLite, or one without JSON: everything is written row by row.
             self._is_available = False
 
-    def prepare(self, writes: Sequence[DeferredWrites]) -> PreparedBatch | None:
+    def prepare(self, all_writes: Sequence[DeferredWrites]) -> PreparedBatch | None:
         """None if the rows have to be written one by one: the last id of a stream is unknown, or they are too large."""
         if not self._is_available:
             return None
         at = now_ms()
-        call_rows = [row for deferred in writes for row in deferred.resolved_calls]
-        inbox_rows = [row for deferred in writes for row in deferred.inbox_rows]
+        call_rows = [row for writes in all_writes for row in writes.resolved_calls]
+        inbox_rows = [row for writes in all_writes for row in writes.inbox_rows]
         event_rows: list[Sequence[Any]] = []
         previous_ids, last_ids = self._last_ids, dict[str, int]()
         events_by_writes: list[list[StoredEvent]] = []
         try:
-            for deferred in writes:
+            for writes in all_writes:
                 stored_events: list[StoredEvent] = []
-                for stream, new_events in deferred.new_events.items():
+                for stream, new_events in writes.new_events.items():
                     event_id = last_ids.get(stream) or previous_ids.get(stream)
                     if event_id is None:
                         return None
@@ -354,7 +354,7 @@ class BatchWriter:
             return None
         if sum(map(len, values)) > _MAX_BYTES:
             return None
-        return PreparedBatch(values, list(zip(writes, events_by_writes, strict=True)), last_ids)
+        return PreparedBatch(values, list(zip(all_writes, events_by_writes, strict=True)), last_ids)
 
     def write(self, connection: sqlite3.Connection, batch: PreparedBatch) -> bool:
         """Commits the batch. Returns False, and writes nothing, if a row is not as remembered or cannot be written."""
@@ -362,16 +362,16 @@ class BatchWriter:
             connection.execute(_WRITE, batch.values)
         except Exception:  # Any fault: writing row by row reports whose it is.
             return False
-        for deferred, stored_events in batch.stored_events:
-            deferred.stored_events = stored_events
+        for writes, stored_events in batch.stored_events:
+            writes.stored_events = stored_events
         self._last_ids.update(batch.last_ids)
         return True
 
-    def remember(self, writes: Iterable[DeferredWrites]) -> None:
+    def remember(self, all_writes: Iterable[DeferredWrites]) -> None:
         """Takes the last ids from writes that were made row by row."""
         last_ids = self._last_ids
-        for deferred in writes:
-            for event in deferred.stored_events:
+        for writes in all_writes:
+            for event in writes.stored_events:
                 last_ids[event.stream] = event.id
         while len(last_ids) > _MAX_STREAMS:
             del last_ids[next(iter(last_ids))]

@@ -149,7 +149,7 @@ class _AllStreams:
         self._expected_ids: dict[str, int] = {}
         """Streams to read from the database, and up to which id."""
         self._since = 0
-        self._reading: asyncio.Task[None] | None = None
+        self._read_task: asyncio.Task[None] | None = None
 
     def join(self, subscription: AllStreamsSubscription) -> int:
         """The position at which a subscription starts."""
@@ -183,8 +183,8 @@ class _AllStreams:
         if last_id <= self._last_ids.get(stream, 0):
             return
         self._expected_ids[stream] = max(last_id, self._expected_ids.get(stream, 0))
-        if self._reading is None:
-            self._reading = asyncio.create_task(self._read())
+        if self._read_task is None:
+            self._read_task = asyncio.create_task(self._read())
 
     def resync(self) -> None:
         if self.subscriptions:
@@ -192,9 +192,9 @@ class _AllStreams:
                 self.expect(stream, last_id + 1)
 
     async def stop(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
+        if self._read_task is not None:
+            self._read_task.cancel()
+            await asyncio.gather(self._read_task, return_exceptions=True)
 
     async def _read(self) -> None:
         try:
@@ -218,7 +218,7 @@ class _AllStreams:
                 if events:
                     self.wake()
         finally:
-            self._reading = None
+            self._read_task = None
 
     def _append(self, event: StoredEvent) -> None:
         self._last_ids[event.stream] = event.id
@@ -247,8 +247,8 @@ class AllStreamsSubscription(Cursor):
         was_woken = False
         while not self.closed:
             if self.has_fallen_behind:
-                missed = ring.first - 1 - self.cursor
-                raise SubscriberTooSlow(f"{missed} events were dropped before the subscriber read them")
+                missed_count = ring.first - 1 - self.cursor
+                raise SubscriberTooSlow(f"{missed_count} events were dropped before the subscriber read them")
             if self.cursor < ring.last:
                 batch = ring.list_after(self.cursor, PAGE)
                 self.cursor += len(batch)

@@ -115,19 +115,19 @@ class Cursor:
 
     def __init__(self) -> None:
         self.closed = False
-        self._waiting: asyncio.Future[None] | None = None
+        self._wake_future: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
         """Lets a waiting `next_batch` return; without new events it returns an empty batch."""
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+        if self._wake_future is not None and not self._wake_future.done():
+            self._wake_future.set_result(None)
 
     async def _wait(self) -> None:
-        self._waiting = asyncio.get_running_loop().create_future()
+        self._wake_future = asyncio.get_running_loop().create_future()
         try:
-            await self._waiting
+            await self._wake_future
         finally:
-            self._waiting = None
+            self._wake_future = None
 
     async def next_batch(self) -> list[StoredEvent]:
         raise NotImplementedError
@@ -209,8 +209,10 @@ class Subscription(Cursor):
         """
         ring = self._topic.ring
         if self.has_fallen_behind:
-            missed = ring.first - 1 - self.cursor
-            raise SubscriberTooSlow(f"{self.stream}: {missed} events were dropped before the subscriber read them")
+            missed_count = ring.first - 1 - self.cursor
+            raise SubscriberTooSlow(
+                f"{self.stream}: {missed_count} events were dropped before the subscriber read them"
+            )
         has_waited = False
         while not self.closed:
             if not ring.has_all_after(self.cursor):
@@ -267,24 +269,24 @@ class Topic:
         """The highest id that this process was told of."""
         self._is_stale = False
         """Whether the database may have more than that."""
-        self._opening: asyncio.Task[None] | None = None
-        self._catching_up: asyncio.Task[None] | None = None
+        self._open_task: asyncio.Task[None] | None = None
+        self._catch_up_task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Reads the last id of the stream. Subscribers that come at once share one read."""
         if self._is_open:
             return
-        if self._opening is None:
-            self._opening = asyncio.create_task(self._open())
+        if self._open_task is None:
+            self._open_task = asyncio.create_task(self._open())
             # Marks the error as retrieved, in case all who waited for it were cancelled.
-            self._opening.add_done_callback(lambda task: None if task.cancelled() else task.exception())
-        await asyncio.shield(self._opening)
+            self._open_task.add_done_callback(lambda task: None if task.cancelled() else task.exception())
+        await asyncio.shield(self._open_task)
 
     async def _open(self) -> None:
         try:
             _, newest = await self.bounds()
         finally:
-            self._opening = None
+            self._open_task = None
         self.ring.restart(newest)
         self._is_open = True
         self.expect(0)
@@ -302,8 +304,8 @@ class Topic:
     def expect(self, last_id: int) -> None:
         """Events up to this id are stored."""
         self._expected_id = max(self._expected_id, last_id)
-        if self._is_open and self._has_more() and self._catching_up is None:
-            self._catching_up = asyncio.create_task(self._catch_up())
+        if self._is_open and self._has_more() and self._catch_up_task is None:
+            self._catch_up_task = asyncio.create_task(self._catch_up())
 
     def resync(self) -> None:
         self._is_stale = True
@@ -317,8 +319,8 @@ class Topic:
         self.subscriptions.discard(subscription)
         if not self.subscriptions:
             self._on_empty(self)
-            if self._catching_up is not None:
-                self._catching_up.cancel()
+            if self._catch_up_task is not None:
+                self._catch_up_task.cancel()
 
     def close(self) -> None:
         """Ends the subscriptions."""
@@ -326,7 +328,7 @@ class Topic:
             subscription.close()
 
     async def stop(self) -> None:
-        tasks = [task for task in (self._opening, self._catching_up) if task is not None]
+        tasks = [task for task in (self._open_task, self._catch_up_task) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -355,7 +357,7 @@ class Topic:
                     self._expected_id = self.ring.last  # The expected events were deleted already.
                 self._merge(events)
         finally:
-            self._catching_up = None
+            self._catch_up_task = None
 
     def _merge(self, events: list[StoredEvent]) -> None:
         for event in events:
