@@ -85,10 +85,10 @@ async def test_files_are_for_their_owner_only_whatever_the_umask(path: Path, no_
 async def test_closing_the_cache_ends_its_thread(path: Path) -> None:
     cache = SqliteCache(path)
     await cache.set("a", RESULT, 60)
-    assert any(thread.name == "toolspace-cache" for thread in threading.enumerate())
+    assert any(thread.name.startswith("toolspace-cache") for thread in threading.enumerate())
     await cache.aclose()
     await cache.aclose()
-    assert not any(thread.name == "toolspace-cache" for thread in threading.enumerate())
+    assert not any(thread.name.startswith("toolspace-cache") for thread in threading.enumerate())
     with pytest.raises(ToolspaceError, match="closed"):
         await cache.get("a")
 

@@ -210,15 +210,15 @@ class NoSuper(Sound):
 @pytest.mark.parametrize(
     ("provider", "check", "message"),
     [
-        (Twice, "tool_names_are_unique_and_stable", "two tools of one name"),
-        (Restless, "tool_names_are_unique_and_stable", "asked again, it lists other tools"),
+        (Twice, "tool_names_are_unique_and_stable", "two tools have the same name"),
+        (Restless, "tool_names_are_unique_and_stable", "returns other names"),
         (WrongSchema, "its_definitions_are_json_with_valid_schemas", "'echo' is not a valid JSON Schema"),
-        (NoObject, "its_definitions_are_json_with_valid_schemas", "arguments are always an object"),
+        (NoObject, "its_definitions_are_json_with_valid_schemas", "the input schema is no object"),
         (NoJson, "its_definitions_are_json_with_valid_schemas", "not JSON serializable"),
         (HasAll, "it_has_the_tools_that_it_lists_and_no_other", "no_tool_has_this_name"),
         (AnswersAll, "an_unknown_tool_fails", "ok"),
         (NoResult, "a_call_returns_a_result", "isinstance"),
-        (OneResult, "parallel_calls_each_get_a_result", "none is shared"),
+        (OneResult, "parallel_calls_each_get_a_result", "callers share a result"),
         (Stubborn, "cancelling_a_call_stops_the_work", "swallows CancelledError"),
         (NotReady, "it_can_be_queried_before_it_starts", "not connected"),
         (NoSuper, "listeners_are_called_until_they_unsubscribe", "_listeners"),
@@ -252,7 +252,7 @@ async def test_the_contract_finds_work_that_outlives_its_call(monkeypatch: pytes
             return hasattr(provider, "work") and not provider.work.done()
 
     provider = LeavesWork()
-    with pytest.raises(pytest.fail.Exception, match="its work goes on"):
+    with pytest.raises(pytest.fail.Exception, match="its work still runs"):
         await Watching().test_cancelling_a_call_stops_the_work(provider)
     provider.work.cancel()
 

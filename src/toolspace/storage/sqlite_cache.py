@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import hashlib
 import os
-import queue
 import secrets
 import sqlite3
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from toolspace.core.interfaces import CachedResult, ResultCache
 from toolspace.errors import ToolspaceError
@@ -55,8 +54,7 @@ class SqliteCache(ResultCache):
     ) -> None:
         self._path = Path(path)
         self._file = _CacheFile(self._path, max_bytes, clock)
-        self._jobs: queue.SimpleQueue[Callable[[], bool]] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="toolspace-cache")
         self._closed = False
 
     async def get(self, key: str) -> CachedResult | None:
@@ -71,53 +69,17 @@ class SqliteCache(ResultCache):
         await self._run(self._file.clear)
 
     async def aclose(self) -> None:
-        if self._thread is not None and not self._closed:
-            await self._run(self._file.close, last=True)
-            self._thread.join()  # It has closed the file and is about to end.
-        self._closed = True
+        if not self._closed:
+            closing_file = self._run(self._file.close)
+            self._closed = True
+            await closing_file
+            self._executor.shutdown()
 
-    async def _run(self, work: Callable[[], _T], *, last: bool = False) -> _T:
+    def _run(self, work: Callable[[], _T]) -> Awaitable[_T]:
+        """Runs `work` in the thread to its end, even if the caller is cancelled."""
         if self._closed:
             raise ToolspaceError(f"the cache {self._path} is closed")
-        self._closed = last
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[_T] = loop.create_future()
-
-        def job() -> bool:
-            try:
-                settle: Callable[[], None] = _Settle(future, result=work())
-            except BaseException as error:
-                settle = _Settle(future, error=error)
-            with contextlib.suppress(RuntimeError):  # The caller's loop is closed.
-                loop.call_soon_threadsafe(settle)
-            return last
-
-        self._jobs.put(job)
-        if self._thread is None:
-            # A daemon: a process that does not call `aclose` must still exit, and loses only cached results.
-            self._thread = threading.Thread(target=_work, args=(self._jobs,), name="toolspace-cache", daemon=True)
-            self._thread.start()
-        return await future
-
-
-def _work(jobs: queue.SimpleQueue[Callable[[], bool]]) -> None:
-    while not jobs.get()():
-        pass
-
-
-class _Settle:
-    """Gives a caller its result or error, unless it was cancelled."""
-
-    def __init__(self, future: asyncio.Future[Any], *, result: Any = None, error: BaseException | None = None) -> None:
-        self._future, self._result, self._error = future, result, error
-
-    def __call__(self) -> None:
-        if self._future.done():
-            return
-        if self._error is not None:
-            self._future.set_exception(self._error)
-        else:
-            self._future.set_result(self._result)
+        return asyncio.shield(asyncio.wrap_future(self._executor.submit(work)))
 
 
 class _Stale(Exception):

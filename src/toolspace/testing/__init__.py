@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from toolspace.core.events import CallEvent, Event, EventType
 from toolspace.orchestrator.event_bus import EventBus
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from toolspace.testing.storage_contracts import CacheContract as CacheContract
     from toolspace.testing.storage_contracts import OutputsContract as OutputsContract
 
+T = TypeVar("T")
 _MODULES = {
     "CacheContract": "toolspace.testing.storage_contracts",
     "MemoryCache": "toolspace.storage.memory_cache",
@@ -67,6 +68,17 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_MODULES})
+
+
+def mark_coroutine_tests(suite: type[T]) -> type[T]:
+    """A class decorator for contract suites: its coroutines run in either mode of pytest-asyncio."""
+    from inspect import iscoroutinefunction
+
+    import pytest
+
+    for test in filter(iscoroutinefunction, vars(suite).values()):
+        pytest.mark.asyncio(test)
+    return suite
 
 
 class _HasBus(Protocol):

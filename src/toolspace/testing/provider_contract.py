@@ -19,7 +19,7 @@ from toolspace.core.validation import compile_schema
 from toolspace.errors import ERROR_CLASSES
 from toolspace.orchestrator.settings import ProviderRules, ToolRules
 from toolspace.storage.outputs import MemoryOutputs
-from toolspace.testing import EventRecorder
+from toolspace.testing import EventRecorder, mark_coroutine_tests
 from toolspace.toolspace import Toolspace
 
 T = TypeVar("T")
@@ -32,6 +32,7 @@ NO_TOOL = "no_tool_has_this_name"
 _STARTS_AND_ENDS = (EventType.TOOL_CALL_REQUESTED, EventType.TOOL_CALL_COMPLETED, EventType.TOOL_CALL_FAILED)
 
 
+@mark_coroutine_tests
 class ProviderContract:
     """Tests of a provider. A subclass defines the fixture `provider`, a `call`, and the other attributes if it can.
 
@@ -58,9 +59,9 @@ class ProviderContract:
         raise NotImplementedError(f"{type(self).__name__} needs a fixture `provider` of its own")
 
     def is_working(self, provider: ToolProvider) -> bool | None:
-        """Whether the slow call is running, as seen from outside; None if that cannot be seen.
+        """Whether the slow call is running, observed from outside; None if that is impossible.
 
-        With it the tests check that canceling the call stops the work, and not just the waiting for it.
+        With it the tests check that canceling the call stops the work, and not only the wait for it.
         """
         return None
 
@@ -70,35 +71,31 @@ class ProviderContract:
 
     # Metadata
 
-    @pytest.mark.asyncio
     async def test_it_can_be_queried_before_it_starts(self, provider: ToolProvider) -> None:
         assert isinstance(provider.kind, str)
-        assert provider.kind, "set the kind of provider"
+        assert provider.kind, "set `kind`, the kind of provider"
         assert isinstance(provider.namespace, str)
         list(provider.list_tools())
         assert provider.has_tool(NO_TOOL) is False
         assert isinstance(provider.get_instructions(), str)
         await with_timeout(provider.aclose())
 
-    @pytest.mark.asyncio
     async def test_tool_names_are_unique_and_stable(self, provider: ToolProvider) -> None:
         async with started(provider):
             names = [tool.name for tool in provider.list_tools()]
             assert all(isinstance(name, str) and name for name in names)
-            assert sorted(names) == sorted(set(names)), "two tools of one name"
-            assert [tool.name for tool in provider.list_tools()] == names, "asked again, it lists other tools"
+            assert sorted(names) == sorted(set(names)), "two tools have the same name"
+            assert [tool.name for tool in provider.list_tools()] == names, "list_tools returns other names now"
 
-    @pytest.mark.asyncio
     async def test_its_definitions_are_json_with_valid_schemas(self, provider: ToolProvider) -> None:
         async with started(provider):
             for tool in provider.list_tools():
                 json.dumps(tool.to_dict(), allow_nan=False)
                 compile_schema(tool.input_schema, owner=f"the tool {tool.name!r}")
-                assert tool.input_schema.get("type") == "object", f"{tool.name}: arguments are always an object"
+                assert tool.input_schema.get("type") == "object", f"{tool.name}: the input schema is no object"
                 if tool.output_schema is not None:
                     compile_schema(tool.output_schema, owner=f"the output of {tool.name!r}")
 
-    @pytest.mark.asyncio
     async def test_it_has_the_tools_that_it_lists_and_no_other(self, provider: ToolProvider) -> None:
         async with started(provider):
             for tool in provider.list_tools():
@@ -106,7 +103,6 @@ class ProviderContract:
             assert provider.has_tool(NO_TOOL) is False
             assert provider.has_tool("") is False
 
-    @pytest.mark.asyncio
     async def test_listeners_are_called_until_they_unsubscribe(self, provider: ToolProvider) -> None:
         notified_listeners: list[str] = []
         unsubscribe_first = provider.on_change(lambda: notified_listeners.append("first"))
@@ -124,37 +120,32 @@ class ProviderContract:
 
     # Calls of the provider itself
 
-    @pytest.mark.asyncio
     async def test_a_call_returns_a_result(self, provider: ToolProvider) -> None:
         name, arguments = self._get_call("call")
         async with started(provider):
-            assert provider.has_tool(name), f"it does not list {name!r}"
+            assert provider.has_tool(name), f"the provider does not list {name!r}"
             result = await with_timeout(provider.execute(name, dict(arguments), ToolContext()))
         assert isinstance(result, ToolResult)
         assert result.ok, result.error
         json.dumps(result.to_dict(), allow_nan=False)
 
-    @pytest.mark.asyncio
     async def test_parallel_calls_each_get_a_result(self, provider: ToolProvider) -> None:
         name, arguments = self._get_call("call")
         async with started(provider):
             calls = (provider.execute(name, dict(arguments), ToolContext()) for _ in range(8))
             results = await with_timeout(asyncio.gather(*calls))
         assert [result.error for result in results] == [None] * 8
-        assert len({id(result) for result in results}) == 8, "callers may change what they get, so none is shared"
+        assert len({id(result) for result in results}) == 8, "callers share a result, and one may change it"
 
-    @pytest.mark.asyncio
     async def test_an_unknown_tool_fails(self, provider: ToolProvider) -> None:
         async with started(provider):
             assert await outcome(provider.execute(NO_TOOL, {}, ToolContext())) != "ok"
 
-    @pytest.mark.asyncio
     async def test_a_failure_says_why(self, provider: ToolProvider) -> None:
         name, arguments = self._get_call("failing_call")
         async with started(provider):
             assert await outcome(provider.execute(name, dict(arguments), ToolContext())) not in ("ok", "")
 
-    @pytest.mark.asyncio
     async def test_cancelling_a_call_stops_the_work(self, provider: ToolProvider) -> None:
         name, arguments = self._get_call("slow_call")
         async with started(provider):
@@ -162,11 +153,10 @@ class ProviderContract:
             await self._wait_until_working(provider, task)
             task.cancel()
             await asyncio.wait((task,), timeout=TIMEOUT)
-            assert task.done(), "the call goes on, though it was cancelled"
-            assert task.cancelled(), "it swallows CancelledError; clean up in `finally`, or raise it again"
+            assert task.done(), "the call still runs after its cancellation"
+            assert task.cancelled(), "execute swallows CancelledError; clean up in `finally`, or raise it again"
             await self._wait_until_stopped(provider)
 
-    @pytest.mark.asyncio
     async def test_it_closes_after_a_call(self, provider: ToolProvider) -> None:
         name, arguments = self._get_call("call")
         await with_timeout(provider.warmup())
@@ -175,14 +165,12 @@ class ProviderContract:
 
     # Calls through all stages
 
-    @pytest.mark.asyncio
     async def test_a_toolspace_offers_the_tools_that_it_lists(self, provider: ToolProvider) -> None:
         async with self.toolspace(provider) as ts:
             for local_name, full_name in full_names(provider).items():
                 message = f"{local_name!r} is missing; did `warmup` call `self.notify_changed()`?"
                 assert ts.find_tool(full_name) is not None, message
 
-    @pytest.mark.asyncio
     async def test_a_call_passes_all_stages(self, provider: ToolProvider) -> None:
         name, arguments = self._get_call("call")
         async with self.toolspace(provider) as ts:
@@ -192,14 +180,12 @@ class ProviderContract:
             assert (result.tool, result.namespace, result.kind) == (full_name, provider.namespace, provider.kind)
             assert starts_and_ends(recorder, result) == ["TOOL_CALL_REQUESTED", "TOOL_CALL_COMPLETED"]
 
-    @pytest.mark.asyncio
     async def test_arguments_that_do_not_fit_are_refused(self, provider: ToolProvider) -> None:
         name, _ = self._get_call("call")
         async with self.toolspace(provider) as ts:
             result = await with_timeout(ts.call(full_names(provider)[name], '["no object"]'))
         assert (result.error_kind, result.executed) == ("invalid_parameters", False)
 
-    @pytest.mark.asyncio
     async def test_a_failure_is_a_result(self, provider: ToolProvider) -> None:
         name, arguments = self._get_call("failing_call")
         async with self.toolspace(provider) as ts:
@@ -210,7 +196,6 @@ class ProviderContract:
         assert result.error_kind in ERROR_CLASSES
         assert result.error_kind not in ("unknown_tool", "internal_error"), result.error
 
-    @pytest.mark.asyncio
     async def test_a_call_that_takes_too_long_is_stopped(self, provider: ToolProvider) -> None:
         name, arguments = self._get_call("slow_call")
         async with self.toolspace(provider) as ts:
@@ -221,10 +206,9 @@ class ProviderContract:
             result = await with_timeout(ts.call(full_names(provider)[name], arguments))
             assert result.error_kind == "timeout", result.error
             assert starts_and_ends(recorder, result) == ["TOOL_CALL_REQUESTED", "TOOL_CALL_FAILED"]
-            assert ts.orchestrator.abandoned_count == 0, "it had to be closed by force"
+            assert ts.orchestrator.abandoned_count == 0, "the call ignored its cancellation and was closed by force"
             await self._wait_until_stopped(provider)
 
-    @pytest.mark.asyncio
     async def test_a_call_can_be_cancelled_from_outside(self, provider: ToolProvider) -> None:
         name, arguments = self._get_call("slow_call")
         async with self.toolspace(provider) as ts:
@@ -250,13 +234,13 @@ class ProviderContract:
 
     async def _wait_until_working(self, provider: ToolProvider, task: asyncio.Future[Any]) -> None:
         if self.is_working(provider) is None:
-            await asyncio.wait((task,), timeout=0.05)  # Its start cannot be seen, so it gets a moment.
+            await asyncio.wait((task,), timeout=0.05)  # Its start cannot be observed, so it gets a moment.
         else:
-            await wait_until(lambda: task.done() or self.is_working(provider) is True, "the slow call does not start")
-        assert not task.done(), "the slow call has ended by itself; name one that takes seconds"
+            await wait_until(lambda: task.done() or self.is_working(provider) is True, "the slow call has not started")
+        assert not task.done(), "the slow call has ended by itself; set slow_call to one that takes seconds"
 
     async def _wait_until_stopped(self, provider: ToolProvider) -> None:
-        await wait_until(lambda: not self.is_working(provider), "the call has ended, but its work goes on")
+        await wait_until(lambda: not self.is_working(provider), "the call has ended, but its work still runs")
 
 
 @asynccontextmanager

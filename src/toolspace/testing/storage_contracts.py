@@ -10,7 +10,7 @@ import pytest
 
 from toolspace.core.interfaces import CachedResult, OutputStore, ResultCache, StoredOutput
 from toolspace.errors import ToolspaceError
-from toolspace.testing import FakeClock
+from toolspace.testing import FakeClock, mark_coroutine_tests
 
 MEBIBYTE = 1 << 20
 TTL = 600.0
@@ -29,6 +29,7 @@ async def all_lines(outputs: OutputStore, output: StoredOutput) -> list[str]:
     return [line async for batch in outputs.lines(output) for line in batch]
 
 
+@mark_coroutine_tests
 class OutputsContract:
     """Tests of an output store. A subclass defines the fixture `outputs`, which uses the fixture `clock` and `ttl`."""
 
@@ -43,7 +44,6 @@ class OutputsContract:
         """Yields a new, empty store that uses the clock and keeps outputs for `ttl` seconds; closes it afterwards."""
         raise NotImplementedError(f"{type(self).__name__} needs a fixture `outputs` of its own")
 
-    @pytest.mark.asyncio
     async def test_a_stored_output_has_its_metadata(self, outputs: OutputStore, clock: FakeClock) -> None:
         output = await store(outputs, "first\nsec", "ond\nπ", owner="ann", is_json=True)
         assert re.fullmatch(r"session-s1/[0-9a-f]{16,}", output.handle)
@@ -52,7 +52,6 @@ class OutputsContract:
         assert output.tokens > 0
         assert (output.created_at, output.expires_at) == (clock.now, clock.now + TTL)
 
-    @pytest.mark.asyncio
     async def test_a_stored_output_can_be_read_back(self, outputs: OutputStore) -> None:
         output = await store(outputs, "first\nsec", "ond\n\nlast")
         assert await outputs.find(output.handle, session="s1", owner=None) == output
@@ -70,13 +69,11 @@ class OutputsContract:
             ("a\r\nb\u2028c", ["a\r", "b\u2028c"]),
         ],
     )
-    @pytest.mark.asyncio
     async def test_lines_end_at_newlines_only(self, outputs: OutputStore, text: str, lines: list[str]) -> None:
         output = await store(outputs, text)
         assert output.lines == len(lines)
         assert await all_lines(outputs, output) == lines
 
-    @pytest.mark.asyncio
     async def test_an_operator_sees_every_output_that_has_not_expired(
         self, outputs: OutputStore, clock: FakeClock
     ) -> None:
@@ -87,7 +84,6 @@ class OutputsContract:
         clock.now += self.ttl + 1
         assert await outputs.inspect(output.handle) is None
 
-    @pytest.mark.asyncio
     async def test_an_output_of_many_blocks_comes_back_whole(self, outputs: OutputStore) -> None:
         lines = [f"line {number} – größer" for number in range(60_000)]
         text = "\n".join(lines)
@@ -98,20 +94,17 @@ class OutputsContract:
         batches = [batch async for batch in outputs.lines(output)]
         assert len(batches) > 3
 
-    @pytest.mark.asyncio
     async def test_a_line_longer_than_a_mebibyte_comes_in_pieces(self, outputs: OutputStore) -> None:
         output = await store(outputs, "x" * (2 * MEBIBYTE + 5), "\n", "y" * MEBIBYTE, "\nend")
         pieces = await all_lines(outputs, output)
         assert [len(piece) for piece in pieces] == [MEBIBYTE, MEBIBYTE, 5, MEBIBYTE, 3]
         assert output.lines == 3
 
-    @pytest.mark.asyncio
     async def test_the_first_bytes_are_cut_between_characters(self, outputs: OutputStore) -> None:
         output = await store(outputs, "aπ漢🎉z")
         starts = [await outputs.text(output, limit=limit) for limit in range(12)]
         assert starts == ["", "a", "a", "aπ", "aπ", "aπ", "aπ漢", "aπ漢", "aπ漢", "aπ漢", "aπ漢🎉", "aπ漢🎉z"]
 
-    @pytest.mark.asyncio
     async def test_tokens_are_about_those_of_the_whole_text(self, outputs: OutputStore) -> None:
         from toolspace.core.tokens import estimate_tokens
 
@@ -119,7 +112,6 @@ class OutputsContract:
         output = await store(outputs, *(text[start : start + 10_000] for start in range(0, len(text), 10_000)))
         assert output.tokens == pytest.approx(estimate_tokens(text), rel=0.01)
 
-    @pytest.mark.asyncio
     async def test_an_output_cannot_be_found_before_it_is_committed(self, outputs: OutputStore) -> None:
         writer = await outputs.create(session="s1", owner=None, tool="t")
         await writer.write("x" * 1_000_000)
@@ -128,7 +120,6 @@ class OutputsContract:
         assert await outputs.sessions() == ["s1"]
         assert await outputs.find(output.handle, session="s1", owner=None) == output
 
-    @pytest.mark.asyncio
     async def test_a_discarded_output_does_not_exist(self, outputs: OutputStore) -> None:
         writer = await outputs.create(session="s1", owner=None, tool="t")
         await writer.write("x" * 1_000_000)
@@ -140,7 +131,6 @@ class OutputsContract:
         with pytest.raises(ToolspaceError, match="ended"):
             await writer.commit()
 
-    @pytest.mark.asyncio
     async def test_discarding_after_a_commit_changes_nothing(self, outputs: OutputStore) -> None:
         writer = await outputs.create(session="s1", owner=None, tool="t")
         await writer.write("text")
@@ -164,7 +154,6 @@ class OutputsContract:
             (None, "session-s1", None, False),
         ],
     )
-    @pytest.mark.asyncio
     async def test_only_its_owner_reads_an_output(
         self, outputs: OutputStore, owner: str | None, reader_session: str, reader: str | None, readable: bool
     ) -> None:
@@ -172,7 +161,6 @@ class OutputsContract:
         result = await outputs.find(output.handle, session=reader_session, owner=reader)
         assert result == (output if readable else None)
 
-    @pytest.mark.asyncio
     async def test_an_output_expires(self, outputs: OutputStore, clock: FakeClock) -> None:
         old = await store(outputs, "old", session="s1")
         clock.now += TTL - 1
@@ -183,7 +171,6 @@ class OutputsContract:
         assert await outputs.sessions() == ["s2"]
         assert await outputs.find(new.handle, session="s2", owner=None) == new
 
-    @pytest.mark.asyncio
     async def test_a_sweep_removes_what_has_expired_and_only_that(self, outputs: OutputStore, clock: FakeClock) -> None:
         assert await outputs.sweep() == 0
         old = [await store(outputs, "old") for _ in range(3)]
@@ -215,7 +202,6 @@ class OutputsContract:
             ("\x00\ud800", None),
         ],
     )
-    @pytest.mark.asyncio
     async def test_a_session_is_any_text_and_plain_ones_stay_readable(
         self, outputs: OutputStore, session: str, folder_name: str | None
     ) -> None:
@@ -227,7 +213,6 @@ class OutputsContract:
         assert await outputs.find(output.handle, session=session, owner="\ud800 owner") == output
         assert await outputs.sessions() == [session]
 
-    @pytest.mark.asyncio
     async def test_a_handle_must_be_exact(self, outputs: OutputStore) -> None:
         output = await store(outputs, "text")
         folder, _, identifier = output.handle.partition("/")
@@ -245,7 +230,6 @@ class OutputsContract:
         ):
             assert await outputs.find(handle, session="s1", owner=None) is None
 
-    @pytest.mark.asyncio
     async def test_reading_can_stop_early(self, outputs: OutputStore) -> None:
         output = await store(outputs, "line\n" * 500_000)
         batches = outputs.lines(output)
@@ -253,7 +237,6 @@ class OutputsContract:
         await batches.aclose()  # type: ignore[attr-defined]
         assert len(await all_lines(outputs, output)) == 500_000
 
-    @pytest.mark.asyncio
     async def test_many_outputs_are_written_at_once(self, outputs: OutputStore) -> None:
         async def store_number(number: int) -> StoredOutput:
             return await store(outputs, *[f"{number} " * 5_000] * 20, session=f"s{number % 3}")
@@ -265,6 +248,7 @@ class OutputsContract:
         assert await outputs.sessions() == ["s0", "s1", "s2"]
 
 
+@mark_coroutine_tests
 class CacheContract:
     """Tests of a result cache. A subclass defines the fixture `cache`, which uses the fixture `clock`."""
 
@@ -277,29 +261,24 @@ class CacheContract:
         """Yields a new, empty cache that uses the clock; closes it afterwards."""
         raise NotImplementedError(f"{type(self).__name__} needs a fixture `cache` of its own")
 
-    @pytest.mark.asyncio
     async def test_a_cached_result_is_returned(self, cache: ResultCache) -> None:
         await cache.set("a", CachedResult(text=b'{"n":1}', parts=b"[1]"), 60)
         assert await cache.get("a") == CachedResult(text=b'{"n":1}', parts=b"[1]")
 
-    @pytest.mark.asyncio
     async def test_an_unknown_key_is_none(self, cache: ResultCache) -> None:
         assert await cache.get("nothing") is None
 
-    @pytest.mark.asyncio
     async def test_results_without_parts_and_empty_results_are_cached(self, cache: ResultCache) -> None:
         await cache.set("null", CachedResult(text=b"null"), 60)
         await cache.set("empty", CachedResult(text=b""), 60)
         assert await cache.get("null") == CachedResult(text=b"null")
         assert await cache.get("empty") == CachedResult(text=b"")
 
-    @pytest.mark.asyncio
     async def test_a_newer_result_replaces_the_older(self, cache: ResultCache) -> None:
         await cache.set("a", CachedResult(text=b"1"), 60)
         await cache.set("a", CachedResult(text=b"2"), 60)
         assert await cache.get("a") == CachedResult(text=b"2")
 
-    @pytest.mark.asyncio
     async def test_a_result_expires_after_its_ttl(self, cache: ResultCache, clock: FakeClock) -> None:
         await cache.set("short", CachedResult(text=b"1"), 10)
         await cache.set("long", CachedResult(text=b"2"), 100)
@@ -309,13 +288,11 @@ class CacheContract:
         assert await cache.get("short") is None
         assert await cache.get("long") == CachedResult(text=b"2")
 
-    @pytest.mark.asyncio
     async def test_a_ttl_of_zero_removes_the_key(self, cache: ResultCache) -> None:
         await cache.set("a", CachedResult(text=b"1"), 60)
         await cache.set("a", CachedResult(text=b"2"), 0)
         assert await cache.get("a") is None
 
-    @pytest.mark.asyncio
     async def test_a_replaced_result_has_its_new_ttl(self, cache: ResultCache, clock: FakeClock) -> None:
         await cache.set("a", CachedResult(text=b"1"), 10)
         clock.now += 8
@@ -323,7 +300,6 @@ class CacheContract:
         clock.now += 8
         assert await cache.get("a") == CachedResult(text=b"2")
 
-    @pytest.mark.asyncio
     async def test_clear_removes_everything(self, cache: ResultCache) -> None:
         for number in range(5):
             await cache.set(str(number), CachedResult(text=b"x"), 60)
@@ -332,7 +308,6 @@ class CacheContract:
         await cache.set("after", CachedResult(text=b"x"), 60)
         assert await cache.get("after") is not None
 
-    @pytest.mark.asyncio
     async def test_keys_are_any_text(self, cache: ResultCache) -> None:
         keys = ["", "a" * 100_000, "日本語", "\ud800", "a\x00b", "a\x00c", "'; DROP TABLE results; --"]
         for number, key in enumerate(keys):
@@ -341,7 +316,6 @@ class CacheContract:
             CachedResult(text=str(number).encode()) for number in range(len(keys))
         ]
 
-    @pytest.mark.asyncio
     async def test_parallel_callers_get_their_own_results(self, cache: ResultCache) -> None:
         async def set_and_get(number: int) -> CachedResult | None:
             await cache.set(f"k{number}", CachedResult(text=str(number).encode()), 60)

@@ -44,8 +44,8 @@ class PostgresWakeUps(WakeUps):
         self._waiting_hints: dict[str, None] = {}
         self._has_gap = False
         self._wake = asyncio.Event()
-        self._on_hints: Callable[[Sequence[str]], None] | None = None
-        self._on_gap: Callable[[], None] | None = None
+        self._on_hints: Callable[[Sequence[str]], None] = _ignore
+        self._on_gap: Callable[[], None] = _ignore
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
@@ -108,8 +108,7 @@ class PostgresWakeUps(WakeUps):
                 connection.terminate()
             connection = await self._reconnect()
             _log.info("Wake-ups of PostgreSQL at %s: connected again", self.address)
-            if self._on_gap is not None:
-                self._call(self._on_gap)
+            self._call(self._on_gap)
 
     async def _reconnect(self) -> Any:
         pause = _FIRST_PAUSE
@@ -196,16 +195,16 @@ class PostgresWakeUps(WakeUps):
         except (ValueError, TypeError):
             _log.warning("Channel %s of PostgreSQL at %s: ignored an unknown payload", channel, self.address)
             return
-        if node == self._node:
-            return
-        if not hints:
-            if self._on_gap is not None:
-                self._call(self._on_gap)
-        elif self._on_hints is not None:
+        if node != self._node and hints:
             self._call(self._on_hints, hints)
+        elif node != self._node:
+            self._call(self._on_gap)
 
     def _call(self, listener: Callable[..., None], *arguments: Any) -> None:
         try:
             listener(*arguments)
         except Exception:
             _log.exception("Handling wake-ups failed")
+
+
+def _ignore(*_: object) -> None: ...

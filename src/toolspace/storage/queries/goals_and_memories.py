@@ -147,28 +147,26 @@ def _check_own(goal_ids: Sequence[str], own_ids: Collection[str]) -> None:
 
 
 def _apply_change(before: Goal | None, change: GoalChange, at: int) -> Goal:
-    is_completed = change.is_completed
-    if is_completed is None and change.status is not None:
-        is_completed = change.status == COMPLETED
+    was_completed, was_long_term = (before.is_completed, before.is_long_term) if before else (False, False)
+    status, is_completed = change.status, change.is_completed
     if is_completed is None:
-        is_completed = before.is_completed if before is not None else False
-    status = change.status
-    if status is None and before is not None and before.is_completed == is_completed:
+        is_completed = was_completed if status is None else status == COMPLETED
+    if status is None and before and was_completed == is_completed:
         status = before.status
-    if status is None:
+    elif status is None:
         status = COMPLETED if is_completed else ACTIVE
     if (status == COMPLETED) != is_completed:
         raise RefusedError(
             "invalid", f'a goal cannot have the status "{status}" and isCompleted {str(is_completed).lower()}'
         )
-    old_priority, was_long_term = (before.priority, before.is_long_term) if before is not None else (0.0, False)
+    old_priority = before.priority if before else 0.0
     return Goal(
-        id=before.id if before is not None else new_id("goal"),
+        id=before.id if before else new_id("goal"),
         description=change.description,
         status=status,
         priority=old_priority if change.priority is None else float(change.priority),
         is_long_term=was_long_term if change.is_long_term is None else change.is_long_term,
         is_completed=is_completed,
-        created_at=at if before is None else before.created_at,
+        created_at=before.created_at if before else at,
         updated_at=at,
     )

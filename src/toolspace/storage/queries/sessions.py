@@ -77,12 +77,8 @@ class NewTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _SESSION = Table("sessions", SessionRecord)
-_TURN = Table(
-    "history",
-    HistoryTurn,
-    columns={"stored": "turn"},
-    decoders={"stored": msgspec.json.Decoder(StoredTurn).decode},
-)
+_decode_turn = msgspec.json.Decoder(StoredTurn).decode
+_TURN = Table("history", HistoryTurn, columns={"stored_turn": "turn"}, decoders={"stored_turn": _decode_turn})
 _APPEND_TURN = insert_into("history", ("session_id", *_TURN.columns))
 
 

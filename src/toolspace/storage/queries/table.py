@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
@@ -132,7 +132,10 @@ def where_clause(*conditions: tuple[str, Any]) -> tuple[str, list[Any]]:
 
     A condition has one placeholder, or one for each value of a list.
     """
-    chosen_conditions = [(condition, value) for condition, value in conditions if value is not None]
-    values = [item for _, value in chosen_conditions for item in (value if isinstance(value, list) else (value,))]
-    clause = " AND ".join(condition for condition, _ in chosen_conditions)
-    return f"WHERE {clause} " if clause else "", values
+    clauses: list[str] = []
+    values: list[Any] = []
+    for condition, value in conditions:
+        if value is not None:
+            clauses.append(condition)
+            values += cast("list[Any]", value) if isinstance(value, list) else (value,)
+    return f"WHERE {' AND '.join(clauses)} " if clauses else "", values

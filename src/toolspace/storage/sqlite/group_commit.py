@@ -329,13 +329,15 @@ class BatchWriter:
         if not self._is_available:
             return None
         at = now_ms()
-        call_rows = [row for writes in all_writes for row in writes.resolved_calls]
-        inbox_rows = [row for writes in all_writes for row in writes.inbox_rows]
+        call_rows: list[Sequence[Any]] = []
+        inbox_rows: list[Sequence[Any]] = []
         event_rows: list[Sequence[Any]] = []
         previous_ids, last_ids = self._last_ids, dict[str, int]()
         events_by_writes: list[list[StoredEvent]] = []
         try:
             for writes in all_writes:
+                call_rows += writes.resolved_calls
+                inbox_rows += writes.inbox_rows
                 stored_events: list[StoredEvent] = []
                 for stream, new_events in writes.new_events.items():
                     event_id = last_ids.get(stream) or previous_ids.get(stream)

@@ -23,7 +23,6 @@ from toolspace.storage.streams.subscriptions import (
     LoadEvents,
     Ring,
     StreamClosed,
-    SubscriberTooSlow,
     Subscription,
     Topic,
 )
@@ -232,32 +231,22 @@ class AllStreamsSubscription(Cursor):
     """One subscriber of the new events of all streams. Events of one stream come in their order."""
 
     def __init__(self, all_streams: _AllStreams) -> None:
-        super().__init__()
+        super().__init__("all streams", all_streams.ring)
         self._all_streams = all_streams
         self.cursor = all_streams.join(self)
 
     @property
     def has_fallen_behind(self) -> bool:
         """Whether the ring has dropped the next events."""
-        return not self._all_streams.ring.has_all_after(self.cursor)
+        return not self.ring.has_all_after(self.cursor)
 
     async def next_batch(self) -> list[StoredEvent]:
         """The next events of any stream. Raises `SubscriberTooSlow` if the ring dropped them."""
-        ring = self._all_streams.ring
-        was_woken = False
-        while not self.closed:
-            if self.has_fallen_behind:
-                missed_count = ring.first - 1 - self.cursor
-                raise SubscriberTooSlow(f"{missed_count} events were dropped before the subscriber read them")
-            if self.cursor < ring.last:
-                batch = ring.list_after(self.cursor, PAGE)
-                self.cursor += len(batch)
-                return batch
-            if was_woken:
-                return []
-            await self._wait()
-            was_woken = True
-        raise StreamClosed("closed")
+        has_events = await self._wait_for_ring()
+        self._check_speed()
+        batch = self.ring.list_after(self.cursor, PAGE) if has_events else []
+        self.cursor += len(batch)
+        return batch
 
     def close(self) -> None:
         super().close()

@@ -111,9 +111,14 @@ class StreamClosed(ToolspaceError):
 
 
 class Cursor:
-    """What both kinds of subscription share: waiting, waking and closing."""
+    """A position in a ring, and what both kinds of subscription share: waiting, waking and closing."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: str, ring: Ring) -> None:
+        self.stream = stream
+        self.ring = ring
+        """The recent events, shared by all subscribers of the stream."""
+        self.cursor = 0
+        """The position of the last event that the subscriber got; in a stream, its id."""
         self.closed = False
         self._wake_future: asyncio.Future[None] | None = None
 
@@ -122,12 +127,25 @@ class Cursor:
         if self._wake_future is not None and not self._wake_future.done():
             self._wake_future.set_result(None)
 
-    async def _wait(self) -> None:
-        self._wake_future = asyncio.get_running_loop().create_future()
-        try:
-            await self._wake_future
-        finally:
-            self._wake_future = None
+    async def _wait_for_ring(self) -> bool:
+        """Waits for the next events. Whether the ring has them; False if it was woken, or if the ring dropped them."""
+        ring, has_waited = self.ring, False
+        while not self.closed:
+            if has_waited or self.cursor < ring.last or not ring.has_all_after(self.cursor):
+                return self.cursor < ring.last and ring.has_all_after(self.cursor)
+            self._wake_future = asyncio.get_running_loop().create_future()
+            try:
+                await self._wake_future
+            finally:
+                self._wake_future = None
+            has_waited = True
+        raise StreamClosed(f"{self.stream}: closed")
+
+    def _check_speed(self) -> None:
+        """Raises `SubscriberTooSlow` if the ring has dropped the next events."""
+        if not self.ring.has_all_after(self.cursor):
+            count = self.ring.first - 1 - self.cursor
+            raise SubscriberTooSlow(f"{self.stream}: {count} events were dropped before the subscriber read them")
 
     async def next_batch(self) -> list[StoredEvent]:
         raise NotImplementedError
@@ -158,33 +176,21 @@ class Subscription(Cursor):
     """One subscriber of one stream: first stored events, then new ones, in order and each once."""
 
     def __init__(self, topic: Topic) -> None:
-        super().__init__()
+        super().__init__(topic.stream, topic.ring)
         self._topic = topic
-        self.cursor = 0
-        """The id of the last event that the subscriber got."""
         self.reset_id: int | None = None
         """The id of the oldest stored event, if the position that was asked for is no longer stored."""
         self._is_live = False
         """Whether it reads from the ring: then it must keep up."""
         self._page = _FIRST_PAGE
 
-    @property
-    def stream(self) -> str:
-        return self._topic.stream
-
-    @property
-    def ring(self) -> Ring:
-        """The recent events, shared by all subscribers of the stream."""
-        return self._topic.ring
-
     async def start(self, after: int | None) -> None:
         """Sets the position: after an id, or after the newest event."""
-        ring = self._topic.ring
         if after is None:
-            self.cursor, self._is_live = ring.last, True
+            self.cursor, self._is_live = self.ring.last, True
             return
         self.cursor = after
-        if ring.has_all_after(after) and after <= ring.last:
+        if self.ring.has_all_after(after) and after <= self.ring.last:
             return
         oldest, newest = await self._topic.bounds()
         if after > newest or after + 1 < oldest:
@@ -199,7 +205,7 @@ class Subscription(Cursor):
     @property
     def needs_replay(self) -> bool:
         """Whether only the database has the next events."""
-        return not self._topic.ring.has_all_after(self.cursor)
+        return not self.ring.has_all_after(self.cursor)
 
     async def wait_for_events(self) -> bool:
         """Waits for the next events. Returns whether the ring has them; False if it was woken, or needs a replay.
@@ -207,25 +213,11 @@ class Subscription(Cursor):
         Raises `SubscriberTooSlow` if the ring dropped them while the subscriber was busy. A subscriber that waited here
         all the time, and only was not scheduled, reads the missing events from the database.
         """
-        ring = self._topic.ring
-        if self.has_fallen_behind:
-            missed_count = ring.first - 1 - self.cursor
-            raise SubscriberTooSlow(
-                f"{self.stream}: {missed_count} events were dropped before the subscriber read them"
-            )
-        has_waited = False
-        while not self.closed:
-            if not ring.has_all_after(self.cursor):
-                self._is_live = False
-                return False
-            if self.cursor < ring.last:
-                self._is_live = True
-                return True
-            if has_waited:
-                return False
-            await self._wait()
-            has_waited = True
-        raise StreamClosed(f"{self.stream}: closed")
+        if self._is_live:
+            self._check_speed()
+        has_events = await self._wait_for_ring()
+        self._is_live = has_events or (self._is_live and not self.needs_replay)
+        return has_events
 
     async def replay(self) -> list[StoredEvent]:
         """The next events from the database."""
@@ -235,7 +227,7 @@ class Subscription(Cursor):
             # It at most doubles: after small events there may be large ones.
             self._page = min(max(_PAGE_BYTES * len(batch) // size, 1), 2 * self._page, PAGE)
         # Without events before the ring begins: they were deleted for their age.
-        self.cursor = batch[-1].id if batch else max(self.cursor, self._topic.ring.first - 1)
+        self.cursor = batch[-1].id if batch else max(self.cursor, self.ring.first - 1)
         return batch
 
     async def next_batch(self) -> list[StoredEvent]:
