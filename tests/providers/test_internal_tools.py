@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from toolspace import EventType, QueueSpec, Settings, ToolContext, ToolRules, Toolspace, tool
-from toolspace.providers.internal_tools import REPORT_FORMATS
+from toolspace.providers.internal_tools import ReportFormat
 from toolspace.testing import EventRecorder
 
 
@@ -27,7 +27,7 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
 
 
 @pytest.mark.spec("3.30")
-@pytest.mark.parametrize("format", REPORT_FORMATS)
+@pytest.mark.parametrize("format", get_args(ReportFormat))
 @pytest.mark.parametrize("status", ["success", "failure", "partial"])
 async def test_a_final_report_ends_the_run(format: str, status: str) -> None:
     json_format = format in ("json", "slack-block-kit")

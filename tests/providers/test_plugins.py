@@ -25,7 +25,7 @@ from toolspace import (
     tool,
 )
 from toolspace.providers.functions import list_loaded_files
-from toolspace.providers.plugins import load_provider
+from toolspace.providers.plugins import build_provider, get_factory
 from toolspace.testing import EventRecorder, ProviderContract
 
 pytestmark = pytest.mark.usefixtures("interpreter")
@@ -118,6 +118,10 @@ number = 5
 """
 
 OpenToolspace = Callable[..., Toolspace]
+
+
+def load_provider(uses: str, settings: dict[str, Any], *, base_dir: Path | None = None) -> ToolProvider:
+    return build_provider(get_factory(uses, base_dir), uses, settings)
 
 
 @pytest.fixture

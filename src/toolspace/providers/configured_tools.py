@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -75,25 +76,14 @@ def build_execution(
         case "internal":
             handler = _return_arguments
         case "static":
-            handler = _static_handler(execution.get("output"))
+            handler = partial(_return_output, execution.get("output"))
         case "wait":
-            handler = _wait_handler(name, execution.get("duration"))
+            handler = partial(_wait, name, execution.get("duration"))
         case "external" | "space":
-            handler = _pending_handler(name, kind)
+            handler = partial(_wait_for_result, name, kind)
         case _:
-            handler = _unsupported_handler(name, kind)
+            handler = partial(_refuse, name, kind)
     return ToolExecution(handler=handler, input_schema=input_schema)
-
-
-async def _return_arguments(parameters: dict[str, Any], context: ToolContext) -> Any:
-    return {"success": True, "args": parameters}
-
-
-def _static_handler(output: Any) -> ToolHandler:
-    async def handle(parameters: dict[str, Any], context: ToolContext) -> Any:
-        return fill_output(output, parameters)
-
-    return handle
 
 
 def _build_request(
@@ -144,43 +134,40 @@ def _check_names(names: tuple[str, ...], schema: Mapping[str, Any]) -> None:
             raise ToolDefinitionError(f'expression: the inputSchema has no "{name}"{hint}')
 
 
-def _wait_handler(name: str, duration: Any) -> ToolHandler:
-    async def handle(parameters: dict[str, Any], context: ToolContext) -> Any:
-        try:
-            seconds = parse_duration(parameters.get("duration") if duration is None else duration)
-        except ValueError as error:
-            raise ToolValidationError(f'tool "{name}" cannot wait: {error}') from None
-        if context.host is not None and context.handle is not None:
-            return await context.host.wait_for_result(context.handle.tool, parameters, context)
-        await asyncio.sleep(seconds)  # Without a gateway nothing survives a restart, so a plain sleep is enough.
-        return {"waited": round(seconds * 1000)}
-
-    return handle
+async def _return_arguments(parameters: dict[str, Any], context: ToolContext) -> Any:
+    return {"success": True, "args": parameters}
 
 
-def _pending_handler(name: str, kind: ExecutionType) -> ToolHandler:
-    """Waits for a result that someone else submits."""
+async def _return_output(output: Any, parameters: dict[str, Any], context: ToolContext) -> Any:
+    return fill_output(output, parameters)
 
-    async def handle(parameters: dict[str, Any], context: ToolContext) -> Any:
-        if context.host is None or context.handle is None:
-            raise ToolExecutionError(
-                f'tool "{name}" is executed by {_EXECUTORS[kind]}; '
-                "start the gateway (toolspace serve) and call it there",
-                executed=False,
-            )
-        # The tool of the call: the configuration may have changed its visibility.
+
+async def _wait(name: str, duration: Any, parameters: dict[str, Any], context: ToolContext) -> Any:
+    try:
+        seconds = parse_duration(parameters.get("duration") if duration is None else duration)
+    except ValueError as error:
+        raise ToolValidationError(f'tool "{name}" cannot wait: {error}') from None
+    if context.host is not None and context.handle is not None:
         return await context.host.wait_for_result(context.handle.tool, parameters, context)
+    await asyncio.sleep(seconds)  # Without a gateway nothing survives a restart, so a plain sleep is enough.
+    return {"waited": round(seconds * 1000)}
 
-    return handle
 
-
-def _unsupported_handler(name: str, kind: ExecutionType) -> ToolHandler:
-    async def handle(parameters: dict[str, Any], context: ToolContext) -> Any:
+async def _wait_for_result(name: str, kind: ExecutionType, parameters: dict[str, Any], context: ToolContext) -> Any:
+    """Waits for a result that someone else submits."""
+    if context.host is None or context.handle is None:
         raise ToolExecutionError(
-            f'tool "{name}" is executed by {_EXECUTORS[kind]}, which this version does not support', executed=False
+            f'tool "{name}" is executed by {_EXECUTORS[kind]}; start the gateway (toolspace serve) and call it there',
+            executed=False,
         )
+    # The tool of the call: the configuration may have changed its visibility.
+    return await context.host.wait_for_result(context.handle.tool, parameters, context)
 
-    return handle
+
+async def _refuse(name: str, kind: ExecutionType, parameters: dict[str, Any], context: ToolContext) -> Any:
+    raise ToolExecutionError(
+        f'tool "{name}" is executed by {_EXECUTORS[kind]}, which this version does not support', executed=False
+    )
 
 
 def fill_output(template: Any, parameters: Mapping[str, Any]) -> Any:

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 from toolspace.core import json_text
 from toolspace.core.context import ToolContext
@@ -30,7 +30,6 @@ TaskState = Literal["starting", "in-progress", "completed"]
 ToolSearch = Callable[[str, int], list[tuple[Tool, float]]]
 """Returns the best matches for a query with their scores, at most as many as the limit."""
 
-REPORT_FORMATS: tuple[str, ...] = get_args(ReportFormat)
 _JSON_FORMATS = frozenset(("json", "slack-block-kit"))
 _MAX_SLACK_BLOCKS = 50
 _MAX_BATCH_CALLS = 256

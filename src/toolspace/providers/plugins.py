@@ -33,11 +33,6 @@ _MIN_SECRET_LENGTH = 4
 """Shorter values are not hidden: `on` or `5` is no secret, and is a part of many words."""
 
 
-def load_provider(uses: str, settings: Mapping[str, Any], *, base_dir: Path | None = None) -> ToolProvider:
-    """Builds a provider with these settings, without starting it. See `get_factory` for `uses`."""
-    return build_provider(get_factory(uses, base_dir), uses, settings)
-
-
 def get_factory(uses: str, base_dir: Path | None = None) -> object:
     """The class or function that creates a provider. Raises `ConfigError`.
 
