@@ -87,10 +87,7 @@ def build_execution(
 
 
 def _build_request(
-    name: str,
-    execution: Mapping[str, Any],
-    input_schema: Mapping[str, Any] | None,
-    client: Callable[[], HttpClient],
+    name: str, execution: Mapping[str, Any], input_schema: Mapping[str, Any] | None, client: Callable[[], HttpClient]
 ) -> ToolExecution:
     from toolspace.providers.rest.provider import build_request_handler, build_request_schema
 

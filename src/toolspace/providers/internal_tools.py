@@ -52,11 +52,7 @@ class InternalProvider(ToolProvider):
     namespace = "agent"
 
     def __init__(
-        self,
-        *,
-        search: ToolSearch,
-        outputs: OutputStore | None,
-        has_stored_output: Callable[[str], bool],
+        self, *, search: ToolSearch, outputs: OutputStore | None, has_stored_output: Callable[[str], bool]
     ) -> None:
         """`has_stored_output` says whether a session has a stored output that can be read."""
         super().__init__()

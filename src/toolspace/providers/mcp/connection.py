@@ -53,11 +53,7 @@ class ServerConnection:
     """The connection to one server. `start` and `aclose` it once; meanwhile it reconnects by itself."""
 
     def __init__(
-        self,
-        name: str,
-        spec: ServerSpec,
-        on_tools_listed: Callable[[ServerToolList], None],
-        options: ConnectionOptions,
+        self, name: str, spec: ServerSpec, on_tools_listed: Callable[[ServerToolList], None], options: ConnectionOptions
     ) -> None:
         self.name = name
         self.spec = spec

@@ -22,7 +22,6 @@ from toolspace.errors import ToolDefinitionError, ToolValidationError
 from toolspace.providers.rest.client import BuildRequest, HttpRequest
 from toolspace.providers.rest.templates import (
     ABSENT,
-    Escape,
     Fill,
     Placeholder,
     TemplateParts,
@@ -47,6 +46,7 @@ _INVALID_HEADER_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 _DEFAULT_HEADERS = (("Accept", "application/json, */*;q=0.8"),)
 _FORM_TYPE = "application/x-www-form-urlencoded"
 _XML_QUOTES = {'"': "&quot;", "'": "&apos;"}
+_ESCAPED_CHARACTER = re.compile(r"\\.", re.DOTALL)
 _SECRET_REQUEST_NAME = re.compile(r"key|auth|token|secret|appid|signature|^sig$", re.IGNORECASE)
 
 
@@ -66,7 +66,7 @@ def compile_request(spec: RestSpec) -> BuildRequest:
     if url_template.authorization is not None:
         fixed_headers.setdefault("Authorization", url_template.authorization)
     with _field_errors(spec, "body"):
-        encode_body, content_type = compile_body(spec.body, fixed_headers.get("Content-Type"))
+        encode_body, content_type = _compile_body(spec.body, fixed_headers.get("Content-Type"))
     headers_with_body = fixed_headers.copy()
     if content_type is not None:
         headers_with_body.setdefault("Content-Type", content_type)
@@ -192,7 +192,7 @@ def _check_header_value(name: str, value: str) -> str:
     return value
 
 
-def compile_body(template: object, content_type: str | None) -> tuple[EncodeBody, str | None]:
+def _compile_body(template: object, content_type: str | None) -> tuple[EncodeBody, str | None]:
     """The function that encodes the body, and the content type to set if the configuration has none."""
     media_type = (content_type or "").partition(";")[0].strip().lower()
     if isinstance(template, str):
@@ -229,61 +229,43 @@ def compile_body(template: object, content_type: str | None) -> tuple[EncodeBody
 
 def _compile_text_body(parts: TemplateParts, media_type: str) -> tuple[EncodeBody, str | None]:
     looks_like_json = bool(parts) and isinstance(parts[0], str) and parts[0].lstrip()[:1] in ("{", "[")
+    default_type = "text/plain; charset=utf-8"
     if _is_json(media_type) or (not media_type and looks_like_json):
-        return _compile_json_text(parts), None if media_type else "application/json"
-    escape: Escape | None = None
-    if media_type == _FORM_TYPE:
-        escape = partial(quote, safe="", errors="replace")
+        fill, default_type = _compile_json_text(parts), "application/json"
+    elif media_type == _FORM_TYPE:
+        fill = compile_text(parts, partial(quote, safe="", errors="replace"))
     elif media_type.endswith(("/xml", "+xml")):
-        escape = partial(escape_xml, entities=_XML_QUOTES)
-    fill = compile_text(parts, escape)
+        fill = compile_text(parts, partial(escape_xml, entities=_XML_QUOTES))
+    else:
+        fill = compile_text(parts)
 
-    def encode(parameters: Mapping[str, Any], unused_parameters: Mapping[str, Any] | None) -> bytes | None:
+    def encode(parameters: Mapping[str, Any], unused_parameters: Mapping[str, Any] | None) -> bytes:
         if unused_parameters:
             _reject_unused(unused_parameters)
         text = fill(parameters)
         return b"" if text is ABSENT else text.encode("utf-8", "replace")
 
-    return encode, None if media_type else "text/plain; charset=utf-8"
+    return encode, None if media_type else default_type
 
 
-def _compile_json_text(parts: TemplateParts) -> EncodeBody:
+def _compile_json_text(parts: TemplateParts) -> Fill:
     """JSON written as text. A placeholder inside quotes is a part of that string; one outside is a JSON value."""
-    quote_flags: list[bool] = []
+    fills: list[Fill] = []
     in_string = False
     for part in parts:
-        quote_flags.append(in_string)
         if isinstance(part, str):
-            in_string = _ends_in_string(part, in_string)
-
-    def encode(parameters: Mapping[str, Any], unused_parameters: Mapping[str, Any] | None) -> bytes | None:
-        if unused_parameters:
-            _reject_unused(unused_parameters)
-        texts: list[str] = []
-        for part, is_quoted in zip(parts, quote_flags, strict=True):
-            if isinstance(part, str):
-                texts.append(part)
-                continue
-            value = part.get_value(parameters)
-            if is_quoted:
-                texts.append(json_text.encode(argument_text(value))[1:-1])
-            else:
-                texts.append("null" if value is ABSENT else json_text.encode(value))
-        return "".join(texts).encode("utf-8", "replace")
-
-    return encode
+            fills.append(compile_text((part,)))
+            in_string ^= _ESCAPED_CHARACTER.sub("", part).count('"') % 2 == 1
+        else:
+            fills.append(partial(_fill_json, part, in_string))
+    return lambda parameters: "".join(fill(parameters) for fill in fills)
 
 
-def _ends_in_string(text: str, in_string: bool) -> bool:
-    is_escaped = False
-    for character in text:
-        if is_escaped:
-            is_escaped = False
-        elif character == "\\":
-            is_escaped = in_string
-        elif character == '"':
-            in_string = not in_string
-    return in_string
+def _fill_json(placeholder: Placeholder, in_string: bool, parameters: Mapping[str, Any]) -> str:
+    value = placeholder.get_value(parameters)
+    if in_string:
+        return json_text.encode(argument_text(value))[1:-1]
+    return "null" if value is ABSENT else json_text.encode(value)
 
 
 def _reject_fixed(parameters: Mapping[str, Any], fixed_names: frozenset[str]) -> None:

@@ -60,12 +60,7 @@ class McpHttpClient(httpx2.AsyncClient):
         self._on_refused = on_refused
 
     async def send(
-        self,
-        request: httpx2.Request,
-        *,
-        stream: bool = False,
-        auth: Any = _DEFAULT,
-        follow_redirects: Any = _DEFAULT,
+        self, request: httpx2.Request, *, stream: bool = False, auth: Any = _DEFAULT, follow_redirects: Any = _DEFAULT
     ) -> httpx2.Response:
         # Other requests, such as those of OAuth, keep httpx2's behaviour.
         is_message = request.method == "POST" and "text/event-stream" in request.headers.get("accept", "")

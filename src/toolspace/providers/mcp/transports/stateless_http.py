@@ -17,14 +17,7 @@ import aiohttp
 import anyio
 import anyio.abc
 import msgspec
-from mcp.shared.dispatcher import (
-    CallOptions,
-    Dispatcher,
-    OnNotify,
-    OnNotifyIntercept,
-    OnRequest,
-    run_notify_intercept,
-)
+from mcp.shared.dispatcher import CallOptions, Dispatcher, OnNotify, OnNotifyIntercept, OnRequest, run_notify_intercept
 from mcp.shared.exceptions import MCPError, NoBackChannelError
 from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
 from mcp.shared.transport_context import TransportContext
@@ -53,11 +46,7 @@ class StatelessHttpDispatcher(Dispatcher[TransportContext]):
     ) -> None:
         self._url = URL(url)
         self._auth = auth
-        self._headers = {
-            **headers,
-            "accept": "application/json, text/event-stream",
-            "content-type": "application/json",
-        }
+        self._headers = {**headers, "accept": "application/json, text/event-stream", "content-type": "application/json"}
         self._trace = trace
         self._ids = itertools.count(1)
         self._http: aiohttp.ClientSession | None = None
