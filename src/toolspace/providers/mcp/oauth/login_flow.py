@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import os
 import socket
 from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING
@@ -361,14 +362,12 @@ async def _open_browser_login(
 ) -> AsyncGenerator[_BrowserLogin]:
     """Listens on the loopback address for the duration of the block, at a free port if none is configured."""
     port = request.settings.redirect_port or 0
-    listening_socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        listening_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening_socket.bind(("127.0.0.1", port))
+        listening_socket = socket.create_server(("127.0.0.1", port))
     except OSError as error:
-        listening_socket.close()
+        reason = os.strerror(error.errno) if error.errno else error
         raise ProviderError(
-            f"cannot wait for the login at 127.0.0.1:{port}: {error.strerror}; set another auth.redirectPort"
+            f"cannot wait for the login at 127.0.0.1:{port}: {reason}; set another auth.redirectPort"
         ) from None
     browser_login = _BrowserLogin(request.name, open_login_page, timeout, listening_socket.getsockname()[1])
     server = await asyncio.start_server(browser_login.serve, sock=listening_socket, limit=_MAX_HEAD_BYTES)
