@@ -18,7 +18,6 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
-from typing import NamedTuple
 
 from toolspace.builtin.allowed_paths import FileLocation, file_kind
 from toolspace.core.context import ToolContext
@@ -40,13 +39,6 @@ _LINKS_UNSUPPORTED = frozenset((errno.EPERM, errno.EACCES, errno.EMLINK, errno.E
 # Reading and decoding
 
 
-class LineWindow(NamedTuple):
-    """Some lines of a text, and the number of all its lines."""
-
-    content: str
-    total_lines: int
-
-
 def check_encoding(encoding: str) -> str:
     """The name of Python's codec. Raises `ToolValidationError` if there is none for text."""
     codec = find_codec(encoding)
@@ -59,10 +51,10 @@ def check_encoding(encoding: str) -> str:
 
 def read_lines(
     file: BufferedReader, path: str, encoding: str, *, first: int, count: int | None, check: Callable[[], None]
-) -> LineWindow:
-    """`count` lines from line `first` (counted from 0) on, with their line ends. Does not load the other lines.
+) -> tuple[str, int]:
+    """`count` lines from line `first` (counted from 0) on, with their line ends, and the number of all lines.
 
-    `check` is called between reads and may raise to stop.
+    Does not load the other lines. `check` is called between reads and may raise to stop.
     """
     end = None if count is None else first + count
     pieces: list[str] = []
@@ -79,7 +71,7 @@ def read_lines(
                 raise too_large_error(path, "the requested lines are too many or too long, so lower limit")
         line_count += line_ends
     has_unfinished_line = bool(text) and not text.endswith("\n")
-    return LineWindow("".join(pieces), line_count + has_unfinished_line)
+    return "".join(pieces), line_count + has_unfinished_line
 
 
 def read_all(file: BufferedReader, path: str) -> bytes:

@@ -71,8 +71,10 @@ def read_file(
         if offset is None and limit is None and size > file_io.MAX_TEXT_BYTES:
             raise file_io.too_large_error(path, f"it has {size:,} bytes, so read it in parts with offset and limit")
         first = max(offset or 1, 1) - 1
-        window = file_io.read_lines(file, path, codec, first=first, count=limit, check=context.check_canceled)
-        return {"content": window.content, "size": size, "totalLines": window.total_lines}
+        content, line_count = file_io.read_lines(
+            file, path, codec, first=first, count=limit, check=context.check_canceled
+        )
+        return {"content": content, "size": size, "totalLines": line_count}
 
 
 @tool(category="file", annotations=Annotations(read_only=False, destructive=True, idempotent=True, open_world=False))

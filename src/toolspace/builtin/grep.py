@@ -88,7 +88,7 @@ def _search_from(path: str, allowed_paths: AllowedPaths, search: _Search) -> Non
             with location.open() as file:
                 search.search_file(file, path)
         elif stat.S_ISDIR(status.st_mode):
-            search.search_folder(location, _read_ignore_files_above(allowed_paths, location))
+            search.search_folder(location, _read_rules_above(allowed_paths, location))
         else:
             raise ToolExecutionError(f"{path!r} is a {file_kind(status)}; only regular files are searched")
 
@@ -111,27 +111,23 @@ class _Search:
         matches = sorted(self._matches, key=lambda match: (match["path"].split("/"), match["line"]))
         return {"matches": matches, "truncated": self._is_full or self._is_incomplete}
 
-    def search_folder(self, location: FileLocation, ignore_files_above: list[IgnoreFile]) -> None:
+    def search_folder(self, location: FileLocation, rules_above: list[IgnoreRule]) -> None:
         """Searches the files of a folder and of the folders below it."""
         prefix, root = path_prefix(location.path), location.real_path.rstrip("/")
-        ignore_files_by_folder = {"": ignore_files_above}
+        rules_by_folder = {"": rules_above}
         with location.open_folder() as folder_fd, closing(walk_folder(folder_fd, self._call)) as visits:
             for visit in visits:
                 folder = f"{root}/{visit.path}" if visit.path else root
-                ignore_files = ignore_files_by_folder.pop(visit.path)
-                own_ignore_file = _read_ignore_file(visit.folder_fd, folder)
-                if own_ignore_file is not None:
-                    ignore_files = [*ignore_files, own_ignore_file]
+                rules = [*rules_by_folder.pop(visit.path), *_read_rules(visit.folder_fd, folder)]
                 for entry in visit.entries:
                     is_folder = entry.is_dir(follow_symlinks=False)
-                    path = f"{folder}/{entry.name}"
-                    if entry.name == ".git" or _is_ignored(path, ignore_files, is_folder=is_folder):
+                    if entry.name == ".git" or _is_ignored(f"{folder}/{entry.name}", rules, is_folder=is_folder):
                         continue
                     entry_path = visit.entry_path(entry.name)
                     if not is_folder:
                         self._search_entry(visit, entry.name, prefix)
                     elif self._glob is None or self._glob.can_match_below(entry_path):
-                        ignore_files_by_folder[entry_path] = ignore_files
+                        rules_by_folder[entry_path] = rules
                         visit.pending_folders.append(entry_path)
                     if self._is_full:
                         return
@@ -166,8 +162,13 @@ class _Search:
                 self._remaining_characters -= len(context_line)
             unfinished_contexts = [lines for lines in unfinished_contexts if len(lines) < self._context_lines]
             span = None if self._is_full else self._find_match(line, path, number)
-            if span is not None and self._has_room():
-                match = self._add_match(path, number, _shorten(line, span.start()))
+            if span is not None:
+                self._is_full = len(self._matches) >= MAX_MATCHES or self._remaining_characters <= 0
+            if span is not None and not self._is_full:
+                text = _shorten(line, span.start())
+                match: dict[str, Any] = {"path": display_name(path), "line": number, "text": text}
+                self._matches.append(match)
+                self._remaining_characters -= len(text)
                 if self._context_lines:
                     match["before"] = [*lines_before]
                     match["after"] = lines_after = list[str]()
@@ -176,16 +177,6 @@ class _Search:
             if self._is_full and not unfinished_contexts:
                 return
             lines_before.append(context_line)
-
-    def _has_room(self) -> bool:
-        self._is_full = len(self._matches) >= MAX_MATCHES or self._remaining_characters <= 0
-        return not self._is_full
-
-    def _add_match(self, path: str, number: int, text: str) -> dict[str, Any]:
-        match: dict[str, Any] = {"path": display_name(path), "line": number, "text": text}
-        self._matches.append(match)
-        self._remaining_characters -= len(text)
-        return match
 
     def _find_match(self, line: str, path: str, number: int) -> MatchSpan | None:
         try:
@@ -224,54 +215,40 @@ def _shorten(line: str, position: int) -> str:
 
 
 class IgnoreRule(NamedTuple):
-    """One line of a `.gitignore`."""
+    """One line of a `.gitignore`. It applies to everything below the folder of that file."""
 
+    folder: str
+    """An absolute path without a slash at its end."""
     pattern: PathPattern
     is_negated: bool
     folders_only: bool
     is_anchored: bool
     """Whether it matches the path from the folder of the file, instead of the name."""
 
-
-class IgnoreFile(NamedTuple):
-    """The rules of one `.gitignore`. They apply to everything below its folder."""
-
-    folder: str
-    """An absolute path without a slash at its end."""
-    rules: tuple[IgnoreRule, ...]
-
-    def ignores(self, path: str, *, is_folder: bool) -> bool | None:
-        """Whether the last matching rule ignores an absolute path; None if no rule matches."""
+    def matches(self, path: str, *, is_folder: bool) -> bool:
+        """Whether it matches an absolute path."""
+        if self.folders_only and not is_folder:
+            return False
         parts = path[len(self.folder) + 1 :].split("/")
-        for rule in reversed(self.rules):
-            if rule.folders_only and not is_folder:
-                continue
-            if rule.pattern.matches(parts if rule.is_anchored else parts[-1:]):
-                return not rule.is_negated
-        return None
+        return self.pattern.matches(parts if self.is_anchored else parts[-1:])
 
 
-def _is_ignored(path: str, ignore_files: Sequence[IgnoreFile], *, is_folder: bool) -> bool:
-    """Whether an absolute path is ignored. The innermost file, which is the last, decides first."""
-    for ignore_file in reversed(ignore_files):
-        is_ignored = ignore_file.ignores(path, is_folder=is_folder)
-        if is_ignored is not None:
-            return is_ignored
-    return False
+def _is_ignored(path: str, rules: Sequence[IgnoreRule], *, is_folder: bool) -> bool:
+    """Whether an absolute path is ignored. The last rule that matches decides; those of inner folders come last."""
+    rule = next((rule for rule in reversed(rules) if rule.matches(path, is_folder=is_folder)), None)
+    return rule is not None and not rule.is_negated
 
 
-def _read_ignore_files_above(allowed_paths: AllowedPaths, location: FileLocation) -> list[IgnoreFile]:
-    """The `.gitignore` files of the folders above a location, from the root of its repository on."""
-    ignore_files: list[IgnoreFile] = []
+def _read_rules_above(allowed_paths: AllowedPaths, location: FileLocation) -> list[IgnoreRule]:
+    """The rules of the folders above a location, from the root of its repository on."""
+    rules: list[IgnoreRule] = []
     if _has_entry(location.folder_fd, f"{location.name}/.git"):
-        return ignore_files
+        return rules
     for folder_fd, path in allowed_paths.folders_above(location):
         if _has_entry(folder_fd, ".git"):
-            ignore_files.clear()
-        ignore_file = _read_ignore_file(folder_fd, path)
-        if ignore_file is not None:
-            ignore_files.append(ignore_file)
-    return ignore_files
+            rules.clear()
+        rules += _read_rules(folder_fd, path)
+    return rules
 
 
 def _has_entry(folder_fd: int, name: str) -> bool:
@@ -282,29 +259,24 @@ def _has_entry(folder_fd: int, name: str) -> bool:
     return True
 
 
-def _read_ignore_file(folder_fd: int, path: str) -> IgnoreFile | None:
-    """The `.gitignore` of an open folder, if it has one."""
+def _read_rules(folder_fd: int, path: str) -> list[IgnoreRule]:
+    """The rules in the `.gitignore` of an open folder, if it has one."""
     file = open_file(folder_fd, _IGNORE_FILE_NAME)
     if file is None:
-        return None
+        return []
     with file:
         text = file.read(_MAX_IGNORE_FILE_BYTES).decode("utf-8", "replace")
-    rules = (_parse_rule(line) for line in text.removeprefix("\ufeff").split("\n"))
-    return IgnoreFile(path.rstrip("/"), tuple(rule for rule in rules if rule is not None))
+    rules = (_parse_rule(line, path.rstrip("/")) for line in text.removeprefix("\ufeff").split("\n"))
+    return [rule for rule in rules if rule is not None]
 
 
-def _parse_rule(line: str) -> IgnoreRule | None:
+def _parse_rule(line: str, folder: str) -> IgnoreRule | None:
     line = _strip_trailing_spaces(line.removesuffix("\r"))
-    if not line or line.startswith("#"):
+    if line.startswith("#"):
         return None
-    is_negated = line.startswith("!")
-    if is_negated:
-        line = line[1:]
-    folders_only = line.endswith("/")
-    line = line.rstrip("/")
-    if not line:
-        return None
-    return IgnoreRule(PathPattern(line), is_negated, folders_only, is_anchored="/" in line)
+    is_negated, folders_only = line.startswith("!"), line.endswith("/")
+    line = line.removeprefix("!").rstrip("/")
+    return IgnoreRule(folder, PathPattern(line), is_negated, folders_only, is_anchored="/" in line) if line else None
 
 
 def _strip_trailing_spaces(line: str) -> str:

@@ -118,10 +118,8 @@ def _valid_text(value: str) -> str:
 def _find_zone(name: str) -> tuple[tzinfo, str]:
     if name.upper() in ("UTC", "Z"):
         return UTC, "UTC"  # Works without a time zone database.
-    try:
-        return zoneinfo.ZoneInfo(name), name
-    except (KeyError, ValueError, OSError):
-        pass  # Unknown, not a name ("../x"), or a folder of the database ("America").
+    if zone := _load_zone(name):
+        return zone, name
     names = zoneinfo.available_timezones()
     if not names:
         raise ToolValidationError(
@@ -133,14 +131,17 @@ def _find_zone(name: str) -> tuple[tzinfo, str]:
 
 def _local_zone() -> tuple[tzinfo | None, str]:
     """The machine's time zone with its IANA name, or with the system's abbreviation if that name is unknown."""
-    for name in (
-        os.environ.get("TZ", "").removeprefix(":"),
-        os.path.realpath("/etc/localtime").partition("zoneinfo/")[2],
-    ):
-        if name:
-            try:
-                return zoneinfo.ZoneInfo(name), name
-            except (KeyError, ValueError, OSError):
-                continue
+    link_target = os.path.realpath("/etc/localtime").partition("zoneinfo/")[2]
+    for name in (os.environ.get("TZ", "").removeprefix(":"), link_target):
+        if name and (zone := _load_zone(name)):
+            return zone, name
     local = datetime.now().astimezone()
     return local.tzinfo, local.tzname() or "UTC"
+
+
+def _load_zone(name: str) -> tzinfo | None:
+    """None if it is unknown, not a name ("../x"), or a folder of the database ("America")."""
+    try:
+        return zoneinfo.ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        return None

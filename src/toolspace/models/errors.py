@@ -48,6 +48,12 @@ _TYPES_BY_KIND: Mapping[ModelErrorKind, str] = {
 _KINDS_BY_TYPE: Mapping[str, ModelErrorKind] = {
     name: kind for kind, names in _TYPES_BY_KIND.items() for name in names.split()
 }
+_KINDS_BY_STATUS: Mapping[int, ModelErrorKind] = {
+    **dict.fromkeys((401, 403), "not_permitted"),
+    404: "not_found",
+    429: "rate_limited",
+    **dict.fromkeys((503, 529), "overloaded"),
+}
 _SUMMARIES: Mapping[ModelErrorKind, str] = {
     "no_key": "no key is set",
     "not_permitted": "the provider does not accept the key",
@@ -200,14 +206,10 @@ def _find_kind(status: int | None, message: str, error_type: str) -> ModelErrorK
         return "rate_limited" if error_type == "resource_exhausted" else "not_permitted"
     if status is None:
         return kind or "unavailable"
-    if status in (401, 403) or (status == 400 and _BAD_KEY.search(message)):
+    if status == 400 and _BAD_KEY.search(message):
         return "not_permitted"
-    if status == 404 or 300 <= status < 400:
-        return "not_found"
-    if status == 429:
-        return "rate_limited"
-    if status in (503, 529):
-        return "overloaded"
+    if status in _KINDS_BY_STATUS:
+        return _KINDS_BY_STATUS[status]
     if status in (408, 409, 425) or status >= 500:
         return "overloaded" if kind == "overloaded" else "unavailable"
-    return "invalid"
+    return "not_found" if 300 <= status < 400 else "invalid"

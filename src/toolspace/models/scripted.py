@@ -103,7 +103,8 @@ class ScriptedModel(Model):
         index = self._request_count
         self._request_count = index + 1
         if self._record:
-            self.requests.append(_snapshot(request))
+            # The caller may append to the turns later.
+            self.requests.append(msgspec.structs.replace(request, turns=tuple(request.turns)))
         if self._function is not None:
             turn, step = None, self._function
         else:
@@ -163,13 +164,6 @@ class ScriptedModel(Model):
 
 def _is_exception(step: object) -> bool:
     return isinstance(step, BaseException) or (isinstance(step, type) and issubclass(step, BaseException))
-
-
-def _snapshot(request: ModelRequest) -> ModelRequest:
-    """The request with a copy of its turns, to which the caller may append later."""
-    if isinstance(request.turns, tuple):
-        return request
-    return msgspec.structs.replace(request, turns=tuple(request.turns))
 
 
 def _stream(turn: ModelTurn, listen: ModelListener) -> None:

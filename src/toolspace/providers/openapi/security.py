@@ -41,25 +41,11 @@ def percent_encode(text: str) -> str:
     return quote(text, safe="", errors="replace")
 
 
-class TokenClient(msgspec.Struct, frozen=True, kw_only=True):
-    """An OAuth client, and the endpoint that gives it tokens."""
-
-    token_url: URL
-    client_id: str
-    client_secret: str
-    scopes: tuple[str, ...] = ()
-    secret_in_body: bool = False
-    """Whether id and secret are sent in the form, for servers without basic authentication."""
-
-    def __repr__(self) -> str:
-        return f"TokenClient({self.token_url.host})"
-
-
 class AccessTokens:
     """The current access token of one client for one set of scopes. Fetched when needed, shared by all calls."""
 
-    def __init__(self, client: TokenClient, http: HttpClient, scheme: str) -> None:
-        self._client = client
+    def __init__(self, request: HttpRequest, http: HttpClient, scheme: str) -> None:
+        self._request = request
         self._http = http
         self._scheme = scheme
         self._token: str | None = None
@@ -104,31 +90,33 @@ class AccessTokens:
         return token
 
     async def _request_token(self) -> HttpResponse:
-        client = self._client
-        form = {"grant_type": "client_credentials"}
-        headers = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "application/json"}
-        if client.scopes:
-            form["scope"] = " ".join(client.scopes)
-        if client.secret_in_body:
-            form |= {"client_id": client.client_id, "client_secret": client.client_secret}
-        else:
-            credentials = f"{quote_plus(client.client_id)}:{quote_plus(client.client_secret)}"
-            headers["Authorization"] = basic_authorization(credentials)
-        request = HttpRequest("POST", client.token_url, headers, urlencode(form).encode())
         try:
             async with asyncio.timeout(_TOKEN_TIMEOUT):
-                return await self._http.fetch(request, max_bytes=_MAX_TOKEN_RESPONSE_BYTES)
+                return await self._http.fetch(self._request, max_bytes=_MAX_TOKEN_RESPONSE_BYTES)
         except TimeoutError:
             raise self._error(f"no response within {_TOKEN_TIMEOUT:.0f} s") from None
         except ToolError as error:
             raise self._error(str(error)) from None
 
     def _error(self, reason: str) -> ToolTransportError:
-        url = self._client.token_url
+        url = self._request.url
         return ToolTransportError(
             f'no access token for the security scheme "{self._scheme}" from {url.host}{url.path}: {reason}',
             executed=False,
         )
+
+
+def _token_request(url: URL, settings: JsonObject, scopes: tuple[str, ...]) -> HttpRequest:
+    client_id, client_secret = str(settings["clientId"]), str(settings["clientSecret"])
+    form = {"grant_type": "client_credentials"}
+    headers = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "application/json"}
+    if scopes:
+        form["scope"] = " ".join(scopes)
+    if settings.get("clientAuth") == "body":  # For servers without basic authentication.
+        form |= {"client_id": client_id, "client_secret": client_secret}
+    else:
+        headers["Authorization"] = basic_authorization(f"{quote_plus(client_id)}:{quote_plus(client_secret)}")
+    return HttpRequest("POST", url, headers, urlencode(form).encode())
 
 
 def _parse_lifetime(value: Any) -> float:
@@ -174,7 +162,7 @@ class SecuritySchemes:
         self._auth = auth
         self._configured_headers = {name.lower() for name in headers}
         self._http = http
-        self._tokens: dict[tuple[str, TokenClient], AccessTokens] = {}
+        self._tokens: dict[tuple[str, URL, tuple[str, ...]], AccessTokens] = {}
         register_secrets(_list_secrets(auth))
         components = as_object(document.data.get("components")) or {}
         self._schemes = as_object(components.get("securitySchemes")) or {}
@@ -323,16 +311,11 @@ class SecuritySchemes:
         own_scopes = settings.get("scopes")
         if isinstance(own_scopes, str):
             own_scopes = own_scopes.split()
-        client = TokenClient(
-            token_url=token_url.with_fragment(None).with_user(None),
-            client_id=str(settings["clientId"]),
-            client_secret=str(settings["clientSecret"]),
-            scopes=tuple(map(str, as_list(own_scopes if own_scopes is not None else scopes))),
-            secret_in_body=settings.get("clientAuth") == "body",
-        )
-        key = (name, client)  # Operations with the same scopes share the token.
+        scope_names = tuple(map(str, as_list(own_scopes if own_scopes is not None else scopes)))
+        key = (name, token_url, scope_names)  # Operations with the same scopes share the token.
         if key not in self._tokens:
-            self._tokens[key] = AccessTokens(client, self._http, name)
+            request = _token_request(token_url.with_fragment(None).with_user(None), settings, scope_names)
+            self._tokens[key] = AccessTokens(request, self._http, name)
         return self._tokens[key]
 
     def _missing_error(self, name: str, expected: str) -> _MissingCredentialError:
