@@ -73,13 +73,17 @@ class ConformanceReport:
         lines += [f"    PASSES NOW {check}: take it out of tests/conformance/expected.yaml" for check in stale]
         if lines or self._verbose:
             optional = f" ({scenario.optional})" if scenario.optional else ""
-            print(f"  {'✗' if outcome.failed else '✓'} {scenario.name}{optional}: {outcome.passed} passed", flush=True)
+            print(
+                f"  {'✗' if outcome.failed else '✓'} {scenario.name}{optional}: {outcome.passed_count} passed",
+                flush=True,
+            )
             print("\n".join(lines), end="\n" if lines else "", flush=True)
 
 
 def _checks(outcomes: Sequence[Outcome]) -> str:
-    passed, failed = (sum(outcome.passed for outcome in outcomes), sum(len(outcome.failed) for outcome in outcomes))
-    return f"{passed} passed, {failed} failed"
+    passed_count = sum(outcome.passed_count for outcome in outcomes)
+    failed_count = sum(len(outcome.failed) for outcome in outcomes)
+    return f"{passed_count} passed, {failed_count} failed"
 
 
 def main() -> int:
@@ -93,10 +97,10 @@ def main() -> int:
     for side in SIDES if options.side is None else (options.side,):
         with target(side) as address:
             for revision in REVISIONS if options.revision is None else (options.revision,):
-                selected = [
+                matching_scenarios = [
                     scenario for scenario in scenarios(side, revision) if (options.scenario or "") in scenario.name
                 ]
-                report.side(side, revision, list(run_all(selected, address, at_once=os.cpu_count() or 2)))
+                report.side(side, revision, list(run_all(matching_scenarios, address, at_once=os.cpu_count() or 2)))
     if report.surprises:
         print(f"\n{report.surprises} checks are not as expected")
     return 1 if report.surprises else 0

@@ -32,14 +32,14 @@ class ExpectedFailure:
     @property
     def row(self) -> str:
         """Its line in docs/conformance.md."""
-        what = self.checks or self.scenarios
+        names = self.checks or self.scenarios
         eras = "both" if self.revisions == REVISIONS else ", ".join(self.revisions)
-        return f"| {', '.join(f'`{name}`' for name in what)} | {self.side} | {eras} | {self.cause}: {self.reason} |"
+        return f"| {', '.join(f'`{name}`' for name in names)} | {self.side} | {eras} | {self.cause}: {self.reason} |"
 
     def covers(self, scenario: Scenario, check: str) -> bool:
         return self._is_of(scenario) and (check in self.checks if self.checks else check != ALWAYS_CHECKED)
 
-    def passing(self, outcome: Outcome) -> Iterable[str]:
+    def passing_checks(self, outcome: Outcome) -> Iterable[str]:
         """Returns the checks that are expected to fail here, but passed."""
         if not self._is_of(outcome.scenario):
             return ()
@@ -67,7 +67,7 @@ class Expected:
         return causes == {"not offered"}
 
     def stale(self, outcome: Outcome) -> set[str]:
-        return {check for entry in self.entries for check in entry.passing(outcome)}
+        return {check for entry in self.entries for check in entry.passing_checks(outcome)}
 
 
 def load(file: Path = FILE) -> Expected:

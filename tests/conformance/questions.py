@@ -47,7 +47,7 @@ def prompt_of(text: str, tokens: int = 100) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": {"type": "text", "text": text}}], "maxTokens": tokens}
 
 
-def said(answer: ElicitationResult) -> str:
+def describe(answer: ElicitationResult) -> str:
     return f"action={answer.action}, content={json.dumps(dict(answer.content or {}))}"
 
 
@@ -58,19 +58,19 @@ async def test_elicitation(message: str, context: ToolContext) -> str:
         username={"type": "string", "description": "User's response"},
         email={"type": "string", "description": "User's email address"},
     )
-    return f"User response: {said(await context.elicit(message, schema))}"
+    return f"User response: {describe(await context.elicit(message, schema))}"
 
 
 @tool
 async def test_elicitation_sep1034_defaults(context: ToolContext) -> str:
     """Asks with a default for every kind of field."""
-    return f"Elicitation completed: {said(await context.elicit('Please review', DEFAULTS))}"
+    return f"Elicitation completed: {describe(await context.elicit('Please review', DEFAULTS))}"
 
 
 @tool
 async def test_elicitation_sep1330_enums(context: ToolContext) -> str:
     """Asks with every kind of choice."""
-    return f"Elicitation completed: {said(await context.elicit('Please choose', ENUMS))}"
+    return f"Elicitation completed: {describe(await context.elicit('Please choose', ENUMS))}"
 
 
 @tool
@@ -101,24 +101,24 @@ async def test_input_required_result_list_roots(context: ToolContext) -> str:
 @tool
 async def test_input_required_result_request_state(context: ToolContext) -> str:
     """Asks for a confirmation."""
-    return f"state-ok: {said(await context.elicit('Please confirm', OK, key='confirm'))}"
+    return f"state-ok: {describe(await context.elicit('Please confirm', OK, key='confirm'))}"
 
 
 @tool
 async def test_input_required_result_tampered_state(context: ToolContext) -> str:
     """Asks for a confirmation."""
-    return said(await context.elicit("Please confirm", OK, key="confirm"))
+    return describe(await context.elicit("Please confirm", OK, key="confirm"))
 
 
 @tool
 async def test_input_required_result_multiple_inputs(context: ToolContext) -> str:
     """Asks for a name, a greeting and roots concurrently."""
-    answer, greeting, folders = await asyncio.gather(
+    answer, text, folders = await asyncio.gather(
         context.elicit("What is your name?", NAME, key="user_name"),
         context.sample(prompt_of("Generate a greeting", 50), key="greeting"),
         context.roots(key="client_roots"),
     )
-    return f"{said(answer)} {greeting['content']} {folders}"
+    return f"{describe(answer)} {text['content']} {folders}"
 
 
 @tool
@@ -126,14 +126,15 @@ async def test_input_required_result_multi_round(context: ToolContext) -> str:
     """Asks for a name, then for a colour."""
     name = await context.elicit("Step 1: What is your name?", NAME, key="step1")
     colour = fields(color={"type": "string"})
-    return f"{said(name)} {said(await context.elicit('Step 2: What is your favorite color?', colour, key='step2'))}"
+    answer = await context.elicit("Step 2: What is your favorite color?", colour, key="step2")
+    return f"{describe(name)} {describe(answer)}"
 
 
 @tool
 async def test_input_required_result_capabilities(context: ToolContext) -> str:
     """Asks the user if possible, else the model."""
     try:
-        return said(await context.elicit("What is your name?", NAME, key="user_name"))
+        return describe(await context.elicit("What is your name?", NAME, key="user_name"))
     except ToolError:
         return str((await context.sample(prompt_of("Generate a name"), key="name"))["content"])
 
@@ -148,7 +149,7 @@ async def test_missing_capability(context: ToolContext) -> str:
 async def test_streaming_elicitation(context: ToolContext) -> str:
     """Reports progress, then asks."""
     context.report_progress(1, 2, "about to ask")
-    return said(await context.elicit("Go on?", OK))
+    return describe(await context.elicit("Go on?", OK))
 
 
 ASKING: Sequence[Tool] = (

@@ -39,7 +39,7 @@ class Outcome:
     """The result of one scenario: the number of passed checks, and the failed ones."""
 
     scenario: Scenario
-    passed: int
+    passed_count: int
     failed: dict[str, str]
     """Reason by check. Includes warnings for a SHOULD that is not followed, as the suite counts them."""
 
@@ -50,12 +50,12 @@ def scenarios(side: Side, revision: str) -> list[Scenario]:
     document: dict[str, Any] = yaml.safe_load(text)
     required = [Scenario(side, revision, name) for name in document[side]]
     # `leg` is the side of an entry.
-    reported = [
+    unscored_scenarios = [
         Scenario(side, revision, entry["scenario"], entry["reason"])
         for entry in document["not_scored"]
         if entry["leg"] == side
     ]
-    return required + reported
+    return required + unscored_scenarios
 
 
 def run_all(scenarios: Sequence[Scenario], target: Sequence[str], *, at_once: int) -> Iterator[Outcome]:
@@ -75,7 +75,7 @@ def run(scenario: Scenario, target: Sequence[str]) -> Outcome:
             *("--timeout", str(SCENARIO_TIMEOUT_S * 1000)),
             *("--output-dir", folder),
         ]
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             env={**os.environ, "NO_COLOR": "1"},
             capture_output=True,
@@ -89,8 +89,8 @@ def run(scenario: Scenario, target: Sequence[str]) -> Outcome:
     for check in checks:
         if check["status"] in {"FAILURE", "WARNING"}:
             failed.setdefault(check["id"], check.get("errorMessage") or check["description"])
-    if done.returncode and not failed:
+    if process.returncode and not failed:
         # The scenario failed as a whole, or the client under test exited with an error.
-        failed["exit"] = ("".join(words) or done.stderr or done.stdout).strip()[-1500:]
-    passed = sum(check["status"] == "SUCCESS" for check in checks)
-    return Outcome(scenario, passed, failed)
+        failed["exit"] = ("".join(words) or process.stderr or process.stdout).strip()[-1500:]
+    passed_count = sum(check["status"] == "SUCCESS" for check in checks)
+    return Outcome(scenario, passed_count, failed)

@@ -33,14 +33,14 @@ def test_every_expected_failure_is_in_the_docs_page(entry: ExpectedFailure) -> N
 
 
 def test_no_expected_failure_is_listed_twice() -> None:
-    named = [
+    names = [
         (entry.side, revision, scenario, check)
         for entry in load().entries
         for revision in entry.revisions
         for scenario in entry.scenarios
         for check in entry.checks or ("*",)
     ]
-    assert len(named) == len(set(named))
+    assert len(names) == len(set(names))
     assert set().union(*(entry.keys() for entry in yaml.safe_load(FILE.read_text()))) <= {
         *("side", "revisions", "scenarios", "checks", "cause", "reason")
     }

@@ -117,11 +117,11 @@ def _install_python(peers: PeerSet) -> None:
 
 
 def _run(command: list[str], peers: PeerSet) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=peers.folder, capture_output=True, text=True, check=False, timeout=INSTALL_TIMEOUT_S
     )
-    if done.returncode:
-        output = (done.stderr or done.stdout).strip()[-2000:]
+    if process.returncode:
+        output = (process.stderr or process.stdout).strip()[-2000:]
         raise RuntimeError(f"installing the {peers.name!r} peers failed ({Path(command[0]).name}):\n{output}")
 
 
@@ -153,8 +153,8 @@ def _lock(peers: PeerSet) -> Iterator[None]:
 
 
 def main(names: list[str]) -> None:
-    selected = [SETS[name] for name in names] if names else [peers for peers in SETS.values() if peers.by_default]
-    for peers in selected:
+    peer_sets = [SETS[name] for name in names] if names else [peers for peers in SETS.values() if peers.by_default]
+    for peers in peer_sets:
         if not _is_installed(peers):
             print(f"Installing the {peers.name!r} peers into {peers.folder.relative_to(ROOT)}", flush=True)
         ensure(peers)

@@ -23,7 +23,7 @@ def editor_file(folder: Path, /, **servers: Entry) -> Path:
     return file
 
 
-def everything(*args: str) -> Entry:
+def everything_server(*args: str) -> Entry:
     return _npm("@modelcontextprotocol/server-everything", *args)
 
 
@@ -35,7 +35,7 @@ def memory(file: Path) -> Entry:
     return {**_npm("@modelcontextprotocol/server-memory"), "env": {"MEMORY_FILE_PATH": str(file)}}
 
 
-def thinking() -> Entry:
+def thinking_server() -> Entry:
     return _npm("@modelcontextprotocol/server-sequential-thinking")
 
 
@@ -51,7 +51,7 @@ def sqlite(file: Path) -> Entry:
     return _python("mcp-server-sqlite", "--db-path", str(file))
 
 
-def tapped(entry: Entry, door: Path) -> Entry:
+def with_tap(entry: Entry, door: Path) -> Entry:
     """Returns the same server with a `Tap` on its input: see tests/peers/tap.py."""
     tap = Path(__file__).with_name("tap.py")
     return {**entry, "command": sys.executable, "args": [str(tap), str(door), entry["command"], *entry["args"]]}

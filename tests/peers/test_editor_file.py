@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.peers.servers import clock, editor_file, everything, filesystem, git, memory, sqlite, thinking
+from tests.peers.servers import clock, editor_file, everything_server, filesystem, git, memory, sqlite, thinking_server
 from tests.providers.mcp.conftest import until
 from toolspace import Toolspace
 
@@ -27,10 +27,10 @@ def repository(tmp_path: Path) -> Path:
 def file(tmp_path: Path, repository: Path) -> Path:
     return editor_file(
         tmp_path,
-        everything=everything(),
+        everything=everything_server(),
         filesystem=filesystem(tmp_path),
         memory=memory(tmp_path / "memory.json"),
-        thinking=thinking(),
+        thinking=thinking_server(),
         clock=clock(),
         git=git(repository),
         sqlite=sqlite(tmp_path / "data.db"),
@@ -90,16 +90,19 @@ async def test_failed_server_is_reported_and_stops_no_other(tmp_path: Path) -> N
     file = editor_file(
         tmp_path,
         missing={"command": "no-such-program-anywhere", "args": []},
-        dying={"command": everything()["command"], "args": ["-e", "console.error('no licence'); process.exit(3)"]},
+        dying={
+            "command": everything_server()["command"],
+            "args": ["-e", "console.error('no licence'); process.exit(3)"],
+        },
         clock=clock(),
     )
     async with Toolspace.open(file) as ts:
         status = {server.name: server for server in ts.list_servers()}
         assert (await ts.call("clock__get_current_time", {"timezone": "UTC"})).ok
-        lost = await ts.call("missing__anything")
+        result = await ts.call("missing__anything")
     assert status["clock"].state == "ready"
     assert {status["missing"].state, status["dying"].state} == {"failed"}
     assert "no-such-program-anywhere" in (status["missing"].last_error or "")
     assert "no licence" in (status["dying"].last_error or "")
-    assert not lost.ok
-    assert not lost.executed
+    assert not result.ok
+    assert not result.executed

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.peers.servers import editor_file, everything, tapped
+from tests.peers.servers import editor_file, everything_server, with_tap
 from tests.peers.tap import tap
 from toolspace import ToolContext, Toolspace
 from toolspace.core.events import CallProgress, ToolsChanged
@@ -22,7 +22,7 @@ from toolspace.testing import EventRecorder
 
 @pytest.fixture
 async def ts(tmp_path: Path) -> AsyncIterator[Toolspace]:
-    async with Toolspace.open(editor_file(tmp_path, everything=everything())) as ts:
+    async with Toolspace.open(editor_file(tmp_path, everything=everything_server())) as ts:
         yield ts
 
 
@@ -69,7 +69,7 @@ async def test_structured_content_is_the_result(ts: Toolspace) -> None:
 @pytest.mark.spec("3.15")
 async def test_reported_failure_is_never_cached(tmp_path: Path) -> None:
     async with tap(tmp_path / "door") as wire:
-        entry = {**tapped(everything(), tmp_path / "door"), "cache": "1m"}
+        entry = {**with_tap(everything_server(), tmp_path / "door"), "cache": "1m"}
         async with Toolspace.open(editor_file(tmp_path, everything=entry)) as ts:
             failed = [await ts.call("everything__get_resource_reference", {"resourceId": -1}) for _ in range(2)]
             assert len(wire.of("tools/call")) == 2
@@ -110,9 +110,9 @@ async def test_tool_that_needs_tasks_is_left_out_of_the_list(ts: Toolspace) -> N
 @pytest.mark.spec("3.14")
 async def test_tools_added_later_reach_models_without_a_restart(tmp_path: Path) -> None:
     # It adds tools when it knows the capabilities of its client, which is after the first list.
-    file = editor_file(tmp_path, everything=everything())
+    file = editor_file(tmp_path, everything=everything_server())
     async with Toolspace.open(file, callbacks=McpCallbacks(roots=lambda: (tmp_path,))) as ts:
-        await _offered(ts, "everything__get_roots_list")
+        await _wait_for_tool(ts, "everything__get_roots_list")
         tool_names = {entry["function"]["name"] for entry in ts.to_llm_tools("openai")}
         assert "everything__get_roots_list" in tool_names
         assert ts.list_servers()[0].restarts == 0
@@ -132,7 +132,7 @@ async def test_progress_becomes_events(ts: Toolspace) -> None:
 @pytest.mark.parametrize("how", ["cancel", "timeout"])
 async def test_abandoned_call_is_cancelled_on_the_server(tmp_path: Path, how: str) -> None:
     async with tap(tmp_path / "door") as wire:
-        entry = tapped(everything(), tmp_path / "door")
+        entry = with_tap(everything_server(), tmp_path / "door")
         if how == "timeout":
             entry["requestTimeoutMs"] = 1000
         async with Toolspace.open(editor_file(tmp_path, everything=entry)) as ts:
@@ -140,13 +140,13 @@ async def test_abandoned_call_is_cancelled_on_the_server(tmp_path: Path, how: st
             call = asyncio.create_task(
                 ts.call("everything__trigger_long_running_operation", {"duration": 30, "steps": 1}, call_id="mine")
             )
-            sent = await wire.saw("tools/call")
+            request = await wire.saw("tools/call")
             if how == "cancel":
                 assert ts.cancel("mine")
             result = await call
             cancellation = await wire.saw("notifications/cancelled")
             assert result.error_kind == ("canceled" if how == "cancel" else "timeout")
-            assert cancellation["params"]["requestId"] == sent["id"]
+            assert cancellation["params"]["requestId"] == request["id"]
             # All calls share one connection: the others continue.
             assert (await ts.call("everything__echo", {"message": "still here"})).ok
             assert ts.list_servers()[0].pid == pid
@@ -173,7 +173,7 @@ class ScriptedUser:
         return {"role": "assistant", "content": {"type": "text", "text": "forty-two"}, "model": "scripted"}
 
 
-async def _offered(ts: Toolspace, name: str) -> None:
+async def _wait_for_tool(ts: Toolspace, name: str) -> None:
     """Waits for a tool that the server adds when it knows the capabilities of its client."""
     recorder = EventRecorder(ts)
     if ts.find_tool(name) is None:
@@ -184,9 +184,9 @@ async def _offered(ts: Toolspace, name: str) -> None:
 @pytest.mark.spec("3.16")
 async def test_elicitation_round_trip(tmp_path: Path) -> None:
     person = ScriptedUser(ElicitationResult(action="accept", content={"name": "Ada Lovelace", "check": True}))
-    file = editor_file(tmp_path, everything=everything())
+    file = editor_file(tmp_path, everything=everything_server())
     async with Toolspace.open(file, callbacks=McpCallbacks(elicit=person.ask)) as ts:
-        await _offered(ts, "everything__trigger_elicitation_request")
+        await _wait_for_tool(ts, "everything__trigger_elicitation_request")
         result = await ts.call("everything__trigger_elicitation_request")
     assert "Name: Ada Lovelace" in result.text
     (question,) = person.questions
@@ -199,9 +199,9 @@ async def test_elicitation_round_trip(tmp_path: Path) -> None:
 @pytest.mark.parametrize("action", ["decline", "cancel"])
 async def test_user_may_decline(tmp_path: Path, action: Any) -> None:
     person = ScriptedUser(ElicitationResult(action=action))
-    file = editor_file(tmp_path, everything=everything())
+    file = editor_file(tmp_path, everything=everything_server())
     async with Toolspace.open(file, callbacks=McpCallbacks(elicit=person.ask)) as ts:
-        await _offered(ts, "everything__trigger_elicitation_request")
+        await _wait_for_tool(ts, "everything__trigger_elicitation_request")
         result = await ts.call("everything__trigger_elicitation_request")
     assert result.ok
     assert f'"action": "{action}"' in result.text
@@ -210,9 +210,9 @@ async def test_user_may_decline(tmp_path: Path, action: Any) -> None:
 @pytest.mark.spec("3.16")
 async def test_sampling_round_trip(tmp_path: Path) -> None:
     person = ScriptedUser(ElicitationResult(action="cancel"))
-    file = editor_file(tmp_path, everything=everything())
+    file = editor_file(tmp_path, everything=everything_server())
     async with Toolspace.open(file, callbacks=McpCallbacks(sample=person.sample)) as ts:
-        await _offered(ts, "everything__trigger_sampling_request")
+        await _wait_for_tool(ts, "everything__trigger_sampling_request")
         result = await ts.call("everything__trigger_sampling_request", {"prompt": "the answer?", "maxTokens": 7})
     assert "forty-two" in result.text
     (wish,) = person.wishes
@@ -223,9 +223,9 @@ async def test_sampling_round_trip(tmp_path: Path) -> None:
 
 @pytest.mark.spec("3.16")
 async def test_roots_reach_the_server(tmp_path: Path) -> None:
-    file = editor_file(tmp_path, everything=everything())
+    file = editor_file(tmp_path, everything=everything_server())
     async with Toolspace.open(file, callbacks=McpCallbacks(roots=lambda: (tmp_path,))) as ts:
-        await _offered(ts, "everything__get_roots_list")
+        await _wait_for_tool(ts, "everything__get_roots_list")
         result = await ts.call("everything__get_roots_list")
     assert tmp_path.as_uri() in result.text
 
@@ -233,7 +233,7 @@ async def test_roots_reach_the_server(tmp_path: Path) -> None:
 @pytest.mark.spec("3.16")
 async def test_capabilities_are_declared_only_with_callbacks(tmp_path: Path) -> None:
     async with tap(tmp_path / "door") as wire:
-        file = editor_file(tmp_path, everything=tapped(everything(), tmp_path / "door"))
+        file = editor_file(tmp_path, everything=with_tap(everything_server(), tmp_path / "door"))
         async with Toolspace.open(file):
-            greeting = await wire.saw("initialize")
-    assert greeting["params"]["capabilities"] == {}
+            request = await wire.saw("initialize")
+    assert request["params"]["capabilities"] == {}

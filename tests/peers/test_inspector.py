@@ -43,10 +43,10 @@ class Inspector:
     def run(self, method: str, *options: str, era: str = "auto", code: int = 0) -> Any:
         server = ["--config", str(self._file), "--server", "toolspace", "--protocol-era", era]
         command = [*npm_program("@modelcontextprotocol/inspector"), "--cli", *server, "--method", method, *options]
-        done = subprocess.run(command, env=self._env, capture_output=True, text=True, check=False, timeout=60)
-        assert done.returncode == code, done.stderr
-        assert "internal error" not in done.stderr  # It forwards the server's standard error.
-        return json.loads(done.stdout)
+        process = subprocess.run(command, env=self._env, capture_output=True, text=True, check=False, timeout=60)
+        assert process.returncode == code, process.stderr
+        assert "internal error" not in process.stderr  # It forwards the server's standard error.
+        return json.loads(process.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +99,8 @@ def test_inspector_shows_failures_and_images(over_http: Inspector) -> None:
     wrong = over_http.run("tools/call", "--tool-name", "add", "--tool-args-json", '{"a": "two"}', code=5)
     assert wrong["isError"] is True
     assert "a: expected integer" in wrong["content"][0]["text"]
-    drawn = over_http.run("tools/call", "--tool-name", "draw")
-    assert drawn["content"] == [{"type": "image", "data": "aGk=", "mimeType": "image/png"}]
+    result = over_http.run("tools/call", "--tool-name", "draw")
+    assert result["content"] == [{"type": "image", "data": "aGk=", "mimeType": "image/png"}]
 
 
 @pytest.mark.spec("12.3")

@@ -21,21 +21,21 @@ PIXEL = (
 
 @pytest.mark.spec("3.15")
 async def test_filesystem_server_stays_inside_its_folder(tmp_path: Path) -> None:
-    inside = tmp_path / "inside"
-    inside.mkdir()
+    folder = tmp_path / "inside"
+    folder.mkdir()
     (tmp_path / "secret.txt").write_text("secret")
-    (inside / "pixel.png").write_bytes(PIXEL)
-    async with Toolspace.open(editor_file(tmp_path, files=filesystem(inside))) as ts:
-        written = await ts.call("files__write_file", {"path": str(inside / "a.txt"), "content": "Zoë"})
-        read = await ts.call("files__read_text_file", {"path": str(inside / "a.txt")})
-        image = await ts.call("files__read_media_file", {"path": str(inside / "pixel.png")})
-        outside = await ts.call("files__read_text_file", {"path": str(tmp_path / "secret.txt")})
-    assert written.ok
+    (folder / "pixel.png").write_bytes(PIXEL)
+    async with Toolspace.open(editor_file(tmp_path, files=filesystem(folder))) as ts:
+        write_result = await ts.call("files__write_file", {"path": str(folder / "a.txt"), "content": "Zoë"})
+        read = await ts.call("files__read_text_file", {"path": str(folder / "a.txt")})
+        image = await ts.call("files__read_media_file", {"path": str(folder / "pixel.png")})
+        outside_read = await ts.call("files__read_text_file", {"path": str(tmp_path / "secret.txt")})
+    assert write_result.ok
     assert read.result == {"content": "Zoë"}
-    assert (inside / "a.txt").read_text() == "Zoë"
+    assert (folder / "a.txt").read_text() == "Zoë"
     assert any(isinstance(part, ImagePart) and part.mime_type == "image/png" for part in image.content)
-    assert outside.error_kind == "execution_error"
-    assert "secret" not in outside.text.replace("secret.txt", "")
+    assert outside_read.error_kind == "execution_error"
+    assert "secret" not in outside_read.text.replace("secret.txt", "")
 
 
 @pytest.mark.spec("3.16")
@@ -59,8 +59,8 @@ async def test_memory_server_keeps_its_data(tmp_path: Path) -> None:
     file = editor_file(tmp_path, memory=memory(tmp_path / "memory.jsonl"))
     ada = {"name": "Ada", "entityType": "person", "observations": ["wrote the first program"]}
     async with Toolspace.open(file) as ts:
-        created = await ts.call("memory__create_entities", {"entities": [ada]})
-        assert created.ok
+        creation = await ts.call("memory__create_entities", {"entities": [ada]})
+        assert creation.ok
         await ts.restart_server("memory")
         matches = await ts.call("memory__search_nodes", {"query": "program"})
         assert matches.result["entities"] == [ada]
@@ -92,12 +92,12 @@ def repository(tmp_path: Path) -> Path:
 @pytest.mark.spec("3.15")
 async def test_git_server_makes_a_commit(tmp_path: Path, repository: Path) -> None:
     (repository / "notes.txt").write_text("one\n")
-    where = {"repo_path": str(repository)}
+    place = {"repo_path": str(repository)}
     async with Toolspace.open(editor_file(tmp_path, git=git(repository))) as ts:
-        assert (await ts.call("git__git_add", {**where, "files": ["notes.txt"]})).ok
-        assert "+one" in (await ts.call("git__git_diff_staged", where)).text
-        assert (await ts.call("git__git_commit", {**where, "message": "Take notes"})).ok
-        log = await ts.call("git__git_log", {**where, "max_count": "1"})
+        assert (await ts.call("git__git_add", {**place, "files": ["notes.txt"]})).ok
+        assert "+one" in (await ts.call("git__git_diff_staged", place)).text
+        assert (await ts.call("git__git_commit", {**place, "message": "Take notes"})).ok
+        log = await ts.call("git__git_log", {**place, "max_count": "1"})
         elsewhere = await ts.call("git__git_status", {"repo_path": str(tmp_path)})
     assert "Take notes" in log.text
     assert elsewhere.error_kind == "execution_error"
@@ -110,8 +110,8 @@ async def test_sqlite_server_of_the_old_sdk_works(tmp_path: Path) -> None:
         assert (await ts.call("db__create_table", {"query": "CREATE TABLE people (name TEXT, born INTEGER)"})).ok
         assert (await ts.call("db__write_query", {"query": "INSERT INTO people VALUES ('Ada', 1815)"})).ok
         rows = await ts.call("db__read_query", {"query": "SELECT * FROM people"})
-        refused = await ts.call("db__read_query", {"query": "DROP TABLE people"})
+        refusal = await ts.call("db__read_query", {"query": "DROP TABLE people"})
         assert "people" in (await ts.call("db__list_tables")).text
     assert "Ada" in rows.text
     assert "1815" in rows.text
-    assert "Only SELECT" in refused.text
+    assert "Only SELECT" in refusal.text

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.peers.servers import clock, editor_file, everything, sqlite, tapped
+from tests.peers.servers import clock, editor_file, everything_server, sqlite, with_tap
 from tests.peers.tap import tap
 from tests.providers.mcp.conftest import until
 from toolspace import Toolspace
@@ -38,17 +38,17 @@ def _pid(ts: Toolspace, name: str) -> int:
 @pytest.mark.parametrize("era", ["handshake", "stateless"])
 async def test_server_killed_between_calls_answers_the_next_call(tmp_path: Path, era: str) -> None:
     name, arguments = ("echo", {"message": "hi"}) if era == "handshake" else ("get_current_time", {"timezone": "UTC"})
-    file = editor_file(tmp_path, peer=everything() if era == "handshake" else clock(), other=clock())
+    file = editor_file(tmp_path, peer=everything_server() if era == "handshake" else clock(), other=clock())
     async with Toolspace.open(file) as ts:
         assert (await ts.call(f"peer__{name}", arguments)).ok
-        killed, other = kill(ts, "peer"), _pid(ts, "other")
+        killed_pid, other_pid = kill(ts, "peer"), _pid(ts, "other")
         result = await ts.call(f"peer__{name}", arguments)
         assert (result.ok, result.error) == (True, None)
         status = {server.name: server for server in ts.list_servers()}
         assert (status["peer"].state, status["peer"].era, status["peer"].restarts) == ("ready", era, 1)
-        assert status["peer"].pid != killed
+        assert status["peer"].pid != killed_pid
         assert "SIGKILL" in (status["peer"].last_error or "")
-        assert (status["other"].pid, status["other"].restarts) == (other, 0)
+        assert (status["other"].pid, status["other"].restarts) == (other_pid, 0)
 
 
 @pytest.mark.spec("3.13")
@@ -65,7 +65,7 @@ async def test_server_killed_repeatedly_comes_back(tmp_path: Path) -> None:
 @pytest.mark.spec("3.13")
 async def test_call_is_not_sent_again_if_its_server_dies(tmp_path: Path) -> None:
     async with tap(tmp_path / "door") as wire:
-        file = editor_file(tmp_path, sqlite=tapped(sqlite(tmp_path / "data.db"), tmp_path / "door"), clock=clock())
+        file = editor_file(tmp_path, sqlite=with_tap(sqlite(tmp_path / "data.db"), tmp_path / "door"), clock=clock())
         async with Toolspace.open(file) as ts:
             # This tool is not annotated as read-only.
             call = asyncio.create_task(ts.call("sqlite__read_query", {"query": ENDLESS}))
@@ -80,7 +80,7 @@ async def test_call_is_not_sent_again_if_its_server_dies(tmp_path: Path) -> None
 @pytest.mark.spec("3.13")
 async def test_read_only_call_is_sent_again_to_the_new_process(tmp_path: Path) -> None:
     async with tap(tmp_path / "door") as wire:
-        file = editor_file(tmp_path, everything=tapped(everything(), tmp_path / "door"))
+        file = editor_file(tmp_path, everything=with_tap(everything_server(), tmp_path / "door"))
         async with Toolspace.open(file) as ts:
             recorder = EventRecorder(ts)
             call = asyncio.create_task(
@@ -97,7 +97,7 @@ async def test_read_only_call_is_sent_again_to_the_new_process(tmp_path: Path) -
 @pytest.mark.spec("3.13")
 async def test_timeout_does_not_restart_a_live_server(tmp_path: Path) -> None:
     async with tap(tmp_path / "door") as wire:
-        entry = {**tapped(everything(), tmp_path / "door"), "requestTimeoutMs": 1000}
+        entry = {**with_tap(everything_server(), tmp_path / "door"), "requestTimeoutMs": 1000}
         async with Toolspace.open(editor_file(tmp_path, everything=entry)) as ts:
             pid = _pid(ts, "everything")
             slow = await ts.call("everything__trigger_long_running_operation", {"duration": 20, "steps": 1})
@@ -110,7 +110,7 @@ async def test_timeout_does_not_restart_a_live_server(tmp_path: Path) -> None:
 @pytest.mark.spec("3.13")
 async def test_frozen_server_is_probed_and_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "PROBE_SECONDS", 1.0)
-    entry = {**everything(), "requestTimeoutMs": 500}
+    entry = {**everything_server(), "requestTimeoutMs": 500}
     async with Toolspace.open(editor_file(tmp_path, everything=entry)) as ts:
         frozen = _pid(ts, "everything")
         os.kill(frozen, signal.SIGSTOP)
@@ -125,7 +125,9 @@ async def test_frozen_server_is_probed_and_restarted(tmp_path: Path, monkeypatch
 
 @pytest.mark.spec("3.12")
 async def test_seven_servers_leave_no_process(tmp_path: Path) -> None:
-    servers = {f"clock{number}": clock() for number in range(3)} | {f"all{number}": everything() for number in range(4)}
+    servers = {f"clock{number}": clock() for number in range(3)} | {
+        f"all{number}": everything_server() for number in range(4)
+    }
     async with Toolspace.open(editor_file(tmp_path, **servers)) as ts:
         # The start waits for six of the seven servers; the last may be ready later.
         await until(lambda: all(server.state == "ready" for server in ts.list_servers()))

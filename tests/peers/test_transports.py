@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.peers.servers import Entry, editor_file, everything
+from tests.peers.servers import Entry, editor_file, everything_server
 from toolspace import Toolspace
 from toolspace.core.events import CallProgress
 from toolspace.testing import EventRecorder
 
 
 @asynccontextmanager
-async def _listening(entry: Entry) -> AsyncIterator[str]:
+async def _listen(entry: Entry) -> AsyncIterator[str]:
     """Runs the server in its own process, on a free port, for the duration of the block."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -42,7 +42,7 @@ async def _listening(entry: Entry) -> AsyncIterator[str]:
 @pytest.mark.spec("3.10")
 @pytest.mark.parametrize("transport", ["streamableHttp", "sse"])
 async def test_same_server_works_over_http_and_sse(tmp_path: Path, transport: str) -> None:
-    async with _listening(everything(transport)) as base:
+    async with _listen(everything_server(transport)) as base:
         # Both are configured as `http`: the fallback to SSE is automatic.
         path = "/mcp" if transport == "streamableHttp" else "/sse"
         file = editor_file(tmp_path, everything={"type": "http", "url": base + path})
