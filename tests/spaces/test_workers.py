@@ -191,7 +191,7 @@ async def test_second_connection_of_a_worker_replaces_the_first(ledger: Ledger, 
             assert await first.next_events() == []
             assert first.disconnect_reason == "replaced"
             assert [offer.call_id for offer in await offered_calls(second)] == [call.call_id]
-        assert len(workers) == 0
+        assert workers.count_by_tool() == {}
 
 
 @pytest.mark.spec("6.7")

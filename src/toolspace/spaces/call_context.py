@@ -7,6 +7,7 @@ library and the notifiers through it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -35,53 +36,28 @@ _EXECUTION_TARGETS: Mapping[str, ExecutionTarget] = {"external": "external", "sp
 """Who executes a tool of an execution type; the gateway executes all others."""
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class GatewayCallHost:
-    """What the calls of one request share. The `host` of their contexts.
+    """What the calls of one request share. The `host` of their contexts."""
 
-    `confirms_delivery`: the sender of the response says which results arrived. Without it, handing a result to the
-    sender counts as its delivery.
-    """
-
-    __slots__ = (
-        "_confirms_delivery",
-        "_opened_ids",
-        "agent_entity_id",
-        "duplicate_call_id",
-        "inline_call_ids",
-        "pending_calls",
-        "run_id",
-        "run_moves_on",
-        "space_id",
-        "storage_errors",
-        "stored_calls",
-    )
-
-    def __init__(
-        self,
-        pending_calls: PendingCalls,
-        *,
-        run_id: str | None = None,
-        agent_entity_id: str | None = None,
-        space_id: str | None = None,
-        confirms_delivery: bool = True,
-    ) -> None:
-        self._confirms_delivery = confirms_delivery
-        self.pending_calls = pending_calls
-        self.run_id = run_id
-        self.agent_entity_id = agent_entity_id
-        self.space_id = space_id
-        """Where visible calls are shown. `enter_space` changes it for the calls that follow."""
-        self.inline_call_ids: list[str] = []
-        """Calls whose results go back with the response."""
-        self.storage_errors: dict[str, StorageUnavailable] = {}
-        """Calls whose state is unknown, because the database did not answer."""
-        self.stored_calls: dict[str, StartedCall] = {}
-        """Calls that were stored before they are made, by id."""
-        self.duplicate_call_id: str | None = None
-        """A call whose id was in use already."""
-        self.run_moves_on = False
-        """Whether another process continues the run: it then handles the calls that are interrupted here."""
-        self._opened_ids: set[str] | None = None
+    pending_calls: PendingCalls = field(kw_only=False)
+    run_id: str | None = None
+    agent_entity_id: str | None = None
+    space_id: str | None = None
+    """Where visible calls are shown. `enter_space` changes it for the calls that follow."""
+    confirms_delivery: bool = True
+    """Whether the sender of the response says which results arrived. If not, handing it a result is the delivery."""
+    inline_call_ids: list[str] = field(init=False, default_factory=list[str])
+    """Calls whose results go back with the response."""
+    storage_errors: dict[str, StorageUnavailable] = field(init=False, default_factory=dict[str, StorageUnavailable])
+    """Calls whose state is unknown, because the database did not answer."""
+    stored_calls: dict[str, StartedCall] = field(init=False, default_factory=dict[str, StartedCall])
+    """Calls that were stored before they are made, by id."""
+    duplicate_call_id: str | None = field(init=False, default=None)
+    """A call whose id was in use already."""
+    run_moves_on: bool = field(init=False, default=False)
+    """Whether another process continues the run: it then handles the calls that are interrupted here."""
+    _opened_ids: set[str] | None = field(init=False, default=None)
 
     @property
     def ledger(self) -> Ledger:
@@ -102,7 +78,7 @@ class GatewayCallHost:
 
     def deliver_inline(self, call_id: str) -> None:
         """The result of a call goes back with the response."""
-        if self._confirms_delivery:
+        if self.confirms_delivery:
             self.inline_call_ids.append(call_id)
         else:
             self.pending_calls.mark_delivered((call_id,))

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from toolspace.core import json_text
@@ -139,25 +140,25 @@ class CallRecorder:
         await self._end(running_call.call.call_id, result, events)
 
     async def _end(self, call_id: str, result: ToolResult, events: Sequence[NewEvent]) -> None:
+        def store() -> Awaitable[object]:
+            node_id = self._ledger.node_id
+            return self._ledger.commit(call_transactions.finish, call_id, result, before=events, node_id=node_id)
+
         try:
-            await self._store_end(call_id, result, events)
+            await store()
         except StorageError as error:
             # The call had its effect, and the caller gets the result. The row is stored when the database is back.
             _log.warning("Call %s: storing its end failed, retrying: %s", call_id, error)
-            self._run_in_background(self._retry_end(call_id, result, events))
+            self._run_in_background(self._retry(store))
 
-    async def _retry_end(self, call_id: str, result: ToolResult, events: Sequence[NewEvent]) -> None:
+    async def _retry(self, store: Callable[[], Awaitable[object]]) -> None:
         delay = 0.2
         while not self._is_closing:
             await asyncio.sleep(delay)
             delay = min(delay * 2, 5.0)
             with suppress(StorageError):
-                await self._store_end(call_id, result, events)
+                await store()
                 break
-
-    async def _store_end(self, call_id: str, result: ToolResult, events: Sequence[NewEvent]) -> None:
-        node_id = self._ledger.node_id
-        await self._ledger.commit(call_transactions.finish, call_id, result, before=events, node_id=node_id)
 
     async def _store_ended_call(
         self, call: Call, host: GatewayCallHost, visibility: Visibility, result: ToolResult
@@ -219,18 +220,16 @@ class CallRecorder:
         return task
 
 
+@dataclass(slots=True, eq=False)
 class _RunningCall:
     """A running call, and its events that are not stored yet."""
 
-    __slots__ = ("call", "events", "is_flushing", "lock", "partial_bytes", "visibility")
-
-    def __init__(self, call: CallRecord, visibility: Visibility) -> None:
-        self.call = call
-        self.visibility: Visibility = visibility
-        self.events: list[NewEvent] = []
-        self.partial_bytes = 0
-        self.is_flushing = False
-        self.lock = asyncio.Lock()
+    call: CallRecord
+    visibility: Visibility
+    events: list[NewEvent] = field(default_factory=list[NewEvent])
+    partial_bytes: int = 0
+    is_flushing: bool = False
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 def _start_and_finish(effects: Effects, new: NewCall, result: ToolResult) -> Program[None]:

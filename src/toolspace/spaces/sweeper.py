@@ -19,9 +19,10 @@ from toolspace.spaces import call_transactions, plans, runs
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.spaces.workers import release_departed
 from toolspace.storage.database import Program
-from toolspace.storage.queries import calls, events, idempotency, inbox, tasks, workers_and_presence
+from toolspace.storage.queries import calls, events, idempotency, inbox, tasks
 from toolspace.storage.queries import plans as plan_queries
 from toolspace.storage.queries import runs as run_queries
+from toolspace.storage.queries import workers_and_presence as presence
 
 _log = logging.getLogger("toolspace.sweeper")
 
@@ -53,6 +54,7 @@ class Sweeper:
         retention: float = defaults.RETENTION_SECONDS,
     ) -> None:
         self._ledger = ledger
+        self._node_id = ledger.node_id
         self._worker_grace = worker_grace
         self._event_retention = event_retention
         self._retention = retention
@@ -72,9 +74,7 @@ class Sweeper:
         self._stop_listening: Callable[[], object] = lambda: None
 
     async def __aenter__(self) -> Sweeper:
-        await self._ledger.write(
-            workers_and_presence.record_heartbeat, self._ledger.node_id, started_at=self._started_at
-        )
+        await self._ledger.write(presence.record_heartbeat, self._node_id, started_at=self._started_at)
         if not self._ledger.database.is_shared:
             # Only one process at a time may use the database: all others are dead.
             await self.clean_up_dead_nodes(now_ms() + 1)
@@ -90,9 +90,9 @@ class Sweeper:
             await asyncio.gather(self._task, *self._heartbeat_tasks, return_exceptions=True)
         try:
             # Calls whose end could not be stored while the database was away: nobody else looks for this process.
-            await self._clean_up_after(self._ledger.node_id)
+            await self._clean_up_after(self._node_id)
         except StorageError as error:
-            _log.warning("Process %s: removing it from the database failed: %s", self._ledger.node_id, error)
+            _log.warning("Process %s: removing it from the database failed: %s", self._node_id, error)
 
     def wake(self) -> None:
         """Something is due sooner than expected."""
@@ -147,9 +147,7 @@ class Sweeper:
         await asyncio.shield(task)
 
     async def _send_heartbeat(self) -> None:
-        if await self._ledger.write(
-            workers_and_presence.record_heartbeat, self._ledger.node_id, started_at=self._started_at
-        ):
+        if await self._ledger.write(presence.record_heartbeat, self._node_id, started_at=self._started_at):
             _log.warning("Other processes declared this one dead; registering its connections again")
             await self.on_declared_dead()
 
@@ -162,7 +160,7 @@ class Sweeper:
         if now - self._last_check > _MAX_CHECK_GAP:
             self._heartbeats.clear()
         before, self._heartbeats = self._heartbeats, {}
-        heartbeats = await self._ledger.read(workers_and_presence.list_heartbeats, except_node=self._ledger.node_id)
+        heartbeats = await self._ledger.read(presence.list_heartbeats, except_node=self._node_id)
         for node_id, heartbeat in heartbeats.items():
             last_heartbeat, since = before.get(node_id, (None, now))
             self._heartbeats[node_id] = (heartbeat, since if heartbeat == last_heartbeat else now)
@@ -174,9 +172,7 @@ class Sweeper:
 
     async def clean_up_dead_nodes(self, before: int) -> None:
         """Cleans up after processes that sent no heartbeat since a time."""
-        node_ids = await self._ledger.read(
-            workers_and_presence.list_dead_nodes, before=before, except_node=self._ledger.node_id
-        )
+        node_ids = await self._ledger.read(presence.list_dead_nodes, before=before, except_node=self._node_id)
         for node_id in node_ids:
             _log.info("Process %s is dead; cleaning up after it", node_id)
             await self._clean_up_after(node_id)
@@ -240,8 +236,8 @@ def _take_over(effects: Effects, call_id: str, status: str) -> Program[None]:
 
 def _delete_node(effects: Effects, node_id: str) -> Program[None]:
     # Its workers are alive: they may come back through another process before their grace ends.
-    yield from workers_and_presence.disconnect_workers_of_node(node_id)
-    for holder in (yield from workers_and_presence.delete_node(node_id)):
+    yield from presence.disconnect_workers_of_node(node_id)
+    for holder in (yield from presence.delete_node(node_id)):
         effects.notify_workers(*(yield from calls.release_claims(holder)))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, Literal, Self
@@ -18,7 +19,7 @@ from toolspace.core.records import OPEN_CALL, CallRecord
 from toolspace.errors import RefusedError, StorageError
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.storage.database import Program
-from toolspace.storage.queries import workers_and_presence
+from toolspace.storage.queries import workers_and_presence as presence
 
 _log = logging.getLogger("toolspace.workers")
 _COMPARE_SECONDS: Final = 5.0
@@ -113,6 +114,7 @@ class Workers:
         self, ledger: Ledger, *, grace: float = WORKER_GRACE_SECONDS, compare_seconds: float = _COMPARE_SECONDS
     ) -> None:
         self._ledger = ledger
+        self._node_id = ledger.node_id
         self._grace = grace
         self._compare_seconds = compare_seconds
         self._workers: dict[str, _Worker] = {}
@@ -129,16 +131,10 @@ class Workers:
         self._assignment_task: asyncio.Task[None] | None = None
         self._is_stopping = False
 
-    def __len__(self) -> int:
-        return sum(worker.connection is not None for worker in self._workers.values())
-
     def count_by_tool(self) -> dict[str, int]:
         """How many workers of this process serve each tool."""
-        counts: dict[str, int] = {}
-        for worker in self._workers.values():
-            for tool in worker.tools if worker.connection is not None else ():
-                counts[tool] = counts.get(tool, 0) + 1
-        return counts
+        connected_workers = (worker for worker in self._workers.values() if worker.connection is not None)
+        return Counter(tool for worker in connected_workers for tool in worker.tools)
 
     async def __aenter__(self) -> Self:
         return self
@@ -163,7 +159,7 @@ class Workers:
         worker_ids, self._workers = list(self._workers), {}
         if worker_ids:
             with suppress(StorageError):  # Then other processes notice that this one is gone, and its workers.
-                await self._ledger.write(_mark_left, worker_ids, node_id=self._ledger.node_id)
+                await self._ledger.write(_mark_left, worker_ids, node_id=self._node_id)
 
     @asynccontextmanager
     async def connect(self, worker_id: str, tools: Sequence[str], concurrency: int) -> AsyncGenerator[WorkerConnection]:
@@ -183,9 +179,7 @@ class Workers:
         worker.connection, worker.is_registered = connection, False
         try:
             async with worker.lock:
-                calls = await self._ledger.write(
-                    workers_and_presence.register_worker, worker_id, tools, node_id=self._ledger.node_id
-                )
+                calls = await self._ledger.write(presence.register_worker, worker_id, tools, node_id=self._node_id)
                 if worker.connection is connection:
                     worker.tools, worker.concurrency, worker.is_registered = tools, concurrency, True
                     self._listen_for_calls(worker)
@@ -256,9 +250,7 @@ class Workers:
             if worker is not None:
                 async with worker.lock:
                     if worker.connection is None:
-                        await self._ledger.write(
-                            workers_and_presence.mark_left, worker_id, node_id=self._ledger.node_id
-                        )
+                        await self._ledger.write(presence.mark_left, worker_id, node_id=self._node_id)
                         # A little later than the grace: rows have the time in whole milliseconds.
                         self._grace_ends.append(now + self._grace + 0.005)
                     if worker.connection is None:  # Read again: it may be connecting, and wait for the lock.
@@ -274,11 +266,11 @@ class Workers:
         while self._changed_calls:
             statuses, self._changed_calls = self._changed_calls, {}
             unknown_ids = [call_id for call_id, status in statuses.items() if status is None]
-            states: dict[str, workers_and_presence.ClaimedCallState] = {}
+            states: dict[str, presence.ClaimedCallState] = {}
             try:
                 for start in range(0, len(unknown_ids), _STATES_AT_ONCE):
                     chunk = unknown_ids[start : start + _STATES_AT_ONCE]
-                    rows = await self._ledger.read(workers_and_presence.list_call_states, chunk)
+                    rows = await self._ledger.read(presence.list_call_states, chunk)
                     states |= {state.call_id: state for state in rows}
             except BaseException:
                 self._changed_calls = statuses | self._changed_calls
@@ -294,17 +286,15 @@ class Workers:
         """Corrects what this process missed."""
         self._may_have_calls = True
         await self._ledger.commit(release_departed, grace=self._grace)
-        stored_ids = await self._ledger.read(workers_and_presence.list_connected, node_id=self._ledger.node_id)
+        stored_ids = await self._ledger.read(presence.list_connected, node_id=self._node_id)
         # Workers whose connection was lost while it was being stored.
         if lost_ids := [worker_id for worker_id in stored_ids if worker_id not in self._workers]:
-            await self._ledger.write(_mark_left, lost_ids, node_id=self._ledger.node_id)
+            await self._ledger.write(_mark_left, lost_ids, node_id=self._node_id)
         for worker in tuple(self._workers.values()):
             connection = worker.connection
             if connection is None or not worker.is_registered:
                 continue
-            calls = await self._ledger.read(
-                workers_and_presence.find_claimed_calls, worker.id, node_id=self._ledger.node_id
-            )
+            calls = await self._ledger.read(presence.find_claimed_calls, worker.id, node_id=self._node_id)
             if worker.connection is not connection:
                 continue
             if calls is None:
@@ -324,13 +314,9 @@ class Workers:
             if not ready:
                 return
             connections = {worker.id: worker.connection for worker in ready}
-            capacities = [
-                workers_and_presence.WorkerCapacity(worker.id, worker.tools, worker.free_slots) for worker in ready
-            ]
+            capacities = [presence.WorkerCapacity(worker.id, worker.tools, worker.free_slots) for worker in ready]
             try:
-                assignments = await self._ledger.write(
-                    workers_and_presence.assign_calls, capacities, node_id=self._ledger.node_id
-                )
+                assignments = await self._ledger.write(presence.assign_calls, capacities, node_id=self._node_id)
             except BaseException:
                 self._may_have_calls = True
                 raise
@@ -348,7 +334,7 @@ class Workers:
     async def _disconnect(self, connection: WorkerConnection) -> None:
         """Ends a connection that the database does not have any more."""
         is_elsewhere = await self._ledger.read(
-            workers_and_presence.is_connected_elsewhere, connection.worker_id, node_id=self._ledger.node_id
+            presence.is_connected_elsewhere, connection.worker_id, node_id=self._node_id
         )
         connection.disconnect("replaced" if is_elsewhere else "forgotten")
 
@@ -373,16 +359,16 @@ class Workers:
 
 def _mark_left(worker_ids: Sequence[str], *, node_id: str) -> Program[None]:
     for worker_id in worker_ids:
-        yield from workers_and_presence.mark_left(worker_id, node_id=node_id)
+        yield from presence.mark_left(worker_id, node_id=node_id)
 
 
 def release_departed(effects: Effects, *, grace: float) -> Program[None]:
     """Lets others claim the calls of workers that left longer ago than the grace period."""
     before = now_ms() - round(grace * 1000)
-    effects.notify_workers(*(yield from workers_and_presence.release_departed(before=before)))
+    effects.notify_workers(*(yield from presence.release_departed(before=before)))
 
 
 def _retire(effects: Effects, worker_id: str, call_ids: Sequence[str]) -> Program[bool]:
-    tools: Any = yield from workers_and_presence.retire(worker_id, call_ids)
+    tools: Any = yield from presence.retire(worker_id, call_ids)
     effects.notify_workers(*(tools or ()))
     return tools is not None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 
@@ -40,6 +40,8 @@ from toolspace.storage.queries import entities_and_spaces, goals_and_memories, r
 from toolspace.storage.queries import plans as plan_queries
 from toolspace.storage.queries.goals_and_memories import Goal, GoalChange, Memory
 from toolspace.storage.queries.plans import Plan, PlanStatus
+
+T = TypeVar("T")
 
 _NO_NUL = "^[^\\u0000]+$"
 _SHORT_TEXT = Meta(min_length=1, max_length=200, pattern=_NO_NUL)
@@ -144,8 +146,7 @@ class DeletedResponse(ResponseBody, frozen=True, kw_only=True):
 
 @routes.add("GET", f"{_AGENT}/goals", "List the goals of an agent, highest priority first")
 async def list_goals(request: Request) -> ResultPage[Goal]:
-    agent_id = await get_agent_id(request)
-    return ResultPage(items=await request.ledger.read(goals_and_memories.list_goals, agent_id), next=None)
+    return await _list_all(request, goals_and_memories.list_goals)
 
 
 @routes.add(
@@ -157,24 +158,20 @@ async def list_goals(request: Request) -> ResultPage[Goal]:
 )
 async def set_goals(request: Request) -> ResultPage[Goal]:
     body = await request.json(NewGoals)
-    agent_id = await get_agent_id(request)
 
-    def update() -> Program[Sequence[Goal]]:
-        yield from goals_and_memories.set_goals(agent_id, body.goals, clear=body.clear_existing)
-        return (yield from goals_and_memories.list_goals(agent_id))
+    def change(agent_id: str) -> Program[object]:
+        return goals_and_memories.set_goals(agent_id, body.goals, clear=body.clear_existing)
 
-    return ResultPage(items=await request.ledger.write(update), next=None)
+    return await _list_all(request, goals_and_memories.list_goals, after=change)
 
 
 @routes.add("DELETE", f"{_AGENT}/goals", "Delete all goals of an agent")
 async def clear_goals(request: Request) -> DeletedResponse:
-    agent_id = await get_agent_id(request)
-
-    def delete_all() -> Program[int]:
+    def delete_all(agent_id: str) -> Program[int]:
         goals = yield from goals_and_memories.list_goals(agent_id)
         return (yield from goals_and_memories.delete_goals(agent_id, [goal.id for goal in goals]))
 
-    return DeletedResponse(deleted=await request.ledger.write(delete_all))
+    return DeletedResponse(deleted=await request.ledger.write(delete_all, await get_agent_id(request)))
 
 
 @routes.add("DELETE", f"{_AGENT}/goals/{{goalId}}", "Delete a goal of an agent")
@@ -186,8 +183,7 @@ async def delete_goal(request: Request) -> DeletedResponse:
 
 @routes.add("GET", f"{_AGENT}/memories", "List the memories of an agent, ordered by key")
 async def list_memories(request: Request) -> ResultPage[Memory]:
-    agent_id = await get_agent_id(request)
-    return ResultPage(items=await request.ledger.read(goals_and_memories.list_memories, agent_id), next=None)
+    return await _list_all(request, goals_and_memories.list_memories)
 
 
 @routes.add(
@@ -199,24 +195,20 @@ async def list_memories(request: Request) -> ResultPage[Memory]:
 )
 async def set_memories(request: Request) -> ResultPage[Memory]:
     body = await request.json(NewMemories)
-    agent_id = await get_agent_id(request)
 
-    def update() -> Program[Sequence[Memory]]:
-        yield from goals_and_memories.set_memories(agent_id, [(memory.key, memory.value) for memory in body.memories])
-        return (yield from goals_and_memories.list_memories(agent_id))
+    def change(agent_id: str) -> Program[object]:
+        return goals_and_memories.set_memories(agent_id, [(memory.key, memory.value) for memory in body.memories])
 
-    return ResultPage(items=await request.ledger.write(update), next=None)
+    return await _list_all(request, goals_and_memories.list_memories, after=change)
 
 
 @routes.add("DELETE", f"{_AGENT}/memories", "Delete all memories of an agent")
 async def clear_memories(request: Request) -> DeletedResponse:
-    agent_id = await get_agent_id(request)
-
-    def delete_all() -> Program[int]:
+    def delete_all(agent_id: str) -> Program[int]:
         memories = yield from goals_and_memories.list_memories(agent_id)
         return (yield from goals_and_memories.delete_memories(agent_id, [memory.key for memory in memories]))
 
-    return DeletedResponse(deleted=await request.ledger.write(delete_all))
+    return DeletedResponse(deleted=await request.ledger.write(delete_all, await get_agent_id(request)))
 
 
 @routes.add(
@@ -232,6 +224,23 @@ async def delete_memory(request: Request) -> DeletedResponse:
     if not await request.ledger.write(goals_and_memories.delete_memories, agent_id, [key]):
         raise not_found("Memory", key)
     return DeletedResponse(deleted=1)
+
+
+async def _list_all(
+    request: Request,
+    list_items: Callable[[str], Program[Sequence[T]]],
+    *,
+    after: Callable[[str], Program[object]] | None = None,
+) -> ResultPage[T]:
+    """Returns all items of an agent, after a change of them in the same transaction."""
+
+    def change_and_list(agent_id: str) -> Program[Sequence[T]]:
+        if after is not None:
+            yield from after(agent_id)
+        return (yield from list_items(agent_id))
+
+    execute = request.ledger.read if after is None else request.ledger.write
+    return ResultPage(items=await execute(change_and_list, await get_agent_id(request)), next=None)
 
 
 # Plans

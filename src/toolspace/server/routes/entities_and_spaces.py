@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, TypeVar
 
 from msgspec import UNSET, Meta, UnsetType
 
@@ -23,7 +24,7 @@ from toolspace.server.api_types import (
     check_json_size,
     unset_to_none,
 )
-from toolspace.server.authorization import ENTITY, SPACE, Access, entity_id_of, get_visible
+from toolspace.server.authorization import ENTITY, SPACE, Access, Resource, entity_id_of, get_visible
 from toolspace.server.idempotency import run_once
 from toolspace.server.redaction import redact_entity
 from toolspace.server.requests import Request
@@ -34,6 +35,8 @@ from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program, long_running
 from toolspace.storage.queries import calls, entities_and_spaces, events, inbox
 from toolspace.storage.queries import runs as run_queries
+
+T = TypeVar("T")
 
 entity_routes = RouteTable("entities")
 space_routes = RouteTable("spaces")
@@ -96,17 +99,7 @@ async def get_entity(request: Request) -> Entity:
 
 @entity_routes.add("PATCH", "/api/entities/{entityId}", "Update the name or metadata of an entity", body=EntityChange)
 async def update_entity(request: Request) -> Entity:
-    body = await request.json(EntityChange)
-    entity_id = request.params["entityId"]
-    entity = await request.ledger.write(
-        entities_and_spaces.update_entity,
-        entity_id,
-        name=unset_to_none(body.name),
-        metadata=unset_to_none(body.metadata),
-    )
-    if entity is None:
-        raise not_found("Entity", entity_id)
-    return entity
+    return await _update(request, ENTITY, EntityChange, entities_and_spaces.update_entity)
 
 
 @entity_routes.add(
@@ -181,14 +174,7 @@ async def get_space(request: Request) -> Space:
 
 @space_routes.add("PATCH", "/api/spaces/{spaceId}", "Update the name or metadata of a space", body=SpaceChange)
 async def update_space(request: Request) -> Space:
-    body = await request.json(SpaceChange)
-    space_id = request.params["spaceId"]
-    space = await request.ledger.write(
-        entities_and_spaces.update_space, space_id, name=unset_to_none(body.name), metadata=unset_to_none(body.metadata)
-    )
-    if space is None:
-        raise not_found("Space", space_id)
-    return space
+    return await _update(request, SPACE, SpaceChange, entities_and_spaces.update_space)
 
 
 @space_routes.add(
@@ -242,6 +228,17 @@ async def remove_member(request: Request) -> Response:
     if not was_member:
         raise Problem(404, f'Entity "{entity_id}" is not a member of space "{space.id}"')
     return NO_CONTENT
+
+
+async def _update(
+    request: Request, resource: Resource[T], change: type[_NameChange], update: Callable[..., Program[T | None]]
+) -> T:
+    body, id = await request.json(change), request.params[resource.parameter]
+    name, metadata = unset_to_none(body.name), unset_to_none(body.metadata)
+    record = await request.ledger.write(update, id, name=name, metadata=metadata)
+    if record is None:
+        raise not_found(resource.noun, id)
+    return record
 
 
 async def _add_to_space(request: Request, entity_id: str) -> Member:

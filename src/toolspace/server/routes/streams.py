@@ -20,7 +20,7 @@ from toolspace.server.responses import Problem, StreamingResponse
 from toolspace.server.routing import RouteTable
 from toolspace.server.sse import PermissionCheck, StreamQuery, parse_stream_options
 from toolspace.spaces.ledger import Ledger
-from toolspace.storage.queries import workers_and_presence
+from toolspace.storage.queries import workers_and_presence as presence
 
 _log = logging.getLogger("toolspace.subscribers")
 _STREAM: dict[str, Any] = {"media_type": "text/event-stream", "is_stream": True}
@@ -147,10 +147,10 @@ class StreamSubscribers:
             holder = f"{node_id}/{stream}"
             try:
                 if has_subscribers:
-                    await self._ledger.write(workers_and_presence.register_holder, holder, [stream], node_id=node_id)
+                    await self._ledger.write(presence.register_holder, holder, [stream], node_id=node_id)
                     self._stored_streams.add(stream)
                 else:
-                    await self._ledger.write(workers_and_presence.mark_left, holder, node_id=node_id)
+                    await self._ledger.write(presence.mark_left, holder, node_id=node_id)
                     self._stored_streams.discard(stream)
             except StorageError as error:
                 _log.warning("Stream %s: storing that it has subscribers failed: %s", stream, error)
