@@ -11,11 +11,12 @@ import shutil
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
 import msgspec
 
+from toolspace.config.agent_settings import AgentModelSettings
 from toolspace.config.configuration import AgentSpec, Config
 from toolspace.config.provider_settings import McpServerSettings, OpenApiSettings
 from toolspace.config.server_settings import EmbeddingSettings
@@ -163,14 +164,7 @@ async def _check_model(agent: AgentSpec, environ: Mapping[str, str]) -> CheckRes
 
     settings = agent.model
     try:
-        model = open_model(
-            settings.provider,
-            settings.name,
-            environ=environ,
-            base_url=settings.base_url,
-            api_key=settings.api_key,
-            headers=settings.headers,
-        )
+        model = open_model(settings.provider, settings.name, environ=environ, **_endpoint(settings))
     except ModelError as error:
         if settings.provider is None and settings.name is None and error.kind == "no_key":
             fix = "set a key such as OPENAI_API_KEY, ANTHROPIC_API_KEY or GEMINI_API_KEY, or set its model"
@@ -182,6 +176,10 @@ async def _check_model(agent: AgentSpec, environ: Mapping[str, str]) -> CheckRes
     # Without the query of the URL, which may have a key in it.
     place = f" at {settings.base_url.partition('?')[0]}" if settings.base_url is not None else ""
     return CheckResult("ok", "agents", f"{agent.name}: {provider}:{name}".removesuffix(":") + place)
+
+
+def _endpoint(settings: AgentModelSettings | EmbeddingSettings) -> dict[str, Any]:
+    return {"base_url": settings.base_url, "api_key": settings.api_key, "headers": settings.headers}
 
 
 def _check_demo(environ: Mapping[str, str]) -> CheckResult:
@@ -196,13 +194,7 @@ async def _check_embeddings(settings: EmbeddingSettings, environ: Mapping[str, s
     from toolspace.models.embeddings import open_embedder
 
     try:
-        embedder = open_embedder(
-            settings.model,
-            environ=environ,
-            base_url=settings.base_url,
-            api_key=settings.api_key,
-            headers=settings.headers,
-        )
+        embedder = open_embedder(settings.model, environ=environ, **_endpoint(settings))
     except ModelError as error:
         message, _, fix = str(error).partition("; ")
         return CheckResult("problem", "embeddings", message, fix or "correct embeddings in the configuration")

@@ -1,8 +1,8 @@
 """The editors and agents that use MCP servers, the files where each keeps them, and how such a file is replaced.
 
-`toolspace install` changes an entry of these files with `editor_edit`; `toolspace init` imports servers from them with
-`editor_import`. A file is replaced as a whole or not at all: its mode and owner stay, a symbolic link stays a link, and
-a change by another program is never lost.
+`toolspace install` changes an entry of these files; `toolspace init` imports servers from them with `editor_import`. A
+file is replaced as a whole or not at all: its mode and owner stay, a symbolic link stays a link, and a change by
+another program is never lost.
 """
 
 from __future__ import annotations

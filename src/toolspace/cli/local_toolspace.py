@@ -11,9 +11,9 @@ import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-from click.shell_completion import CompletionItem
 
 from toolspace.cli.logs import FORMAT_VARIABLE, LEVEL_VARIABLE, set_up_logs
 from toolspace.cli.options import Options
@@ -29,6 +29,9 @@ from toolspace.orchestrator.provider_startup import StartupWait
 from toolspace.orchestrator.settings import EffectiveSettings
 from toolspace.providers.mcp.spec import NO_CALLBACKS, McpCallbacks
 from toolspace.toolspace import Toolspace
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 CONFIG_VARIABLE = "TOOLSPACE_CONFIG"
 _log = logging.getLogger("toolspace.cli")
@@ -153,6 +156,8 @@ def not_found_message(ts: Toolspace, name: str) -> str:
 
 def complete_tool_name(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Returns the tools whose names begin with the text. Starts no provider, never fails and never prints."""
+    from click.shell_completion import CompletionItem
+
     with open(os.devnull, "w") as devnull, redirect_stdout(devnull), redirect_stderr(devnull):
         try:
             tools = create_toolspace(context.ensure_object(Options)).list_tools()

@@ -73,7 +73,7 @@ async def _serve(options: Options, config: Config, environ: dict[str, str], inte
         listener = stack.enter_context(_bound_socket(config.server))
         async with show_status(output, "starting"):
             gateway = await stack.enter_async_context(Gateway.open(config.path, environ=environ))
-        for warning in (*gateway.toolspace.warnings, *_warnings(config)):
+        for warning in (*gateway.toolspace.warnings, *_list_warnings(config)):
             output.warning(warning)
         try:
             url = await stack.enter_async_context(serve_gateway(gateway, listener))
@@ -86,9 +86,9 @@ async def _serve(options: Options, config: Config, environ: dict[str, str], inte
         # From now on a signal is the normal end, and running calls get time to finish.
         interrupts.is_normal_end = True
         interrupts.grace = config.server.stop_timeout + _CLOSE_SECONDS
-        print_greeting(options, gateway, url)
+        print_startup_message(options, gateway, url)
         await wait_for_signal(interrupts)
-        output.note("Stopping: running calls may finish, pending calls are stored. Ctrl-C again ends it at once.")
+        output.note("Stopping: running calls may finish, pending calls stay stored. Ctrl-C again stops it at once.")
     return 0
 
 
@@ -116,7 +116,7 @@ def _listen_error(server: ServerSettings, error: OSError) -> click.UsageError:
     return click.UsageError(f"cannot listen on {server.host} port {server.port}: {reason}; {fix}")
 
 
-def _warnings(config: Config) -> Iterator[str]:
+def _list_warnings(config: Config) -> Iterator[str]:
     server = config.server
     if not is_loopback(server.host) and not (server.public_url or "").startswith("https://"):
         yield (
@@ -130,10 +130,10 @@ def _local_url(url: str) -> str:
     return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
-# Greeting
+# Startup message
 
 
-def print_greeting(options: Options, gateway: Gateway, url: str) -> None:
+def print_startup_message(options: Options, gateway: Gateway, url: str) -> None:
     """Prints the URL, the keys of the first start, and commands to try.
 
     Keys go to standard output even with `--quiet`, because they are never shown again.
@@ -142,22 +142,22 @@ def print_greeting(options: Options, gateway: Gateway, url: str) -> None:
     database = describe_database(gateway.config.storage.url, gateway.config.state_dir)
     keys = gateway.first_keys
     if options.json:
-        options.output.document(_greeting_document(url, database, keys))
+        options.output.document(_startup_document(url, database, keys))
         return
     output = options.output
     output.line(url)
     output.note("")
-    output.note(f"Toolspace gateway {__version__} with {len(gateway.toolspace.list_tools())} tools; Ctrl-C ends it.")
+    output.note(f"Toolspace gateway {__version__} with {len(gateway.toolspace.list_tools())} tools; Ctrl-C stops it.")
     output.note(f"  data   {database}")
     output.note(f"  MCP    {url}/mcp")
-    output.note(f"  API    {url}/openapi.json; docs/gateway.md has a first walk through it")
+    output.note(f"  API    {url}/openapi.json; docs/gateway.md has a tutorial")
     output.note("")
     if keys is not None:
         print_keys(output, keys)
     elif gateway.config.server.secret_key is not None:
-        output.note(f"The secret key is the one of server.secretKey. To create another: {_program()} keys new")
+        output.note(f"The secret key is the value of server.secretKey. To create another: {_command_name()} keys new")
     else:
-        output.note(f"The keys were shown at the first start. To create another: {_program()} keys new")
+        output.note(f"The keys were shown at the first start. To create another: {_command_name()} keys new")
     output.note("")
     for line in _agent_lines(gateway):
         output.note(line)
@@ -176,12 +176,12 @@ def example_command(url: str, key: str | None) -> str:
 
 def print_keys(output: CommandOutput, keys: InitialKeys, *, as_results: bool = True) -> None:
     """Prints new keys: to standard output, or with `as_results=False` to standard error."""
-    output.note(f"Keys, shown only once ({_program()} keys new creates more):")
+    output.note(f"Keys, shown only once ({_command_name()} keys new creates more):")
     for label, value in (("secret", keys.secret), ("public", keys.public), ("JWT", keys.jwt_secret)):
         if value is not None:
             (output.line if as_results else output.err)(f"  {label:<6} {value}")
     if keys.jwt_secret is not None:
-        output.note("The last one is not a token: it signs the tokens of users (docs/access.md).")
+        output.note("The JWT secret is not a token: it signs the tokens of users (docs/access.md).")
 
 
 def _agent_lines(gateway: Gateway) -> Iterator[str]:
@@ -191,9 +191,9 @@ def _agent_lines(gateway: Gateway) -> Iterator[str]:
     if demo is None and not names:
         return
     if demo is None:
-        if (fault := _model_fault(gateway, names[:_MAX_NAMES])) is not None:
-            yield f"Agents without a usable model ({_program()} doctor says more):"
-            yield f"  {fault}"
+        if (error := _find_model_error(gateway, names[:_MAX_NAMES])) is not None:
+            yield f"Agents without a usable model ({_command_name()} doctor says more):"
+            yield f"  {error}"
             yield ""
         more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
         yield f"Agents: {', '.join(names[:_MAX_NAMES])}{more}. To chat with one, in another terminal:"
@@ -201,19 +201,19 @@ def _agent_lines(gateway: Gateway) -> Iterator[str]:
         yield f'The agent Demo is in the space "Lobby", and uses {demo.model.provider}:{demo.model.name}.'
         yield "To chat with it, in another terminal:"
     else:
-        yield 'The agent Demo is in the space "Lobby". It follows a few fixed rules: no key of a model is set.'
+        yield 'The agent Demo is in the space "Lobby". It follows a few fixed rules: no API key of a model is set.'
         yield "To give it a model, set one of these variables and restart:"
         for provider in _SUGGESTED_PROVIDERS:
             yield f"  {PROVIDERS[provider].key_variables[0]:<18} {provider}:{PROVIDERS[provider].default_model}"
-        yield "To chat with it as it is, in another terminal:"
+        yield "To chat with it without a model, in another terminal:"
     name = f" {shlex.quote(names[0])}" if len(names) > 1 else ""
-    yield f"  {_program()} chat{name}"
+    yield f"  {_command_name()} chat{name}"
     yield ""
 
 
-def _model_fault(gateway: Gateway, names: Sequence[str]) -> str | None:
+def _find_model_error(gateway: Gateway, names: Sequence[str]) -> str | None:
     """Returns the agents whose models are not usable, and why the first is not; None if all are. Calls no model."""
-    faults: dict[str, str] = {}
+    errors: dict[str, str] = {}
     for name in names:
         model = gateway.config.agents[name].model
         try:
@@ -226,11 +226,11 @@ def _model_fault(gateway: Gateway, names: Sequence[str]) -> str | None:
                 headers=model.headers,
             )
         except ModelError as error:
-            faults[name] = str(error)
-    return f"{', '.join(faults)}: {next(iter(faults.values()))}" if faults else None
+            errors[name] = str(error)
+    return f"{', '.join(errors)}: {next(iter(errors.values()))}" if errors else None
 
 
-def _program() -> str:
+def _command_name() -> str:
     """Returns how to start this program from the same terminal: after `make run` it is not on the PATH."""
     script = sys.argv[0]
     if shutil.which("toolspace") is not None or os.path.basename(script) != "toolspace":
@@ -238,7 +238,7 @@ def _program() -> str:
     return shlex.quote(script)
 
 
-def _greeting_document(url: str, database: str, keys: InitialKeys | None) -> dict[str, Any]:
+def _startup_document(url: str, database: str, keys: InitialKeys | None) -> dict[str, Any]:
     document: dict[str, Any] = {"url": url, "mcp": f"{url}/mcp", "data": database}
     if keys is not None:
         values = {"secretKey": keys.secret, "publicKey": keys.public, "jwtSecret": keys.jwt_secret}

@@ -13,6 +13,7 @@ import textwrap
 import time
 import webbrowser
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple, cast
 
 import click
@@ -170,12 +171,8 @@ def _documents(config: Config, groups: Sequence[ServerGroup]) -> list[dict[str, 
 
 
 def _disabled_document(server: McpServerSettings) -> dict[str, Any]:
-    return {
-        "name": server.name,
-        "state": _disabled_state(server),
-        "transport": server.transport,
-        "required": server.required,
-    }
+    state = _disabled_state(server)
+    return {"name": server.name, "state": state, "transport": server.transport, "required": server.required}
 
 
 def _disabled_state(server: McpServerSettings) -> str:
@@ -203,20 +200,18 @@ def _print_groups(
 def _print_table(
     output: CommandOutput, servers: Sequence[ServerReport], disabled: Sequence[McpServerSettings], *, verbose: bool
 ) -> None:
-    states = [*(server.state for server in servers), *map(_disabled_state, disabled)]
-    if not states:
+    if not servers and not disabled:
         return
     rows = [_HEADER, *map(_cells, servers), *map(_disabled_cells, disabled)]
     header, *lines = align_columns(rows, right=_RIGHT_ALIGNED)
     output.line(output.style(join_columns(header), dim=True))
-    for index, (cells, state) in enumerate(zip(lines, states, strict=True)):
-        cells[0] = output.style(cells[0], bold=True)
-        cells[1] = output.style(cells[1], fg=_COLOURS.get(state, "yellow"))
-        output.line(join_columns(cells))
-        if index < len(servers):
-            for title, text in _notes(servers[index], verbose=verbose):
-                for line in _wrap(output, f"{title}: {text}"):
-                    output.line(line)
+    for cells, server in zip_longest(lines, servers):
+        name, state, *rest = cells
+        colour = _COLOURS.get(state.rstrip(), "yellow")
+        output.line(join_columns([output.style(name, bold=True), output.style(state, fg=colour), *rest]))
+        for title, text in _notes(server, verbose=verbose) if server is not None else ():
+            for line in _wrap(output, f"{title}: {text}"):
+                output.line(line)
 
 
 def _cells(server: ServerReport) -> tuple[str, ...]:

@@ -118,44 +118,35 @@ class ExpandedDocument(NamedTuple):
 
 def expand(document: ConfigDocument, environ: Mapping[str, str]) -> ExpandedDocument:
     """Fills the variables of a document in. A reference that cannot be filled in becomes a problem."""
-    expander = _Expander(environ)
-    data = cast("dict[str, Any]", expander.expand_value(document.data, (), required=True))
-    return ExpandedDocument(data, expander.original_texts, expander.problems)
+    original_texts: dict[KeyPath, str] = {}
+    problems: list[ConfigProblem] = []
 
-
-class _Expander:
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self.environ = environ
-        self.original_texts: dict[KeyPath, str] = {}
-        self.problems: list[ConfigProblem] = []
-
-    def expand_value(self, value: object, path: KeyPath, *, required: bool) -> object:
-        """`required`: whether a variable that is not set is a problem."""
-        if isinstance(value, str):
-            return self._expand_string(value, path, required=required) if "${" in value else value
+    def expand_value(value: object, path: KeyPath, is_required: bool) -> Any:
+        """`is_required`: whether a variable that is not set is a problem."""
         if isinstance(value, dict):
             mapping = cast("dict[str, object]", value)
-            if required and "enabled" in mapping:
+            if is_required and "enabled" in mapping:
                 # A disabled entry does not need its keys.
-                required = not _is_false(self.expand_value(mapping["enabled"], (*path, "enabled"), required=True))
+                is_required = not _is_false(expand_value(mapping["enabled"], (*path, "enabled"), True))
             if mapping.get("disabled") is True:  # As some editors write it.
-                required = False
-            return {key: self.expand_value(inner, (*path, key), required=required) for key, inner in mapping.items()}
+                is_required = False
+            return {key: expand_value(inner, (*path, key), is_required) for key, inner in mapping.items()}
         if isinstance(value, list):
             items = cast("list[object]", value)
-            return [self.expand_value(inner, (*path, index), required=required) for index, inner in enumerate(items)]
-        return value
-
-    def _expand_string(self, text: str, path: KeyPath, *, required: bool) -> str:
+            return [expand_value(inner, (*path, index), is_required) for index, inner in enumerate(items)]
+        if not isinstance(value, str) or "${" not in value:
+            return value
         try:
-            expanded_text = expand_text(text, self.environ)
+            expanded_text = expand_text(value, environ)
         except ValueError as error:
-            if required:
-                self.problems.append(ConfigProblem(path, str(error)))
-            return text
-        if expanded_text != text:
-            self.original_texts[path] = text
+            if is_required:
+                problems.append(ConfigProblem(path, str(error)))
+            return value
+        if expanded_text != value:
+            original_texts[path] = value
         return expanded_text
+
+    return ExpandedDocument(expand_value(document.data, (), True), original_texts, problems)
 
 
 def expand_text(text: str, environ: Mapping[str, str], depth: int = 0) -> str:

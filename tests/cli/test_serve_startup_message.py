@@ -15,16 +15,16 @@ pytestmark = [pytest.mark.spec("11.7"), pytest.mark.spec("17.1")]
 NO_KEYS = {variable: "" for provider in PROVIDERS.values() for variable in provider.key_variables}
 
 
-async def test_without_a_model_key_the_greeting_names_the_variables_and_the_chat_command(tmp_path: Path) -> None:
+async def test_without_a_model_key_the_startup_message_names_the_variables_and_the_chat_command(tmp_path: Path) -> None:
     async with start_gateway_process(tmp_path, environ=NO_KEYS) as gateway:
         text = "\n".join(gateway.stderr_lines)
-    assert 'The agent Demo is in the space "Lobby". It follows a few fixed rules: no key of a model is set.' in text
+    assert 'The agent Demo is in the space "Lobby". It follows a few fixed rules: no API key of a model is set.' in text
     assert f"OPENAI_API_KEY     openai:{PROVIDERS['openai'].default_model}" in text
     assert f"GEMINI_API_KEY     google:{PROVIDERS['google'].default_model}" in text
     assert "\n  toolspace chat\n" in text
 
 
-async def test_with_a_model_key_the_greeting_names_the_model(tmp_path: Path) -> None:
+async def test_with_a_model_key_the_startup_message_names_the_model(tmp_path: Path) -> None:
     async with start_gateway_process(tmp_path, environ={**NO_KEYS, "ANTHROPIC_API_KEY": "sk-ant-none"}) as gateway:
         text = "\n".join(gateway.stderr_lines)
     assert f'The agent Demo is in the space "Lobby", and uses anthropic:{PROVIDERS["anthropic"].default_model}.' in text
