@@ -286,7 +286,7 @@ def _types(node: object, root: Schema, depth: int = 0) -> frozenset[str]:
             return _ANY_TYPE.union(*option_types) if all(option_types) else _ANY_TYPE
     values = [schema["const"]] if "const" in schema else _list(schema, "enum")
     if values:
-        return frozenset(_JSON_TYPES.get(type(value), "object") for value in values)
+        return frozenset(_JSON_TYPES.get(cast("type[Any]", type(value)), "object") for value in values)
     return next((types for part in _list(schema, "allOf") if (types := _types(part, root, depth + 1))), _ANY_TYPE)
 
 

@@ -81,7 +81,8 @@ def _print(output: CommandOutput, check: CheckResult) -> None:
 
 async def _check_all(options: Options) -> AsyncIterator[CheckResult]:
     """Yields the results of all checks. Checks that an earlier problem makes impossible are skipped."""
-    yield _check_python()
+    # The version is always new enough, or this module could not be imported; the path shows which Python it is.
+    yield CheckResult("ok", "Python", f"{platform.python_version()}, {sys.executable}")
     yield _check_extras()
     config: Config | None = None
     for item in _check_config(options):
@@ -99,11 +100,6 @@ async def _check_all(options: Options) -> AsyncIterator[CheckResult]:
         yield check
     async for check in _check_toolspace(options, config):
         yield check
-
-
-def _check_python() -> CheckResult:
-    # The version is always new enough, or this module could not be imported; the path shows which Python it is.
-    return CheckResult("ok", "Python", f"{platform.python_version()}, {sys.executable}")
 
 
 def _check_extras() -> CheckResult:

@@ -73,17 +73,18 @@ class _Explanation:
 
     def rows(self) -> list[ExplainedSetting]:
         settings, tool = self._settings, self._entry.tool
+        visible_source = self._override_source("visible") or self._definition_source("visible")
         rows = [
             self._row("timeout", settings.timeout, _format_timeout, _milliseconds),
             self._row("queue", settings.queue, lambda name: name or "none"),
-            self._row("cache", settings.cache, _format_cache, _milliseconds),
+            self._row("cache", settings.cache, lambda time: format_duration(time) if time else "off", _milliseconds),
         ]
         if settings.cache.value:
             rows.append(self._row("cachePerUser", settings.cache_per_user, _yes_no))
         rows += [
             self._row("maxBytes", settings.max_bytes, "{:,}".format),
             self._policy(),
-            ExplainedSetting("visible", tool.visible, self._visible_source(), _yes_no(tool.visible)),
+            ExplainedSetting("visible", tool.visible, visible_source, _yes_no(tool.visible)),
         ]
         if settings.queue.value in self._config.queues:
             rows.insert(2, self._queue(settings.queue.value or ""))
@@ -117,9 +118,6 @@ class _Explanation:
         if name not in self._config.tools.definitions:
             return f"tool {name}"
         return self._config.source("tools", "definitions", name, key)
-
-    def _visible_source(self) -> str:
-        return self._override_source("visible") or self._definition_source("visible")
 
     def _override_source(self, key: str) -> str | None:
         """Returns the line of the override that decides a key, or None."""
@@ -206,10 +204,6 @@ def _milliseconds(seconds: float | None) -> float | None:
 
 def _format_timeout(seconds: float) -> str:
     return "none" if math.isinf(seconds) else format_duration(seconds)
-
-
-def _format_cache(seconds: float | None) -> str:
-    return format_duration(seconds) if seconds else "off"
 
 
 def _yes_no(value: bool) -> str:

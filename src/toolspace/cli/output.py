@@ -133,7 +133,7 @@ class CommandOutput:
         self.is_terminal = os.isatty(self.descriptor)
         self.has_colour = self.is_terminal and _is_colour_wanted()
         self._has_error_colour = sys.stderr.isatty() and _is_colour_wanted()
-        self.around_write: Callable[[Callable[[], None]], None] = _write_directly
+        self.around_write: Callable[[Callable[[], None]], None] = lambda write: write()
         """Executes every write to the two streams. Replaced by what keeps a line at the bottom of the terminal."""
 
     # Results, on standard output
@@ -227,10 +227,6 @@ def open_closed_streams() -> None:
         if getattr(sys, name) is None:
             stream = os.fdopen(number, "w" if number else "r", errors="replace", closefd=False)
             setattr(sys, name, stream)
-
-
-def _write_directly(write: Callable[[], None]) -> None:
-    write()
 
 
 def _take_over_stdout() -> int:

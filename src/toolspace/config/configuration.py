@@ -309,8 +309,8 @@ class ConfigPart:
             self.data = cast("Any", self.data)[key]
 
     def read(self, *keys: Setting) -> TopLevelSettings:
-        """Reads what is valid. Problems are reported_aliases, and later checks still run."""
-        section = _LenientSection(TopLevelSettings, settings=keys, is_ignored=_is_ignored_key)
+        """Reads what is valid. Problems are reported, and later checks still run."""
+        section = SectionType(TopLevelSettings, settings=keys, is_ignored=_is_ignored_key, is_lenient=True)
         try:
             return section.read(Value(self.data, self.context, self.path))
         except (AlreadyReported, InvalidValue):
@@ -383,18 +383,6 @@ class ConfigPart:
                 name = format_key_path(("defaults", key))
                 self.context.warn(self.find_origin("tools", old_key), f"has no effect, as {name} says otherwise")
         return msgspec.structs.replace(result, **changes)
-
-
-class _LenientSection(SectionType[TopLevelSettings]):
-    """Reads the valid settings even if others are invalid, so that those are checked too."""
-
-    def _read_fields(self, value: Value, mapping: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-        fields, _ = super()._read_fields(value, mapping)
-        return fields, True
-
-    def _check_unknown_keys(self, value: Value, mapping: Mapping[str, Any]) -> dict[str, Any]:
-        super()._check_unknown_keys(value, mapping)
-        return {}
 
 
 def _list_queue_references(settings: TopLevelSettings) -> Iterator[tuple[KeyPath, str]]:

@@ -47,7 +47,7 @@ _NAME = re.compile(r"(?:env:)?([A-Za-z_][A-Za-z0-9_]*)")
 _PARAMETER = re.compile(r"\$\{\s*parameters\b[^{}]*\}")
 _INPUT = re.compile(r"\$\{input:[^{}]*\}")
 _VARIABLE = re.compile(r"(?<!\$)\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)")
-_FALSE = ("false", "no", "off", "0")
+_FALSE_WORDS = ("false", "no", "off", "0")
 
 
 # `TOOLSPACE_*`
@@ -127,7 +127,9 @@ def expand(document: ConfigDocument, environ: Mapping[str, str]) -> ExpandedDocu
             mapping = cast("dict[str, object]", value)
             if is_required and "enabled" in mapping:
                 # A disabled entry does not need its keys.
-                is_required = not _is_false(expand_value(mapping["enabled"], (*path, "enabled"), True))
+                is_enabled = expand_value(mapping["enabled"], (*path, "enabled"), True)
+                is_false_word = isinstance(is_enabled, str) and is_enabled.strip().lower() in _FALSE_WORDS
+                is_required = is_enabled is not False and not is_false_word
             if mapping.get("disabled") is True:  # As some editors write it.
                 is_required = False
             return {key: expand_value(inner, (*path, key), is_required) for key, inner in mapping.items()}
@@ -211,10 +213,6 @@ def _invalid_reference(text: str, start: int) -> ValueError:
     return ValueError(
         f'"{reference}" is not a variable; write ${{NAME}} or ${{NAME:-default}}, or $${{ for a literal ${{'
     )
-
-
-def _is_false(value: object) -> bool:
-    return value is False or (isinstance(value, str) and value.strip().lower() in _FALSE)
 
 
 # Secrets

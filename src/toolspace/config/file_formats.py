@@ -270,7 +270,9 @@ class _JsonParser:
             if key in values:
                 self._fail(f"the key {json.dumps(key)} is given twice, first in line {self.lines[inner_path]}", start)
             self.lines[inner_path] = line
-            self._expect(":")
+            if self._peek() != ":":
+                self._fail('expected ":"')
+            self.position += 1
             self._peek()
             value_start = self.position
             values[key] = self._parse_value(inner_path)
@@ -314,11 +316,6 @@ class _JsonParser:
         if character != end:
             self._fail(f'expected "," or "{end}"')
         return None
-
-    def _expect(self, character: str) -> None:
-        if self._peek() != character:
-            self._fail(f'expected "{character}"')
-        self.position += 1
 
     def _peek(self) -> str:
         match = _SPACE.match(self.text, self.position)

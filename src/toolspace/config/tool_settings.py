@@ -203,7 +203,9 @@ def _definition(value: Value) -> ToolDefinition:
     if required_key is not None and required_key not in tool.execution:
         execution_value.fail(f'"{required_key}" is missing, which the execution type {written_type} needs')
     execution = _read_execution(execution_value, execution_type)
-    if execution_type == "wait" and not _has_duration(tool):
+    properties: Mapping[str, Any] = (tool.input_schema or {}).get("properties") or {}
+    has_duration = tool.input_schema is None or "duration" in tool.execution or "duration" in properties
+    if execution_type == "wait" and not has_duration:
         execution_value.fail('"duration" is missing, and the inputSchema has no "duration" either; give one of them')
     is_basic = written_type == "basic" and execution_type == "external"
     pauses_run = is_basic and tool.timeout is None and not tool.is_async
@@ -273,11 +275,6 @@ def _read_type(value: Value, written_type: Any, details: Mapping[str, Any]) -> E
         value.child("executionType", written_type).report_invalid(f"one of {', '.join(EXECUTION_TYPES)}", hint)
         raise AlreadyReported
     return written_type
-
-
-def _has_duration(tool: ToolDefinition) -> bool:
-    schema = tool.input_schema
-    return "duration" in tool.execution or schema is None or "duration" in (schema.get("properties") or {})
 
 
 _definitions = types.entries_by_name(_definition, "tools")

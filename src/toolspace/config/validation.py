@@ -306,12 +306,15 @@ class SectionType(ValueType[S]):
         *,
         settings: Iterable[Setting] | None = None,
         is_ignored: Callable[[str], bool] = lambda key: False,
+        is_lenient: bool = False,
     ) -> None:
+        """`is_lenient`: valid settings are returned even if others are invalid, so that they are checked too."""
         super().__init__("mapping", "a mapping", self._read_section, schema={}, fits_variable=False, has_settings=True)
         self.section = section
         self.settings = declared_settings(section) if settings is None else tuple(settings)
         self.shorthand: str | None = getattr(section, "shorthand", None)
         self.is_ignored = is_ignored
+        self.is_lenient = is_lenient
         self._keys = [key for setting in self.settings for key in setting.keys]
         other_fields = set(section.__struct_fields__).difference(setting.attribute for setting in self.settings)
         self._has_name = settings is None and "name" in other_fields
@@ -328,7 +331,7 @@ class SectionType(ValueType[S]):
             fields["extra"] = unknown
         if self._has_name:
             fields["name"] = str(value.key[-1])
-        if not is_valid or (unknown and not self.keeps_unknown):
+        if not self.is_lenient and (not is_valid or (unknown and not self.keeps_unknown)):
             raise AlreadyReported
         return self.section(**fields)
 
