@@ -61,7 +61,7 @@ def read_stream(dialect: Dialect, events: list[StoredEvent], *, audience: Viewer
     for event in events[:joins]:
         feed.encode(event, translator)
     if joins and translator is not None:
-        frames += [b"data: %b\n\n" % json.dumps(payload).encode() for payload in translator.opening()]
+        frames += [b"data: %b\n\n" % json.dumps(payload).encode() for payload in translator.opening_payloads()]
     for event in events[joins:]:
         frames += feed.encode(event, translator)
     return b"".join(frames)

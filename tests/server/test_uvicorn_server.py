@@ -82,7 +82,7 @@ async def test_a_response_that_the_client_does_not_read_is_dropped(
     writing = await gateway.toolspace.outputs.create(session="s1", owner="ann", tool="read_file")
     await writing.write("x" * 16_000_000)
     stored = await writing.commit()
-    async with open_app_api(gateway, calls.OUTPUT_ROUTES) as api:
+    async with open_app_api(gateway, calls.ROUTES) as api:
         _, writer = await connect(api)
         head = [f"GET /api/outputs/{stored.handle} HTTP/1.1", "Host: 127.0.0.1", f"Connection: {closing}"]
         head += [f"{name}: {value}" for name, value in api.headers.items()]

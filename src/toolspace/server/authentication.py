@@ -21,7 +21,7 @@ from toolspace.server.tokens import EntityTokens, InvalidToken, IssuerKeys, Issu
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.queries import entities_and_spaces
 from toolspace.storage.queries import keys as key_rows
-from toolspace.storage.queries.keys import KeyKind, KeyRecord
+from toolspace.storage.queries.keys import KeyKind
 
 CACHE_SECONDS: Final = 3.0
 """How long a verified caller is cached, and a key that another process revoked still works here."""
@@ -36,18 +36,23 @@ _HOW_TO_AUTHENTICATE: Final = (
     "or a public key (x-public-key) with a token (Authorization: Bearer …)"
 )
 
+_CREDENTIAL_HEADERS: Final = {
+    b"authorization": "Authorization",
+    b"x-secret-key": "x-secret-key",
+    b"x-public-key": "x-public-key",
+}
+"""In the order of `_Credentials`."""
+
 HeaderPairs = Iterable[tuple[bytes, bytes]]
+IdentifiedCaller = SecretKeyCaller | EntityCaller | ToolKeyCaller
 
 
 class _Credentials(NamedTuple):
     """The headers with credentials, as they were sent."""
 
-    authorization: bytes | None
-    secret_key: bytes | None
-    public_key: bytes | None
-
-
-_NO_CREDENTIALS: Final = _Credentials(None, None, None)
+    authorization: bytes | None = None
+    secret_key: bytes | None = None
+    public_key: bytes | None = None
 
 
 class _CachedCaller(NamedTuple):
@@ -149,12 +154,11 @@ class Authenticator:
             caller, seconds = await self._verify(credentials)
         except Problem as problem:
             self._cache.pop(credentials, None)
-            is_guess = credentials.public_key is None and credentials != _NO_CREDENTIALS
+            is_guess = credentials.public_key is None and credentials != _Credentials()
             if problem.status == 401 and address is not None and is_guess:
                 self._failed_logins.record(address)
             raise
-        if isinstance(caller, SecretKeyCaller | EntityCaller | ToolKeyCaller):
-            self.on_key_used(caller.key_id)
+        self.on_key_used(caller.key_id)
         if changes != self._changes:
             seconds = 0.0  # The caller may have been read before the change.
         if sum(len(value) for value in credentials if value is not None) > _MAX_CACHED_LENGTH:
@@ -177,28 +181,30 @@ class Authenticator:
         key = credentials.secret_key or (credentials.authorization or b"").rpartition(b" ")[2]
         return hash_key(key.decode("latin-1")) in self._local_hashes
 
-    async def _verify(self, credentials: _Credentials) -> tuple[Caller, float]:
+    async def _verify(self, credentials: _Credentials) -> tuple[IdentifiedCaller, float]:
         """Returns the caller, and for how many seconds it may be cached."""
         bearer = _parse_bearer(credentials.authorization)
         if credentials.public_key is not None:
             if credentials.secret_key is not None:
-                raise _unauthorized("x-secret-key and x-public-key are different credentials; send one of them")
+                raise _refusal("x-secret-key and x-public-key are different credentials; send one of them")
             return await self._verify_entity(_parse_key(credentials.public_key, "x-public-key"), bearer)
         key = None if credentials.secret_key is None else _parse_key(credentials.secret_key, "x-secret-key")
         if key is not None and bearer is not None and not hmac.compare_digest(key.encode(), bearer.encode()):
-            raise _unauthorized("x-secret-key and Authorization are different credentials; send one of them")
+            raise _refusal("x-secret-key and Authorization are different credentials; send one of them")
         key = key if key is not None else bearer
         if key is None:
-            raise _unauthorized(f"Credentials are required: {_HOW_TO_AUTHENTICATE}")
+            raise _refusal(f"Credentials are required: {_HOW_TO_AUTHENTICATE}")
         return await self._verify_key(key), CACHE_SECONDS
 
-    async def _verify_key(self, key: str) -> Caller:
+    async def _verify_key(self, key: str) -> IdentifiedCaller:
         hash = hash_key(key)
         if hash in self._local_hashes:
             return SecretKeyCaller(key_id=_LOCAL_KEY_ID)
         if self._is_configured("secret", hash):
             return SecretKeyCaller(key_id=CONFIGURED_KEY_ID)
-        record = await self._find(hash) if key.startswith((PREFIXES["secret"], PREFIXES["tools"])) else None
+        record = None
+        if key.startswith((PREFIXES["secret"], PREFIXES["tools"])):
+            record = await self._ledger.read(key_rows.find_by_hash, hash)
         if record is not None and record.kind == "secret":
             return SecretKeyCaller(key_id=record.id)
         if record is not None and record.kind == "tools":
@@ -210,40 +216,37 @@ class Authenticator:
                 agent_entity_id=scope.agent_entity_id,
             )
         if key.startswith(PREFIXES["public"]):
-            raise _unauthorized("Send a public key as x-public-key, with a token (Authorization: Bearer …)")
+            raise _refusal("Send a public key as x-public-key, with a token (Authorization: Bearer …)")
         if key.count(".") == 2:
-            raise _unauthorized("A token requires the public key (x-public-key: pk_…)")
-        raise _unauthorized("The key is unknown or was revoked")
+            raise _refusal("A token requires the public key (x-public-key: pk_…)")
+        raise _refusal("The key is unknown or was revoked")
 
-    async def _verify_entity(self, key: str, token: str | None) -> tuple[Caller, float]:
+    async def _verify_entity(self, key: str, token: str | None) -> tuple[IdentifiedCaller, float]:
         if token is None:
-            raise _unauthorized("A public key requires a token of an entity (Authorization: Bearer …)")
+            raise _refusal("A public key requires a token of an entity (Authorization: Bearer …)")
         if token.startswith((PREFIXES["secret"], PREFIXES["tools"])):
-            raise _unauthorized("x-public-key and the key in Authorization are different credentials; send one of them")
+            raise _refusal("x-public-key and the key in Authorization are different credentials; send one of them")
         hash = hash_key(key)
         key_id = CONFIGURED_KEY_ID
         if not self._is_configured("public", hash):
-            record = await self._find(hash)
+            record = await self._ledger.read(key_rows.find_by_hash, hash)
             if record is None or record.kind != "public":
-                raise _unauthorized("The public key is unknown or was revoked")
+                raise _refusal("The public key is unknown or was revoked")
             key_id = record.id
         try:
             claims = await self.tokens.verify(token)
         except InvalidToken as error:
-            raise _unauthorized(str(error)) from None
+            raise _refusal(str(error)) from None
         except IssuerUnavailable as error:
             raise unavailable(f"{error}; try again") from None
         if await self._ledger.read(entities_and_spaces.find_entity, claims.entity_id) is None:
-            raise _unauthorized(f'The entity "{claims.entity_id}" of the token does not exist')
+            raise _refusal(f'The entity "{claims.entity_id}" of the token does not exist')
         caller = EntityCaller(entity_id=claims.entity_id, key_id=key_id, expires_at=claims.expires_at)
         return caller, claims.expires_at / 1000 - time.time()
 
-    async def _find(self, hash: str) -> KeyRecord | None:
-        return await self._ledger.read(key_rows.find_by_hash, hash)
-
     def _is_configured(self, kind: KeyKind, hash: str) -> bool:
-        configured = self._configured_hashes.get(kind)
-        return configured is not None and hmac.compare_digest(configured, hash)
+        configured_hash = self._configured_hashes.get(kind)
+        return configured_hash is not None and hmac.compare_digest(configured_hash, hash)
 
 
 def require_bearer_token(token: str) -> Callable[[Scope], None]:
@@ -256,27 +259,19 @@ def require_bearer_token(token: str) -> Callable[[Scope], None]:
         authorization = _read_credentials(scope["headers"]).authorization or b""
         scheme, _, value = authorization.partition(b" ")
         if scheme.lower() != b"bearer" or not hmac.compare_digest(value.strip(), expected):
-            raise _unauthorized("A bearer token is required (Authorization: Bearer …)")
+            raise _refusal("A bearer token is required (Authorization: Bearer …)")
 
     return check
 
 
 def _read_credentials(pairs: HeaderPairs) -> _Credentials:
-    authorization = secret_key = public_key = None
+    values: dict[bytes, bytes] = {}
     for name, value in pairs:
-        if name == b"authorization":
-            if authorization is not None:
-                raise _repeated("Authorization")
-            authorization = value
-        elif name == b"x-secret-key":
-            if secret_key is not None:
-                raise _repeated("x-secret-key")
-            secret_key = value
-        elif name == b"x-public-key":
-            if public_key is not None:
-                raise _repeated("x-public-key")
-            public_key = value
-    return _Credentials(authorization, secret_key, public_key)
+        if name in _CREDENTIAL_HEADERS:
+            if name in values:
+                raise _refusal(f"The header {_CREDENTIAL_HEADERS[name]} appears more than once; send it once")
+            values[name] = value
+    return _Credentials(*map(values.get, _CREDENTIAL_HEADERS))
 
 
 def _parse_bearer(authorization: bytes | None) -> str | None:
@@ -284,22 +279,18 @@ def _parse_bearer(authorization: bytes | None) -> str | None:
         return None
     scheme, _, value = authorization.strip(b" \t").partition(b" ")
     if scheme.lower() != b"bearer":
-        raise _unauthorized(f"Authorization must be Bearer with a key or a token; {_HOW_TO_AUTHENTICATE}")
+        raise _refusal(f"Authorization must be Bearer with a key or a token; {_HOW_TO_AUTHENTICATE}")
     return _parse_key(value, "Authorization: Bearer")
 
 
 def _parse_key(value: bytes, header: str) -> str:
     text = value.strip(b" \t").decode("latin-1")
     if not text:
-        raise _unauthorized(f"{header} is empty; {_HOW_TO_AUTHENTICATE}")
+        raise _refusal(f"{header} is empty; {_HOW_TO_AUTHENTICATE}")
     if not text.isascii() or " " in text:
-        raise _unauthorized(f"{header} is not a key or a token; {_HOW_TO_AUTHENTICATE}")
+        raise _refusal(f"{header} is not a key or a token; {_HOW_TO_AUTHENTICATE}")
     return text
 
 
-def _repeated(header: str) -> Problem:
-    return _unauthorized(f"The header {header} appears more than once; send it once")
-
-
-def _unauthorized(detail: str) -> Problem:
+def _refusal(detail: str) -> Problem:
     return Problem(401, detail, headers=((b"www-authenticate", b"Bearer"),))

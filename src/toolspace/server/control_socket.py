@@ -17,7 +17,7 @@ import struct
 from collections.abc import AsyncGenerator, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
@@ -49,7 +49,7 @@ class LocalGateway(msgspec.Struct, frozen=True):
     key: str
 
     def __repr__(self) -> str:
-        return f"GatewayDoor(url={self.url!r}, key='…')"
+        return f"LocalGateway(url={self.url!r}, key='…')"
 
 
 class ControlRequest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -87,12 +87,11 @@ async def serve_control_socket(ts: Toolspace, gateway: LocalGateway | None = Non
     `gateway` is the gateway of this process, if it has one.
     """
     async with AsyncExitStack() as stack:
-        try:
-            bound = stack.enter_context(_bind(ts.state_dir, ts.config_path))
-            if bound is not None:
-                await stack.enter_async_context(_listen(ts, gateway, bound))
-        except (_Unavailable, OSError) as error:
-            _log.info("control socket disabled: %s", error.__cause__ or error)
+        if hasattr(socket, "AF_UNIX"):
+            try:
+                await stack.enter_async_context(_listen(ts, gateway))
+            except OSError as error:
+                _log.info("control socket disabled: %s", error)
         yield
 
 
@@ -124,27 +123,12 @@ async def _ask_all(state_dir: Path, prefix: str, request: ControlRequest) -> lis
             responses = await asyncio.gather(
                 *(_ask(folder, state_dir, name, request) for name in names[-_MAX_PROCESSES:])
             )
-    except _Unavailable:
+    except OSError:
         return []
     return [response for response in responses if response is not None]
 
 
 # The socket files
-
-
-class _Unavailable(Exception):
-    """The socket folder cannot be used; the cause says why."""
-
-
-class _BoundSocket(NamedTuple):
-    """A bound socket and the names of its file."""
-
-    socket: socket.socket
-    folder: int
-    hidden: str
-    """The name until it listens, so that no other process takes it for a dead socket and deletes it."""
-    name: str
-    path: Path
 
 
 def _prefix(config_path: Path | None) -> str:
@@ -155,23 +139,20 @@ def _prefix(config_path: Path | None) -> str:
 
 @contextmanager
 def _folder(state_dir: Path, *, create: bool) -> Generator[int]:
-    """Yields the descriptor of the folder of the sockets, which only this user can open."""
+    """Yields the descriptor of the folder of the sockets, which only this user can open. Raises `OSError`."""
     from toolspace.storage import private_files  # Here: it needs POSIX.
 
-    root = folder = -1
+    if create:
+        private_files.make_private_folder(state_dir)
+    root = private_files.open_root(state_dir)
     try:
-        try:
-            if create:
-                private_files.make_private_folder(state_dir)
-            root = private_files.open_root(state_dir)
-            folder = private_files.open_folder(_FOLDER, parent=root, create=create)
-        except OSError as error:
-            raise _Unavailable from error
+        folder = private_files.open_folder(_FOLDER, parent=root, create=create)
+    finally:
+        os.close(root)
+    try:
         yield folder
     finally:
-        for descriptor in (folder, root):
-            if descriptor >= 0:
-                os.close(descriptor)
+        os.close(folder)
 
 
 def _address(folder: int, state_dir: Path, name: str) -> str:
@@ -180,39 +161,25 @@ def _address(folder: int, state_dir: Path, name: str) -> str:
     return f"{folder_path}/{name}" if os.path.isdir(folder_path) else str(state_dir / _FOLDER / name)
 
 
-@contextmanager
-def _bind(state_dir: Path, config_path: Path | None) -> Generator[_BoundSocket | None]:
-    if not hasattr(socket, "AF_UNIX"):
-        yield None
-        return
-    with _folder(state_dir, create=True) as folder, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as unix_socket:
-        name = f"{_prefix(config_path)}{os.getpid()}-{next(_socket_numbers)}.sock"
-        hidden = f".{name}"
-        try:
-            for stale in (hidden, name):  # Left by a dead process with the same process id.
-                with suppress(FileNotFoundError):
-                    os.unlink(stale, dir_fd=folder)
-            unix_socket.bind(_address(folder, state_dir, hidden))
-            os.chmod(hidden, 0o600, dir_fd=folder)
-        except OSError as error:
-            raise _Unavailable from error
-        try:
-            yield _BoundSocket(unix_socket, folder, hidden, name, (state_dir / _FOLDER / name).absolute())
-        finally:
-            for file_name in (hidden, name):
-                with suppress(FileNotFoundError):
-                    os.unlink(file_name, dir_fd=folder)
+def _delete(folder: int, *names: str) -> None:
+    for name in names:
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder)
 
 
 # The server
 
 
 @asynccontextmanager
-async def _listen(ts: Toolspace, gateway: LocalGateway | None, bound: _BoundSocket) -> AsyncGenerator[None]:
+async def _listen(ts: Toolspace, gateway: LocalGateway | None) -> AsyncGenerator[None]:
+    """Listens on a new socket while the block runs. Raises `OSError`."""
     from toolspace.providers.mcp.transports.process_cleanup import (
         get_orphan_cleanup,  # Here: short commands do not listen.
     )
 
+    name = f"{_prefix(ts.config_path)}{os.getpid()}-{next(_socket_numbers)}.sock"
+    hidden_name = f".{name}"  # Until it listens: another process would take it for a dead socket and delete it.
+    path = (ts.state_dir / _FOLDER / name).absolute()
     tasks: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -224,19 +191,26 @@ async def _listen(ts: Toolspace, gateway: LocalGateway | None, bound: _BoundSock
         finally:
             tasks.discard(task)
 
-    server = await asyncio.start_unix_server(serve, sock=bound.socket, limit=_MAX_REQUEST_BYTES)
-    try:
-        os.rename(bound.hidden, bound.name, src_dir_fd=bound.folder, dst_dir_fd=bound.folder)
-        get_orphan_cleanup().add(bound.path)
+    with _folder(ts.state_dir, create=True) as folder, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as unix_socket:
+        _delete(folder, hidden_name, name)  # Left by a dead process with the same process id.
+        unix_socket.bind(_address(folder, ts.state_dir, hidden_name))
         try:
-            yield
+            os.chmod(hidden_name, 0o600, dir_fd=folder)
+            server = await asyncio.start_unix_server(serve, sock=unix_socket, limit=_MAX_REQUEST_BYTES)
+            try:
+                os.rename(hidden_name, name, src_dir_fd=folder, dst_dir_fd=folder)
+                get_orphan_cleanup().add(path)
+                try:
+                    yield
+                finally:
+                    get_orphan_cleanup().remove(path)
+            finally:
+                server.close()
+                for task in tuple(tasks):
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
         finally:
-            get_orphan_cleanup().remove(bound.path)
-    finally:
-        server.close()
-        for task in tuple(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            _delete(folder, hidden_name, name)
 
 
 async def _serve(

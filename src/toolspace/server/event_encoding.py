@@ -53,7 +53,7 @@ class SharedFeed:
         self.dialect = dialect
         self.viewer: Viewer = viewer
         self.reader_count = 0
-        self.opening = asyncio.Lock()
+        self.join_lock = asyncio.Lock()
         self._key = (dialect.name, viewer)
         self._chunks: OrderedDict[int, tuple[int, bytes]] = OrderedDict()
         """Cursor → the cursor after the chunk, and its bytes."""
@@ -63,12 +63,15 @@ class SharedFeed:
 
     def encode(self, event: StoredEvent, translator: Translator | None) -> list[bytes]:
         """Returns the frames of an event; none if the viewer may not see it."""
-        redacted = redact_event(event, self.viewer)
-        if redacted is None:
+        visible_event = redact_event(event, self.viewer)
+        if visible_event is None:
             return []
         if translator is None:
-            return [b"id: %d\nevent: %b\ndata: %b\n\n" % (redacted.id, redacted.type.encode(), encode_data(redacted))]
-        return _encode_payloads(event.id, translator.translate(redacted))
+            return [
+                b"id: %d\nevent: %b\ndata: %b\n\n"
+                % (visible_event.id, visible_event.type.encode(), encode_data(visible_event))
+            ]
+        return _encode_payloads(event.id, translator.translate(visible_event))
 
     def read_chunk(self, ring: Ring, cursor: int) -> tuple[int, bytes]:
         """Returns the cursor after the next chunk, and the bytes of the chunk."""
@@ -112,8 +115,8 @@ class SharedFeed:
                 self._encode_shared(event)
         if self._position == cursor:
             return True
-        following = ring.list_after(cursor, 1)
-        return bool(following) and self._key in following[0].frames
+        next_events = ring.list_after(cursor, 1)
+        return bool(next_events) and self._key in next_events[0].frames
 
     def _shareable(self, events: list[StoredEvent]) -> Iterable[StoredEvent]:
         """Yields the leading events that are encoded already, or that the shared translator encodes next."""
@@ -133,7 +136,7 @@ class SharedFeed:
         """Returns the cursor and the opening payloads for a new subscriber; None if the translator is not there yet."""
         if self._translator is None or self._position < cursor:
             return None
-        return self._position, self._translator.opening()
+        return self._position, self._translator.opening_payloads()
 
     async def replay_translator(self, cursor: int) -> Translator | None:
         """Returns a translator that has translated the stored events up to a cursor."""
@@ -144,8 +147,8 @@ class SharedFeed:
         while after < cursor:
             events = await self.hub.load(self.stream, after, min(_REPLAY_PAGE, cursor - after))
             for event in events:
-                if event.id <= cursor and (redacted := redact_event(event, self.viewer)) is not None:
-                    translator.translate(redacted)
+                if event.id <= cursor and (visible_event := redact_event(event, self.viewer)) is not None:
+                    translator.translate(visible_event)
             if not events:
                 break
             after = events[-1].id
@@ -231,7 +234,7 @@ class StreamEventSource:
 
     async def _join(self) -> list[bytes]:
         feed, subscription = self._feed, self._subscription
-        async with feed.opening:  # Subscribers that join at once share one replay.
+        async with feed.join_lock:  # Subscribers that join at once share one replay.
             feed.can_continue_at(subscription.ring, subscription.cursor)
             if feed.join_point(subscription.cursor) is None:
                 translator = await feed.replay_translator(subscription.cursor)
@@ -239,8 +242,8 @@ class StreamEventSource:
                 feed.adopt(translator, subscription.cursor)
             join_point = feed.join_point(subscription.cursor)
         assert join_point is not None
-        subscription.cursor, opening = join_point
-        return [_encode_payload(payload) for payload in opening]
+        subscription.cursor, payloads = join_point
+        return [_encode_payload(payload) for payload in payloads]
 
     async def _encode_rest(self, skip: int) -> list[bytes]:
         """Returns the remaining frames of an event of which the client received a part."""

@@ -30,7 +30,7 @@ from toolspace.server.authorization import Caller, MembershipCache
 from toolspace.server.demo import demo_agent, set_up_demo
 from toolspace.server.host_and_cors import API_CORS, MCP_PATHS, CorsMiddleware, HostCheck, allowed_hosts
 from toolspace.server.mcp.http_endpoint import McpMount
-from toolspace.server.metrics import LiveCounts, Metrics
+from toolspace.server.metrics import Metrics
 from toolspace.server.rate_limit import RequestLimiter
 from toolspace.server.requests import Application, Request
 from toolspace.server.routes import ROUTES
@@ -162,11 +162,10 @@ class Gateway:
                 server=server,
             )
         )
-        mounted = self.metrics.count_requests("/mcp", mcp)
         app = App(
             self,
             ROUTES,
-            mounts=dict.fromkeys(MCP_PATHS, mounted),
+            mounts=dict.fromkeys(MCP_PATHS, self.metrics.count_requests("/mcp", mcp)),
             max_body=server.max_body_bytes,
             observe=self.metrics.observe,
         )
@@ -243,28 +242,14 @@ class Gateway:
         """Admits a request and returns a function to call when it has ended. Raises `Problem` 429 or 503."""
         return self.limiter.admit(request.caller, stream=request.route.is_stream)
 
-    def count_live(self) -> LiveCounts:
-        """Counts what is open now, for the metrics."""
-        return LiveCounts(
-            readers=self.ledger.hub.subscription_count,
-            streams=self.ledger.hub.stream_count,
-            events=self.ledger.stored_event_count,
-            workers=self.workers.count_by_tool(),
-            waiting=self.pending_calls.waiting_count,
-            requests=self.limiter.requests,
-            agents=self.agent_host.scheduler.active_count,
-            cycles=self.agent_host.scheduler.cycle_counts,
-            models=self.toolspace.agents.model_usage.by_model,
-        )
-
     async def drain(self, timeout: float) -> None:
         """Ends streams and waiting calls, and cancels calls that still run after `timeout` seconds."""
         self.streams.close_all()
         self.workers.disconnect_all()
         self.ledger.waiters.wake_all()  # Ends long polls of inboxes.
-        stopping = asyncio.create_task(self.agent_host.scheduler.drain(timeout))
+        drain_task = asyncio.create_task(self.agent_host.scheduler.drain(timeout))
         await self.pending_calls.drain()
-        await stopping
+        await drain_task
         try:
             async with asyncio.timeout(timeout):
                 await self.toolspace.orchestrator.wait_until_idle()

@@ -6,6 +6,7 @@ It knows no routes and no credentials: it runs before anything else looks at a r
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -16,7 +17,6 @@ from toolspace.server.responses import Problem, send_problem
 MCP_PATHS: Final = ("/mcp", "/mcp/")
 _LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "[::1]")
 _MAX_CACHED: Final = 256
-_MAX_CACHED_LENGTH: Final = 512
 
 
 def allowed_hosts(server: ServerSettings) -> tuple[str, ...]:
@@ -39,21 +39,11 @@ class HostCheck:
     def __init__(self, hosts: Iterable[str] = (), origins: Iterable[str] = ()) -> None:
         self._hosts = {host.lower() for host in (*_LOOPBACK_HOSTS, *hosts)}
         self._origins = {origin.lower().rstrip("/") for origin in origins}
-        self._cache: dict[tuple[bytes | None, bytes | None], Problem | None] = {}
+        self.check = lru_cache(maxsize=_MAX_CACHED)(self._check)
+        """Returns None if a request may pass. Cached, because clients send the same Host and Origin every time."""
 
-    def check(self, host: bytes | None, origin: bytes | None) -> Problem | None:
-        """Returns None if the request may pass. Cached, because clients send the same two values every time."""
-        try:
-            return self._cache[host, origin]
-        except KeyError:
-            problem = self._decide((host or b"").decode("latin-1"), (origin or b"").decode("latin-1"))
-            if len(host or b"") + len(origin or b"") < _MAX_CACHED_LENGTH:
-                if len(self._cache) >= _MAX_CACHED:
-                    self._cache.clear()
-                self._cache[host, origin] = problem
-            return problem
-
-    def _decide(self, host: str, origin: str) -> Problem | None:
+    def _check(self, host_header: bytes | None, origin_header: bytes | None) -> Problem | None:
+        host, origin = (host_header or b"").decode("latin-1"), (origin_header or b"").decode("latin-1")
         if not self._is_host_allowed(host.lower()):
             return Problem(
                 421, f'Host "{host[:200]}" is not allowed; add it to server.allowedHosts (toolspace mcp: --allow-host)'

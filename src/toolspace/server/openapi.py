@@ -52,40 +52,34 @@ _SCHEMA_NAMES: Final[dict[type, str]] = {
     workers.LeaveBody: "Leave",
 }
 """Names of schemas that differ from those of their classes: clients are generated from the document."""
-_SECURITY: Final[dict[Access, list[dict[str, list[str]]]]] = {
+_SECRET: Final[list[dict[str, list[str]]]] = [{"secretKey": []}, {"secretBearer": []}]
+_ENTITY: Final[list[dict[str, list[str]]]] = [{"publicKey": [], "token": []}]
+_TOOLS: Final[list[dict[str, list[str]]]] = [{"toolBearer": []}]
+_SECURITY: Final = {
     Access.OPEN: [],
-    Access.SECRET: [{"secretKey": []}, {"secretBearer": []}],
-    Access.MEMBER: [{"secretKey": []}, {"secretBearer": []}, {"publicKey": [], "token": []}],
-    Access.TOOLS: [{"secretKey": []}, {"secretBearer": []}, {"toolBearer": []}],
-    Access.ANY: [{"secretKey": []}, {"secretBearer": []}, {"publicKey": [], "token": []}, {"toolBearer": []}],
+    Access.SECRET: _SECRET,
+    Access.MEMBER: _SECRET + _ENTITY,
+    Access.TOOLS: _SECRET + _TOOLS,
+    Access.ANY: _SECRET + _ENTITY + _TOOLS,
 }
+_API_KEY: Final = {"type": "apiKey", "in": "header"}
+_BEARER: Final = {"type": "http", "scheme": "bearer"}
+_SECRET_KEY: Final = "A secret key, `sk_…`. It may do everything."
 _SECURITY_SCHEMES: Final[dict[str, Any]] = {
-    "secretKey": {
-        "type": "apiKey",
-        "in": "header",
-        "name": "x-secret-key",
-        "description": "A secret key, `sk_…`. It may do everything.",
-    },
-    "secretBearer": {
-        "type": "http",
-        "scheme": "bearer",
-        "description": "A secret key, `sk_…`. It may do everything.",
-    },
+    "secretKey": {**_API_KEY, "name": "x-secret-key", "description": _SECRET_KEY},
+    "secretBearer": {**_BEARER, "description": _SECRET_KEY},
     "publicKey": {
-        "type": "apiKey",
-        "in": "header",
+        **_API_KEY,
         "name": "x-public-key",
         "description": "A public key, `pk_…`. It requires a token.",
     },
     "token": {
-        "type": "http",
-        "scheme": "bearer",
+        **_BEARER,
         "bearerFormat": "JWT",
         "description": "Names the entity that sends the request. It sees only the spaces of which it is a member.",
     },
     "toolBearer": {
-        "type": "http",
-        "scheme": "bearer",
+        **_BEARER,
         "description": "A tool key, `tk_…`. It lists and calls the tools that it allows.",
     },
 }
@@ -178,7 +172,7 @@ class _Schemas:
         self._queries = {name: self.components.pop(name) for name in query_names}  # They become parameters.
 
     def get(self, type: Any) -> dict[str, Any]:
-        return next(schema for other, schema in zip(self._types, self._schemas, strict=True) if other is type)
+        return self._schemas[next(index for index, value in enumerate(self._types) if value is type)]
 
     def is_required(self, body: Any) -> bool:
         """Whether a body has required fields."""
@@ -190,14 +184,14 @@ class _Schemas:
 
 def _walk_structs(types: Sequence[Any]) -> Iterator[msgspec.inspect.StructType]:
     """Yields the structs in these types, each once."""
-    visited: set[Any] = set()
+    classes: set[Any] = set()
     pending = list(types)
     while pending:
         type_info = pending.pop()
         if isinstance(type_info, msgspec.inspect.StructType):
-            if type_info.cls in visited:
+            if type_info.cls in classes:
                 continue
-            visited.add(type_info.cls)
+            classes.add(type_info.cls)
             yield type_info
             pending += [field.type for field in type_info.fields]
         for attribute in ("type", "item_type", "key_type", "value_type"):
@@ -219,11 +213,11 @@ def _describe_fields(struct: msgspec.inspect.StructType, schema: dict[str, Any])
     """Adds the docstrings of the fields to the schema of a struct."""
     docstrings = _field_docstrings(getattr(struct.cls, "__origin__", struct.cls))
     for field in struct.fields:
-        if (docstring := docstrings.get(field.name)) is not None:
+        if (description := docstrings.get(field.name)) is not None:
             property_schema = schema["properties"][field.encode_name]
             for option in property_schema.get("anyOf", ()):
                 option.pop("description", None)
-            property_schema["description"] = docstring
+            property_schema["description"] = description
 
 
 def _field_docstrings(struct: type) -> dict[str, str]:
@@ -242,8 +236,8 @@ def _module_docstrings(module: str) -> dict[str, dict[str, str]]:
     for node in ast.parse(inspect.getsource(sys.modules[module])).body:
         if isinstance(node, ast.ClassDef):
             fields = docstrings[node.name] = {}
-            for statement, following in pairwise(node.body):
-                match statement, following:
+            for statement, next_statement in pairwise(node.body):
+                match statement, next_statement:
                     case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                         fields[name] = " ".join(text.split())
                     case _:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 from typing import Final
@@ -62,7 +63,7 @@ class TokenBuckets:
     def _store(self, name: str, full_at: float, now: float) -> None:
         buckets = self._full_at
         if name not in buckets and len(buckets) >= self._max_buckets:
-            self._full_at = buckets = {other: at for other, at in buckets.items() if at > now}
+            self._full_at = buckets = {key: at for key, at in buckets.items() if at > now}
             if len(buckets) >= self._max_buckets:
                 # Drops many of the oldest at once, so that not every new caller costs a pass over all buckets.
                 for oldest in list(islice(buckets, self._max_buckets // 10)):
@@ -98,8 +99,8 @@ class RequestLimiter:
         """Requests that are running, without streams."""
         self.streams = 0
         """Open streams."""
-        self._streams_by_subject: dict[str, int] = {}
-        self._requests_by_entity: dict[str, int] = {}
+        self._streams_by_subject: Counter[str] = Counter()
+        self._requests_by_entity: Counter[str] = Counter()
         self._max_requests_per_entity = max(1, server.max_concurrent_requests // _ENTITY_SHARE)
 
     def admit(self, caller: Caller, *, stream: bool = False) -> Callable[[], None]:
@@ -121,7 +122,7 @@ class RequestLimiter:
         self.requests -= 1
 
     def _admit_entity(self, subject: str) -> Callable[[], None]:
-        count = self._requests_by_entity.get(subject, 0)
+        count = self._requests_by_entity[subject]
         if count >= self._max_requests_per_entity:
             raise _too_many(
                 1.0,
@@ -129,38 +130,36 @@ class RequestLimiter:
                 f"the limit is a tenth of server.maxConcurrentRequests, {self._max_requests_per_entity}",
             )
         self.requests += 1
-        self._requests_by_entity[subject] = count + 1
-
-        def release() -> None:
-            self.requests -= 1
-            _decrement(self._requests_by_entity, subject)
-
-        return release
+        return _count(self._requests_by_entity, subject, self._release)
 
     def _admit_stream(self, subject: str) -> Callable[[], None]:
-        count = self._streams_by_subject.get(subject, 0)
+        count = self._streams_by_subject[subject]
         if count >= self._server.max_streams_per_caller:
             raise _too_many(1.0, f"{count} streams are open with these credentials (server.maxStreamsPerCaller)")
         if self.streams >= self._server.max_streams:
             raise unavailable("Too many streams are open (server.maxStreams)", retry_seconds=5)
         self.streams += 1
-        self._streams_by_subject[subject] = count + 1
-        is_released = False
+        return _count(self._streams_by_subject, subject, self._release_stream)
 
-        def release() -> None:
-            nonlocal is_released
-            if not is_released:
-                is_released = True
-                self.streams -= 1
-                _decrement(self._streams_by_subject, subject)
-
-        return release
+    def _release_stream(self) -> None:
+        self.streams -= 1
 
 
-def _decrement(counts: dict[str, int], subject: str) -> None:
-    counts[subject] -= 1
-    if not counts[subject]:
-        del counts[subject]
+def _count(counts: Counter[str], subject: str, on_release: Callable[[], None]) -> Callable[[], None]:
+    """Counts something that a caller has open. The function that it returns has an effect once."""
+    counts[subject] += 1
+    is_released = False
+
+    def release() -> None:
+        nonlocal is_released
+        if not is_released:
+            is_released = True
+            on_release()
+            counts[subject] -= 1
+            if not counts[subject]:
+                del counts[subject]
+
+    return release
 
 
 def _network(address: str) -> str:

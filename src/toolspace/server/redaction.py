@@ -1,4 +1,7 @@
-"""Redaction: what a viewer may see of an event, a call or a run. The one place that removes private fields."""
+"""Redaction: what a viewer may see of a stored event, call, run or entity. Responses and streams use it.
+
+One decision is taken earlier: `spaces/runs.py` stores the events of a space without the usage and the error of a run.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +44,8 @@ def redact_event(event: StoredEvent, viewer: Viewer) -> StoredEvent | None:
 
 def redact_calls(calls: Iterable[tuple[CallRecord, Visibility]], viewer: Viewer) -> list[dict[str, Any]]:
     """Returns the calls that the viewer may see. The visibility is the one of the call's events."""
-    redacted = (_redact_call(call, visibility, viewer) for call, visibility in calls)
-    return [call for call in redacted if call is not None]
+    fields = (_redact_call(call, visibility, viewer) for call, visibility in calls)
+    return [call for call in fields if call is not None]
 
 
 def redact_run(run: RunRecord, viewer: Viewer) -> dict[str, Any]:

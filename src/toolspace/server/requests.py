@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, MutableMapping
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 from urllib.parse import parse_qsl
 
@@ -41,15 +42,6 @@ _ANONYMOUS: Final = AnonymousCaller()
 _CLOSE: Final = ((b"connection", b"close"),)
 
 
-class _HeaderNames(dict[str, bytes]):
-    """Caches header names in the form that ASGI uses."""
-
-    def __missing__(self, name: str) -> bytes:
-        encoded = self[name] = name.lower().encode("latin-1")
-        return encoded
-
-
-_header_names = _HeaderNames()
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
@@ -102,11 +94,11 @@ class Request:
         headers = self._headers
         if headers is None:
             headers = self._headers = dict(self.scope["headers"])
-        value = headers.get(_header_names[name])
+        value = headers.get(_encode_name(name))
         if value is None:
             return None
         pairs = self.scope["headers"]
-        if len(pairs) > len(headers) and sum(key == _header_names[name] for key, _ in pairs) > 1:
+        if len(pairs) > len(headers) and sum(key == _encode_name(name) for key, _ in pairs) > 1:
             raise Problem(400, f"The header {name} appears more than once; send it once")
         return value.decode("latin-1").strip(" \t")
 
@@ -189,6 +181,12 @@ class Request:
         charset = parameters.partition("charset=")[2].strip(' "')
         if charset not in ("", "utf-8", "utf8"):
             raise Problem(415, f'Charset "{charset}" not supported; send UTF-8')
+
+
+@cache
+def _encode_name(name: str) -> bytes:
+    """Returns a header name in the form that ASGI uses."""
+    return name.lower().encode("latin-1")
 
 
 async def read_body(receive: Receive, content_length: bytes | None, *, limit: int) -> bytes:

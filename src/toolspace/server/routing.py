@@ -126,7 +126,7 @@ class App:
         *,
         mounts: Mapping[str, Application] | None = None,
         max_body: int = MAX_BODY_BYTES,
-        observe: Observer = lambda *_: None,
+        observe: Observer | None = None,
     ) -> None:
         document_route = Route(
             method="GET",
@@ -162,7 +162,8 @@ class App:
         head_only = method == "HEAD"
         route = match.routes.get("GET" if head_only else method) if match is not None else None
         status = await self._respond(match, route, head_only, scope, receive, send)
-        self._observe(route, status, time.perf_counter() - started_at)
+        if self._observe is not None:
+            self._observe(route, status, time.perf_counter() - started_at)
 
     async def _respond(
         self,

@@ -32,6 +32,12 @@ ISSUER_ALGORITHMS: Final[Mapping[str, str]] = {
 }
 """Algorithm → the type of public key that it needs."""
 _SECRET_ALGORITHMS: Final = {"HS256": hashlib.sha256, "HS384": hashlib.sha384, "HS512": hashlib.sha512}
+_REASONS: Final[Mapping[type[Exception], str]] = {
+    jwt.ExpiredSignatureError: "has expired",
+    jwt.InvalidAudienceError: "is for another audience",
+    jwt.InvalidIssuerError: "is from another issuer",
+    jwt.ImmatureSignatureError: "is not valid yet",
+}
 _MAX_TOKEN_LENGTH: Final = 16 * 1024
 _MAX_EXPIRY: Final = 253_402_300_799
 """The last second of the year 9999. `exp` may be any number."""
@@ -98,11 +104,8 @@ class EntityTokens:
             return self._read_claims(self._decode(token, self._secret, algorithm))
         if isinstance(algorithm, str) and self._issuer_keys is not None and algorithm in ISSUER_ALGORITHMS:
             return await self._verify_issued(token, algorithm, header)
-        accepted = [
-            *(self._secret_algorithms if self._secret is not None else ()),
-            *(ISSUER_ALGORITHMS if self._issuer_keys else ()),
-        ]
-        raise InvalidToken(f"The token's algorithm is not accepted; accepted: {', '.join(accepted) or 'none'}")
+        algorithms = [*self._secret_algorithms, *(ISSUER_ALGORITHMS if self._issuer_keys else ())]
+        raise InvalidToken(f"The token's algorithm is not accepted; accepted: {', '.join(algorithms) or 'none'}")
 
     def create(self, entity_id: str, seconds: int) -> tuple[str, int]:
         """Returns a token for an entity, and when it expires, in Unix milliseconds."""
@@ -144,20 +147,13 @@ class EntityTokens:
                 issuer=self._issuer,
                 options={"require": ["exp"], "verify_aud": self._audience is not None},
             )
-        except jwt.ExpiredSignatureError:
-            raise InvalidToken("The token has expired") from None
         except jwt.InvalidSignatureError:
             raise _InvalidSignature("The token's signature is invalid") from None
         except jwt.MissingRequiredClaimError as error:
             raise InvalidToken(f"The token has no {error.claim} claim") from None
-        except jwt.InvalidAudienceError:
-            raise InvalidToken("The token is for another audience") from None
-        except jwt.InvalidIssuerError:
-            raise InvalidToken("The token is from another issuer") from None
-        except jwt.ImmatureSignatureError:
-            raise InvalidToken("The token is not valid yet") from None
-        except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
-            raise InvalidToken("The token cannot be decoded") from None
+        except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as error:
+            reasons = (reason for kind, reason in _REASONS.items() if isinstance(error, kind))
+            raise InvalidToken(f"The token {next(reasons, 'cannot be decoded')}") from None
 
     def _read_claims(self, claims: Mapping[str, Any]) -> TokenClaims:
         entity_id = _find_claim(claims, self._claim)
@@ -184,7 +180,7 @@ class IssuerKeys:
         self._timeout = aiohttp.ClientTimeout(total=timeout)
         self._keys: list[_PublicKey] = []
         self._fetched_at = self._tried_at = float("-inf")
-        self._fetching: asyncio.Task[None] | None = None
+        self._fetch_task: asyncio.Task[None] | None = None
 
     async def find_keys(self, algorithm: str, kid: str | None) -> Sequence[jwt.PyJWK]:
         """Returns the keys with which a token of this algorithm and key id may be signed."""
@@ -201,28 +197,27 @@ class IssuerKeys:
         return keys
 
     async def aclose(self) -> None:
-        if self._fetching is not None:
-            self._fetching.cancel()
-            await asyncio.gather(self._fetching, return_exceptions=True)
+        if self._fetch_task is not None:
+            self._fetch_task.cancel()
+            await asyncio.gather(self._fetch_task, return_exceptions=True)
 
     def _find_cached(self, algorithm: str, kid: str | None) -> list[jwt.PyJWK]:
         keys = (key.prepare(algorithm) for key in self._keys if kid is None or key.kid == kid)
         return [key for key in keys if key is not None]
 
     async def _fetch(self) -> None:
-        fetching = self._start_fetch()
-        if fetching is not None:
+        if (task := self._start_fetch()) is not None:
             # Shielded: several requests share the fetch, and one that is cancelled must not cancel it for the others.
-            await asyncio.shield(fetching)
+            await asyncio.shield(task)
 
     def _start_fetch(self) -> asyncio.Task[None] | None:
         """Returns the running fetch or a new one; None if the last one is too recent."""
-        if self._fetching is None or self._fetching.done():
+        if self._fetch_task is None or self._fetch_task.done():
             if time.monotonic() - self._tried_at < self._pause:
                 return None
             self._tried_at = time.monotonic()
-            self._fetching = asyncio.create_task(self._refresh())
-        return self._fetching
+            self._fetch_task = asyncio.create_task(self._refresh())
+        return self._fetch_task
 
     async def _refresh(self) -> None:
         try:
@@ -254,19 +249,18 @@ class _PublicKey:
     def __init__(self, data: Mapping[str, Any]) -> None:
         self.kid: object = data.get("kid")
         self._data = dict(data)
-        self._prepared: dict[str, jwt.PyJWK | None] = {}
+        self._keys_by_algorithm: dict[str, jwt.PyJWK | None] = {}
 
     def prepare(self, algorithm: str) -> jwt.PyJWK | None:
         """Returns the key for an algorithm; None if it is for another algorithm or purpose, or invalid."""
-        if algorithm not in self._prepared:
-            self._prepared[algorithm] = self._parse(algorithm)
-        return self._prepared[algorithm]
+        if algorithm not in self._keys_by_algorithm:
+            self._keys_by_algorithm[algorithm] = self._parse(algorithm)
+        return self._keys_by_algorithm[algorithm]
 
     def _parse(self, algorithm: str) -> jwt.PyJWK | None:
         data = self._data
-        if data.get("kty") != ISSUER_ALGORITHMS[algorithm] or data.get("use", "sig") != "sig":
-            return None
-        if data.get("alg", algorithm) != algorithm:
+        expected = {"kty": ISSUER_ALGORITHMS[algorithm], "use": "sig", "alg": algorithm}
+        if "kty" not in data or any(data.get(name, value) != value for name, value in expected.items()):
             return None
         try:
             return jwt.PyJWK(data, algorithm=algorithm)

@@ -6,6 +6,7 @@ The tool routes and the MCP endpoint take the context of a call from here; the o
 from __future__ import annotations
 
 import fnmatch
+from functools import lru_cache
 from typing import Final
 
 from toolspace.core.context import ToolContext
@@ -92,25 +93,19 @@ class _ToolFilter:
     def __init__(self, key: ToolKeyCaller) -> None:
         self._allowed = None if key.tools_allowed is None else tuple(map(str.casefold, key.tools_allowed))
         self._denied = tuple(map(str.casefold, key.tools_denied))
-        self._decisions: dict[str, Decision] = {}
+        self.decide = lru_cache(maxsize=_MAX_CACHED)(self._decide)
 
-    def decide(self, name: str) -> Decision:
-        decision = self._decisions.get(name)
-        if decision is None:
-            reason = self._find_reason(name)
-            decision = _ALLOW if reason is None else Deny(f'this key may not use the tool "{name}"{reason}')
-            if len(self._decisions) > _MAX_CACHED:
-                self._decisions.clear()
-            self._decisions[name] = decision
-        return decision
-
-    def _find_reason(self, name: str) -> str | None:
-        """Returns why the key may not use a tool, or None. A denied pattern wins over an allowed one."""
+    def _decide(self, name: str) -> Decision:
+        """A denied pattern wins over an allowed one."""
         lower_name = name.casefold()
         if any(fnmatch.fnmatchcase(lower_name, pattern) for pattern in self._denied):
-            return " (toolsDenied)"
-        if self._allowed is not None and not any(fnmatch.fnmatchcase(lower_name, pattern) for pattern in self._allowed):
-            return " (toolsAllowed)"
-        if name == _SEARCH_TOOL and (self._denied or self._allowed is not None):
-            return ": it would describe tools that the key may not use"
-        return None
+            reason = " (toolsDenied)"
+        elif self._allowed is not None and not any(
+            fnmatch.fnmatchcase(lower_name, pattern) for pattern in self._allowed
+        ):
+            reason = " (toolsAllowed)"
+        elif name == _SEARCH_TOOL and (self._denied or self._allowed is not None):
+            reason = ": it would describe tools that the key may not use"
+        else:
+            return _ALLOW
+        return Deny(f'this key may not use the tool "{name}"{reason}')

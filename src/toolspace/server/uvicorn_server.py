@@ -42,7 +42,7 @@ _POLL_SECONDS = 0.005
 @asynccontextmanager
 async def serve(
     app: Application,
-    listening: socket.socket,
+    listen_socket: socket.socket,
     *,
     stop_seconds: float,
     drain: Callable[[], Awaitable[None]] | None = None,
@@ -53,29 +53,29 @@ async def serve(
     After the block the server accepts no connections, runs `drain`, and waits up to `stop_seconds` for open requests.
     """
     server = WebServer(uvicorn_config(app, stop_seconds=stop_seconds, **settings))
-    running = asyncio.create_task(server.serve(sockets=[listening]))
+    server_task = asyncio.create_task(server.serve(sockets=[listen_socket]))
     try:
-        await server.wait_until_started(running)
-        yield socket_url(listening)
+        await server.wait_until_started(server_task)
+        yield socket_url(listen_socket)
     finally:
         server.stop()
         try:
-            if drain is not None and not running.done():
+            if drain is not None and not server_task.done():
                 await drain()
         finally:
             try:
-                await running
+                await server_task
             finally:
-                listening.close()
+                listen_socket.close()
 
 
 @asynccontextmanager
-async def serve_gateway(gateway: Gateway, listening: socket.socket) -> AsyncGenerator[str]:
+async def serve_gateway(gateway: Gateway, listen_socket: socket.socket) -> AsyncGenerator[str]:
     """Serves a gateway on a socket while the block runs, and drains it afterwards; yields the URL. Raises `OSError`."""
     settings = gateway.config.server
     async with serve(
         gateway.app,
-        listening,
+        listen_socket,
         stop_seconds=settings.stop_timeout + RESPONSE_SECONDS,
         drain=lambda: gateway.drain(settings.stop_timeout),
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
@@ -196,11 +196,11 @@ class WebServer(uvicorn.Server):
     def capture_signals(self) -> Generator[None]:
         yield
 
-    async def wait_until_started(self, running: asyncio.Task[None]) -> None:
+    async def wait_until_started(self, server_task: asyncio.Task[None]) -> None:
         """Returns when the server accepts connections. Raises `OSError` if it ended before."""
         while not self.started:
-            if running.done():
-                await running
+            if server_task.done():
+                await server_task
                 raise OSError("the web server ended while it started")
             await asyncio.sleep(_POLL_SECONDS)  # uvicorn has no event for it.
 
@@ -221,8 +221,8 @@ class WebServer(uvicorn.Server):
         # Replaces uvicorn's own, which sleeps at least 0.1 s and does not await the tasks that it cancels.
         for server in self.servers:
             server.close()
-        for listening in sockets or ():
-            listening.close()
+        for listen_socket in sockets or ():
+            listen_socket.close()
         state = self.server_state
         for connection in tuple(state.connections):
             connection.shutdown()
@@ -244,16 +244,16 @@ def bind_socket(host: str, port: int) -> socket.socket:
     """Binds a socket. It accepts no connections yet, so the application may still start."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # IPPROTO_TCP: asyncio sets TCP_NODELAY, so that small responses are sent at once, only if the protocol is named.
-    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listen_socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
+        listen_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listen_socket.bind((host, port))
     except BaseException:
-        listening.close()
+        listen_socket.close()
         raise
-    return listening
+    return listen_socket
 
 
-def socket_url(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
+def socket_url(listen_socket: socket.socket) -> str:
+    host, port = listen_socket.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"

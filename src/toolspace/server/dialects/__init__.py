@@ -31,7 +31,7 @@ class Translator(Protocol):
         """Returns the payloads for the next event of the stream."""
         ...
 
-    def opening(self) -> list[Payload]:
+    def opening_payloads(self) -> list[Payload]:
         """Returns the payloads for a new subscriber: they open what is open for the others."""
         ...
 

@@ -79,7 +79,7 @@ class AgUiTranslator:
             payloads = self._wrap_in_run(event, inner) if inner else []
         return [{**payload, "timestamp": event.at} for payload in payloads]
 
-    def opening(self) -> list[Payload]:
+    def opening_payloads(self) -> list[Payload]:
         if self._run_id is None:
             return []
         payloads: list[Payload] = [self._started(self._run_id)]
@@ -104,9 +104,9 @@ class AgUiTranslator:
         if self._run_id is not None and not self._is_synthetic:
             self._waiting_runs[run_id] = None
             return [_custom(event)]
-        closing = self._end_run()
+        end_payloads = self._end_run()
         self._run_id, self._is_synthetic = run_id, False
-        return [*closing, self._started(run_id)]
+        return [*end_payloads, self._started(run_id)]
 
     def _run_done(self, event: StoredEvent) -> list[Payload]:
         data, run_id = event.data, str(event.data.get("runId"))

@@ -70,7 +70,7 @@ class UiMessageStreamTranslator:
                 parts.insert(0, self._start())
         return parts
 
-    def opening(self) -> list[Payload]:
+    def opening_payloads(self) -> list[Payload]:
         parts: list[Payload] = [self._start()] if self._is_started else []
         for id, text in self._texts:
             parts.append(_text_start(id, text.metadata))
@@ -119,7 +119,7 @@ class UiMessageStreamTranslator:
         message = _mapping(data.get("message"))
         id, content = str(message.get("id")), message.get("content")
         text = self._texts.pop(id)
-        end = {"type": "text-end", "id": id, "providerMetadata": _toolspace_metadata(_without(message, "content"))}
+        end = {"type": "text-end", "id": id, "providerMetadata": _toolspace_metadata(_omit(message, "content"))}
         if not isinstance(content, str):
             return [*([end] if text else []), {"type": "data-message", "id": id, "data": message}]
         if message.get("status") == "error":
@@ -174,17 +174,17 @@ class UiMessageStreamTranslator:
         if call is None:
             return [_data_part(event)]
         if call.needs_approval and _mapping(output).get("approved") is False:
-            return [_approval_response(id, approved=False), {"type": "tool-output-denied", "toolCallId": id}]
-        done = {"type": "tool-output-available", "toolCallId": id, "output": output}
-        return [_approval_response(id), done] if call.needs_approval else [done]
+            return [_approval_response(id, is_approved=False), {"type": "tool-output-denied", "toolCallId": id}]
+        part = {"type": "tool-output-available", "toolCallId": id, "output": output}
+        return [_approval_response(id), part] if call.needs_approval else [part]
 
     def _tool_error(self, event: StoredEvent, data: Data) -> list[Payload]:
         id = str(data.get("toolCallId"))
         call = self._calls.pop(id)
         if call is None:
             return [_data_part(event)]
-        failed = {"type": "tool-output-error", "toolCallId": id, "errorText": str(data.get("error", "the tool failed"))}
-        return [_approval_response(id), failed] if call.needs_approval else [failed]
+        part = {"type": "tool-output-error", "toolCallId": id, "errorText": str(data.get("error", "the tool failed"))}
+        return [_approval_response(id), part] if call.needs_approval else [part]
 
 
 def _input(id: str, data: Data, *, was_streamed: bool, needs_approval: bool) -> list[Payload]:
@@ -200,9 +200,9 @@ def _input(id: str, data: Data, *, was_streamed: bool, needs_approval: bool) -> 
     return parts
 
 
-def _approval_response(id: str, *, approved: bool = True) -> Payload:
+def _approval_response(id: str, *, is_approved: bool = True) -> Payload:
     """Returns the part that the SDK requires before the output of a call with approval."""
-    return {"type": "tool-approval-response", "approvalId": id, "approved": approved}
+    return {"type": "tool-approval-response", "approvalId": id, "approved": is_approved}
 
 
 def _text_start(id: str, metadata: Data) -> Payload:
@@ -223,7 +223,7 @@ def _pick(data: Data, *names: str) -> dict[str, Any]:
     return {name: data[name] for name in names if data.get(name) is not None}
 
 
-def _without(data: Data, *names: str) -> dict[str, Any]:
+def _omit(data: Data, *names: str) -> dict[str, Any]:
     return {name: value for name, value in data.items() if name not in names}
 
 

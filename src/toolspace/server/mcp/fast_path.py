@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -123,8 +123,6 @@ class FastPath:
             invalid_params_status=ERROR_CODE_HTTP_STATUS[INVALID_PARAMS],
             missing_capability_status=ERROR_CODE_HTTP_STATUS[MISSING_REQUIRED_CLIENT_CAPABILITY],
         )
-        self._envelopes: dict[bytes, _Envelope] = {}
-        self._accepted_types: dict[tuple[bytes, bytes], bool] = {}
 
     async def answer_stateless(
         self, headers: Headers, body: bytes, context: ToolContext | None, receive: Receive, send: Send
@@ -133,10 +131,13 @@ class FastPath:
         method = headers.get(b"mcp-method")
         if headers.get(b"mcp-protocol-version") != _VERSION or method not in (b"tools/call", b"tools/list"):
             return False
-        request = _decode(_request_decoder, body) if self._has_accepted_types(headers) else None
+        if not _is_type_accepted(headers.get(b"accept", b""), headers.get(b"content-type", b"")):
+            return False
+        request = _decode(_request_decoder, body)
         if request is None or request.id is None or request.method.encode() != method:
             return False
-        params, envelope = request.params, self._parse_envelope(request.params.meta)
+        params, meta = request.params, bytes(request.params.meta)
+        envelope = _parse_cached_envelope(meta) if len(meta) < _MAX_CACHED_BYTES else _parse_envelope(meta)
         if envelope is None:
             return False
         if method == b"tools/list":
@@ -164,7 +165,7 @@ class FastPath:
         self, session: HandshakeSession, headers: Headers, body: bytes, receive: Receive, send: Send
     ) -> bool:
         """Answers a request of the handshake era. Returns False if the SDK has to. No header may be duplicated."""
-        if not self._has_accepted_types(headers):
+        if not _is_type_accepted(headers.get(b"accept", b""), headers.get(b"content-type", b"")):
             return False
         request = _decode(_request_decoder, body)
         if request is None:
@@ -219,44 +220,6 @@ class FastPath:
         if params.name is None or params.cursor is not None or has_other_arguments:
             return None
         return self._service.find_tool(params.name)
-
-    def _parse_envelope(self, meta: msgspec.Raw) -> _Envelope | None:
-        """Returns None if the envelope is invalid."""
-        text = bytes(meta)
-        if (envelope := self._envelopes.get(text)) is not None:
-            return envelope
-        try:
-            fields = json_text.decode(text)
-            classification = classify_inbound_request({"method": "tools/call", "params": {"_meta": fields}})
-            if isinstance(classification, InboundLadderRejection):
-                return None
-            methods.validate_client_request("tools/call", LATEST_MODERN_VERSION, {"name": "", "_meta": fields})
-            capabilities = ClientCapabilities.model_validate(fields[CLIENT_CAPABILITIES_META_KEY], by_name=False)
-        except (ValueError, KeyError):
-            return None
-        token = fields.get("progressToken")
-        if token is not None and (isinstance(token, bool) or not isinstance(token, int | str)):
-            return None
-        envelope = _Envelope(token, ClientAbilities.from_capabilities(capabilities))
-        if token is None and len(text) < _MAX_CACHED_BYTES:
-            # Cached, because clients send the same envelope with every request.
-            _add_to_cache(self._envelopes, text, envelope)
-        return envelope
-
-    def _has_accepted_types(self, headers: Headers) -> bool:
-        """Whether the request is JSON and accepts both kinds of response. Cached, as clients repeat these headers."""
-        key = (headers.get(b"accept", b""), headers.get(b"content-type", b""))
-        is_accepted = self._accepted_types.get(key)
-        if is_accepted is None:
-            accept, content_type = key[0].lower(), key[1].lower()
-            types = {part.partition(b";")[0].strip() for part in accept.split(b",")}
-            accepts_json = types & {b"*/*", b"application/*", b"application/json"}
-            accepts_events = types & {b"*/*", b"text/*", b"text/event-stream"}
-            is_json = content_type.partition(b";")[0].strip() == b"application/json"
-            is_accepted = bool(accepts_json and accepts_events) and is_json
-            if len(accept) + len(content_type) < _MAX_CACHED_BYTES:
-                _add_to_cache(self._accepted_types, key, is_accepted)
-        return is_accepted
 
 
 @dataclass(slots=True)
@@ -353,7 +316,32 @@ def _is_simple_meta(text: bytes) -> bool:
     return not text or (text.startswith(b"{") and b"progressToken" not in text and b"\\u" not in text)
 
 
-def _add_to_cache(cache: dict[Any, Any], key: object, value: object) -> None:
-    if len(cache) >= _MAX_CACHED:
-        cache.clear()
-    cache[key] = value
+@lru_cache(maxsize=_MAX_CACHED)
+def _is_type_accepted(accept: bytes, content_type: bytes) -> bool:
+    """Whether the request is JSON and accepts both kinds of response. Cached, as clients repeat these headers."""
+    types = {part.partition(b";")[0].strip() for part in accept.lower().split(b",")}
+    accepts_json = types & {b"*/*", b"application/*", b"application/json"}
+    accepts_events = types & {b"*/*", b"text/*", b"text/event-stream"}
+    is_json = content_type.lower().partition(b";")[0].strip() == b"application/json"
+    return bool(accepts_json and accepts_events) and is_json
+
+
+def _parse_envelope(text: bytes) -> _Envelope | None:
+    """Returns None if the envelope is invalid."""
+    try:
+        fields = json_text.decode(text)
+        classification = classify_inbound_request({"method": "tools/call", "params": {"_meta": fields}})
+        if isinstance(classification, InboundLadderRejection):
+            return None
+        methods.validate_client_request("tools/call", LATEST_MODERN_VERSION, {"name": "", "_meta": fields})
+        capabilities = ClientCapabilities.model_validate(fields[CLIENT_CAPABILITIES_META_KEY], by_name=False)
+    except (ValueError, KeyError):
+        return None
+    token = fields.get("progressToken")
+    if token is not None and (isinstance(token, bool) or not isinstance(token, int | str)):
+        return None
+    return _Envelope(token, ClientAbilities.from_capabilities(capabilities))
+
+
+_parse_cached_envelope = lru_cache(maxsize=_MAX_CACHED)(_parse_envelope)
+"""Clients send the same envelope with every request."""

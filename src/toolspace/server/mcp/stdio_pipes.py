@@ -111,13 +111,12 @@ async def read_lines(descriptor: int) -> AsyncGenerator[bytes]:
 
 
 class PipeWriter:
-    """Writes to a descriptor without blocking the event loop. `write` raises `BrokenPipeError` if nobody reads."""
+    """Writes to a descriptor without blocking the event loop. `write` raises `OSError` if nobody reads."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._transport: asyncio.WriteTransport | None = None
+        self._writer: asyncio.StreamWriter | None = None
         self._file: IO[bytes] | None = None
-        self._protocol = _WriteProtocol()
 
     async def __aenter__(self) -> PipeWriter:
         file = os.fdopen(os.dup(self._descriptor), "wb", buffering=0)
@@ -125,48 +124,32 @@ class PipeWriter:
             self._file = file
         else:
             loop = asyncio.get_running_loop()
-            self._transport, _ = await loop.connect_write_pipe(lambda: self._protocol, file)
+            protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader(loop=loop))
+            transport, _ = await loop.connect_write_pipe(lambda: protocol, file)
+            self._writer = asyncio.StreamWriter(transport, protocol, None, loop)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
-        if self._transport is not None:
-            # Unwritten data gets a moment: perhaps nobody reads it.
-            self._transport.close()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(1):
-                    await self._protocol.closed.wait()
-            if not self._protocol.closed.is_set():
-                self._transport.abort()
+        if self._writer is not None:
+            self._writer.close()
+            try:
+                async with asyncio.timeout(1):  # Unwritten data gets a moment: perhaps nobody reads it.
+                    await self._writer.wait_closed()
+            except TimeoutError:
+                self._writer.transport.abort()
+            except OSError:
+                pass  # The client is gone.
 
     async def write(self, data: bytes) -> None:
         if self._file is not None:
             self._file.write(data)
-            return
-        if self._protocol.closed.is_set() or self._transport is None:
+        elif self._writer is None or self._writer.is_closing():
             raise BrokenPipeError("the client has closed its end")
-        self._transport.write(data)
-        await self._protocol.writable.wait()
-
-
-class _WriteProtocol(asyncio.BaseProtocol):
-    """Knows whether the other side reads."""
-
-    def __init__(self) -> None:
-        self.writable = asyncio.Event()
-        self.writable.set()
-        self.closed = asyncio.Event()
-
-    def pause_writing(self) -> None:
-        self.writable.clear()
-
-    def resume_writing(self) -> None:
-        self.writable.set()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.closed.set()
-        self.writable.set()
+        else:
+            self._writer.write(data)
+            await self._writer.drain()
 
 
 def _is_regular_file(descriptor: int) -> bool:

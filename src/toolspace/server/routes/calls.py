@@ -15,6 +15,7 @@ from toolspace.core.records import CallRecord, CallStatus, ExecutionTarget, Resu
 from toolspace.errors import RefusedError
 from toolspace.server.api_types import Id, Limit, PageQuery, QueryParameters, ResponseBody, ResultPage
 from toolspace.server.authorization import CALL, RUN, Access, entity_id_of, get_visible
+from toolspace.server.idempotency import submission_key
 from toolspace.server.redaction import redact_calls, viewer_of
 from toolspace.server.requests import Request
 from toolspace.server.responses import Problem, Response
@@ -25,7 +26,6 @@ from toolspace.storage.queries import calls
 
 _STATUSES: tuple[str, ...] = get_args(CallStatus)
 _MAX_SEQ = 2**53
-_MAX_KEY_LENGTH = 255
 
 ToolName = Annotated[str, Meta(min_length=1, max_length=256)]
 
@@ -235,13 +235,7 @@ async def cancel_call(request: Request) -> dict[str, Any]:
 async def _submit(
     request: Request, call_id: str, body: ResultBody, *, run_id: str | None = None, space_id: str | None = None
 ) -> bytes:
-    caller = request.caller
-    entity_id = entity_id_of(caller)
-    key = request.header("idempotency-key")
-    if key is not None:
-        if not 0 < len(key) <= _MAX_KEY_LENGTH:
-            raise Problem(400, f"Idempotency-Key must have 1 to {_MAX_KEY_LENGTH} characters, not {len(key)}")
-        key = f"{caller.subject} {key}"
+    entity_id = entity_id_of(request.caller)
     submission = Submission(
         call_id=call_id,
         result=body.result,
@@ -250,7 +244,7 @@ async def _submit(
         run_id=run_id,
         space_id=space_id,
         entity_id=entity_id,
-        key=key,
+        key=submission_key(request),
     )
     return (await request.gateway.pending_calls.submit(submission)).wire_text()
 

@@ -128,5 +128,5 @@ async def get_metrics(request: Request) -> Response:
             counts = await gateway.ledger.read(runs.count_open_work)
     except (StorageError, TimeoutError):
         counts = None  # The other metrics are useful without the database.
-    text = render_metrics(gateway.metrics, gateway.toolspace, gateway.count_live(), counts)
+    text = render_metrics(gateway, counts)
     return Response(text, media_type=CONTENT_TYPE)
