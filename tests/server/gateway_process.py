@@ -26,7 +26,7 @@ class GatewayProcess:
         self.stderr_lines: list[str] = []
         """Lines of standard error."""
         self._output_changed = asyncio.Condition()
-        self._reading = [
+        self._reader_threads = [
             asyncio.create_task(self._read(process.stdout, self.stdout_lines)),
             asyncio.create_task(self._read(process.stderr, self.stderr_lines)),
         ]
@@ -56,7 +56,7 @@ class GatewayProcess:
         """Waits for the exit and reads all output; returns the exit code."""
         async with asyncio.timeout(60):
             code = await self.process.wait()
-            await asyncio.gather(*self._reading)
+            await asyncio.gather(*self._reader_threads)
         return code
 
     async def kill(self) -> None:

@@ -29,9 +29,9 @@ def delete_repo(repo: str) -> str:
 
 
 if __name__ == "__main__":
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
-        print(f"http://127.0.0.1:{listening.getsockname()[1]}/mcp", flush=True)
+    with socket.socket() as listen_socket:
+        listen_socket.bind(("127.0.0.1", 0))
+        listen_socket.listen()
+        print(f"http://127.0.0.1:{listen_socket.getsockname()[1]}/mcp", flush=True)
         app = server.streamable_http_app()
-        uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", lifespan="on")).run(sockets=[listening])
+        uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", lifespan="on")).run(sockets=[listen_socket])

@@ -159,10 +159,10 @@ class AgentGateway:
         async with asyncio.timeout(20):
             while True:
                 runs = await self.list_runs(agent)
-                ended = [run for run in runs if run["status"] in ENDED_RUN]
-                if len(ended) >= count:
-                    return ended[count - 1]
-                if len(runs) == len(ended):
+                ended_runs = [run for run in runs if run["status"] in ENDED_RUN]
+                if len(ended_runs) >= count:
+                    return ended_runs[count - 1]
+                if len(runs) == len(ended_runs):
                     await self._wait_for_new_run(len(runs), agent)
                     continue
                 last = next(run for run in runs if run["status"] not in ENDED_RUN)
@@ -207,8 +207,8 @@ def agent_config(
     model_server: ScriptedModelServer, *, model: Mapping[str, Any] | None = None, **more: Any
 ) -> dict[str, Any]:
     """Returns the configuration of an agent with the scripted model in the room."""
-    own = {"name": MODEL, "baseUrl": model_server.base_url, "retries": 0, **(model or {})}
-    return {"system": "You are helpful.", "model": own, "spaces": ["Room"], **more}
+    model_settings = {"name": MODEL, "baseUrl": model_server.base_url, "retries": 0, **(model or {})}
+    return {"system": "You are helpful.", "model": model_settings, "spaces": ["Room"], **more}
 
 
 @asynccontextmanager

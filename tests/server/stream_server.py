@@ -49,9 +49,9 @@ class Streams:
         return await self.database.read(lambda: events.get_bounds(stream))
 
     async def append(self, stream: str, *new: NewEvent) -> list[StoredEvent]:
-        stored = await self.database.run(lambda: events.append(stream, new))
-        self.hub.publish(stored)
-        return stored
+        stored_events = await self.database.run(lambda: events.append(stream, new))
+        self.hub.publish(stored_events)
+        return stored_events
 
     async def say(self, stream: str, type: str, data: Mapping[str, Any], exposure: Visibility = "full") -> None:
         await self.append(stream, NewEvent(type, data, exposure))
@@ -65,11 +65,11 @@ class Streams:
                 answer = await self.readers.open_firehose(self.hub)
             else:
                 stream_query = msgspec.convert(query, StreamQuery, strict=False)
-                reading = parse_stream_options(stream_query, headers.get(b"last-event-id", b"").decode())
+                open_events = parse_stream_options(stream_query, headers.get(b"last-event-id", b"").decode())
                 answer = await self.readers.open_stream(
                     self.hub,
                     scope["path"].lstrip("/"),
-                    reading,
+                    open_events,
                     viewer=audience,
                     allowed=self.allowed,
                     expires_at=self.expires_at,
@@ -87,19 +87,19 @@ async def streaming(
     database = await SqliteDatabase.open(folder / "streams.db")
     readers = StreamRegistry(heartbeat=heartbeat, stall=stall, recheck=recheck)
     streams = Streams(database, readers, **sizes)
-    listening = bind_socket("127.0.0.1", 0)
+    listen_socket = bind_socket("127.0.0.1", 0)
     server = WebServer(uvicorn_config(streams, stop_seconds=2))
-    running = asyncio.create_task(server.serve(sockets=[listening]))
+    server_task = asyncio.create_task(server.serve(sockets=[listen_socket]))
     try:
-        await server.wait_until_started(running)
-        streams.url = socket_url(listening)
+        await server.wait_until_started(server_task)
+        streams.url = socket_url(listen_socket)
         yield streams
     finally:
         await readers.aclose()
         await streams.hub.aclose()
         server.should_exit = True
-        await running
-        listening.close()
+        await server_task
+        listen_socket.close()
         await database.aclose()
 
 
@@ -166,7 +166,7 @@ class FrameReader:
 
 
 @asynccontextmanager
-async def reading(
+async def open_events(
     session: aiohttp.ClientSession, url: str, *, last_event_id: str = "", **query: str
 ) -> AsyncIterator[FrameReader]:
     headers = {"last-event-id": last_event_id} if last_event_id else {}

@@ -45,8 +45,8 @@ async def test_cycles_are_counted_by_outcome_and_models_by_tokens_and_cost(tmp_p
     tokens = [metrics[f'toolspace_model_tokens_total{{{name},kind="{kind}"}}'] for kind in kinds]
     assert tokens == ["1000", "400", "50"]
     assert float(metrics[f"toolspace_model_cost_dollars_total{{{name}}}"]) == pytest.approx(0.0018)
-    refused = 'toolspace_model_requests_total{model="openai-compatible:of-bob",status="not_permitted"}'
-    assert metrics[refused] == "1"
+    refused_requests = 'toolspace_model_requests_total{model="openai-compatible:of-bob",status="not_permitted"}'
+    assert metrics[refused_requests] == "1"
 
 
 async def test_active_agents_are_counted(tmp_path: Path) -> None:

@@ -98,12 +98,12 @@ async def test_a_changed_agent_configuration_applies_from_the_next_cycle(tmp_pat
         model_server.script(gate)
         await setup.push_event("one")
         await model_server.wait_for_requests()
-        changed = {
+        changed_files = {
             "system": "You are brief.",
             "loop": {"maxSteps": 1},
             "notifications": {"webhook": hook.url()},
         }
-        await change(setup, ada=agent_config(model_server, model={"temperature": 0.1}, **changed))
+        await change(setup, ada=agent_config(model_server, model={"temperature": 0.1}, **changed_files))
         gate.open()
         assert (await setup.wait_for_run_end())["steps"] == 2
         assert [list_input_texts(request)[0].partition("\n")[0] for request in model_server.list_requests()] == [

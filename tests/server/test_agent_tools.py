@@ -43,9 +43,9 @@ async def test_the_folders_of_an_agent_are_only_its_own(tmp_path: Path) -> None:
     note = tool_calls_turn(("memory_write", {"path": "facts/tide.md", "content": "high at noon"}))
     async with open_model_server() as model_server:
         short = {"maxTokens": 1, "minRecentCycles": 1}
-        own = {"memoryDir": "./hers/notes", "sessionDir": "./hers/past"}
+        own_settings = {"memoryDir": "./hers/notes", "sessionDir": "./hers/past"}
         agents = {
-            "ada": agent_config(model_server, tools=own, consciousness=short),
+            "ada": agent_config(model_server, tools=own_settings, consciousness=short),
             "bob": agent_config(model_server, model={"name": "of-bob"}, consciousness=short),
         }
         shared = {"memoryDir": "./notes", "sessionDir": "./past"}
@@ -63,14 +63,14 @@ async def test_the_folders_of_an_agent_are_only_its_own(tmp_path: Path) -> None:
         assert [file.name for file in (tmp_path / past).iterdir()] == ["cycles-000001-000001.md"]
 
 
-@pytest.mark.parametrize("where", ["main", "own"])
-async def test_results_are_cut_to_the_configured_context_window(where: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("section", ["main", "own"])
+async def test_results_are_cut_to_the_configured_context_window(section: str, tmp_path: Path) -> None:
     long = {**OWN, "visible": False, "execution": {"output": "high and low " * 2_000}}
     bound = {"defaults": {"contextWindow": 3_000}}
     async with open_model_server() as model_server:
-        ada = agent_config(model_server, model={"name": "gpt-4o"}, tools=[long], **(bound if where == "own" else {}))
+        ada = agent_config(model_server, model={"name": "gpt-4o"}, tools=[long], **(bound if section == "own" else {}))
         async with open_agent_gateway(
-            tmp_path, model_server, agents={"ada": ada}, **(bound if where == "main" else {})
+            tmp_path, model_server, agents={"ada": ada}, **(bound if section == "main" else {})
         ) as setup:
             model_server.script(tool_calls_turn(("tide", {})), model="gpt-4o")
             await setup.push_event("go")

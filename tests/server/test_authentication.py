@@ -44,16 +44,16 @@ async def sqlite(tmp_path: Path) -> AsyncIterator[Ledger]:
     await opened_ledger.aclose()
 
 
-async def authenticate(who: Authenticator, address: str = "192.0.2.1", **headers: str) -> Caller:
+async def authenticate(authenticator: Authenticator, address: str = "192.0.2.1", **headers: str) -> Caller:
     pairs = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
-    caller = who.authenticate(pairs, address)
+    caller = authenticator.authenticate(pairs, address)
     return caller if isinstance(caller, Caller) else await caller
 
 
-async def refusal(who: Authenticator, address: str = "192.0.2.1", **headers: str) -> Problem:
-    with pytest.raises(Problem) as caught:
-        await authenticate(who, address, **headers)
-    return caught.value
+async def refusal(authenticator: Authenticator, address: str = "192.0.2.1", **headers: str) -> Problem:
+    with pytest.raises(Problem) as error_info:
+        await authenticate(authenticator, address, **headers)
+    return error_info.value
 
 
 def token(entity: str, secret: str = JWT_SECRET, **claims: Any) -> str:
@@ -71,11 +71,11 @@ async def test_the_first_start_creates_keys_and_returns_them_once(ledger: Ledger
     assert first.public is not None
     assert first.jwt_secret is not None
     assert await api_keys.create_missing_keys(ledger, ServerSettings()) is None
-    who = await Authenticator.open(ledger, ServerSettings())
-    assert isinstance(await authenticate(who, x_secret_key=first.secret), SecretKeyCaller)
+    authenticator = await Authenticator.open(ledger, ServerSettings())
+    assert isinstance(await authenticate(authenticator, x_secret_key=first.secret), SecretKeyCaller)
     await ledger.write(entities_and_spaces.create_entity, "ent_1", "human", "Ann", {})
-    signed = token("ent_1", first.jwt_secret)
-    caller = await authenticate(who, x_public_key=first.public, authorization=f"Bearer {signed}")
+    jwt_text = token("ent_1", first.jwt_secret)
+    caller = await authenticate(authenticator, x_public_key=first.public, authorization=f"Bearer {jwt_text}")
     assert isinstance(caller, EntityCaller)
     assert caller.entity_id == "ent_1"
 
@@ -83,10 +83,10 @@ async def test_the_first_start_creates_keys_and_returns_them_once(ledger: Ledger
 @pytest.mark.spec("8.3")
 async def test_of_processes_that_start_at_once_one_returns_the_keys(ledger: Ledger) -> None:
     created_keys = await asyncio.gather(*(api_keys.create_missing_keys(ledger, ServerSettings()) for _ in range(8)))
-    returned_keys = [created for created in created_keys if created is not None]
-    secrets = [returned.secret for returned in returned_keys if returned.secret is not None]
+    returned_keys = [keys for keys in created_keys if keys is not None]
+    secrets = [keys.secret for keys in returned_keys if keys.secret is not None]
     assert len(secrets) == 1
-    assert len([returned for returned in returned_keys if returned.jwt_secret is not None]) == 1
+    assert len([keys for keys in returned_keys if keys.jwt_secret is not None]) == 1
     assert len(await ledger.read(rows.list_keys)) == 2
     assert isinstance(
         await authenticate(await Authenticator.open(ledger, ServerSettings()), x_secret_key=secrets[0]), SecretKeyCaller
@@ -98,27 +98,29 @@ async def test_keys_are_stored_hashed(sqlite: Ledger, tmp_path: Path) -> None:
     first = await api_keys.create_missing_keys(sqlite, ServerSettings())
     assert first is not None
     _, tool_key = await api_keys.create_key(sqlite, "tools", "editor")
-    written = b"".join(path.read_bytes() for path in tmp_path.glob("toolspace.db*"))
+    file_bytes = b"".join(path.read_bytes() for path in tmp_path.glob("toolspace.db*"))
     for key in (first.secret, first.public, tool_key):
         assert key is not None
-        assert api_keys.hash_key(key).encode() in written
-        assert key.encode() not in written
-        assert key[3:20].encode() not in written
+        assert api_keys.hash_key(key).encode() in file_bytes
+        assert key.encode() not in file_bytes
+        assert key[3:20].encode() not in file_bytes
 
 
 async def test_configured_keys_work_and_are_never_stored(sqlite: Ledger, tmp_path: Path) -> None:
     server = ServerSettings(secret_key="sk_configured_secret", public_key="pk_configured_public", jwt_secret=JWT_SECRET)
     assert await api_keys.create_missing_keys(sqlite, server) is None
-    who = await Authenticator.open(sqlite, server)
-    assert await authenticate(who, authorization="Bearer sk_configured_secret") == SecretKeyCaller(
+    authenticator = await Authenticator.open(sqlite, server)
+    assert await authenticate(authenticator, authorization="Bearer sk_configured_secret") == SecretKeyCaller(
         key_id=CONFIGURED_KEY_ID
     )
     await sqlite.write(entities_and_spaces.create_entity, "ent_1", "human", "Ann", {})
-    caller = await authenticate(who, x_public_key="pk_configured_public", authorization=f"Bearer {token('ent_1')}")
+    caller = await authenticate(
+        authenticator, x_public_key="pk_configured_public", authorization=f"Bearer {token('ent_1')}"
+    )
     assert isinstance(caller, EntityCaller)
-    written = b"".join(path.read_bytes() for path in tmp_path.glob("toolspace.db*"))
-    assert b"configured" not in written
-    assert JWT_SECRET.encode() not in written
+    file_bytes = b"".join(path.read_bytes() for path in tmp_path.glob("toolspace.db*"))
+    assert b"configured" not in file_bytes
+    assert JWT_SECRET.encode() not in file_bytes
     # If the configured key is removed later, that start is the first one.
     later = await api_keys.create_missing_keys(sqlite, ServerSettings())
     assert later is not None
@@ -132,12 +134,12 @@ async def test_a_tool_key_carries_its_scope(ledger: Ledger) -> None:
     scope = KeyScope(tools_allowed=("notes__*",), tools_denied=("notes__drop",), agent_entity_id="ent_a")
     record, key = await api_keys.create_key(ledger, "tools", "editor", scope)
     assert record.hint == f"tk_…{key[-4:]}"
-    who = await Authenticator.open(ledger, ServerSettings())
+    authenticator = await Authenticator.open(ledger, ServerSettings())
     expected = ToolKeyCaller(
         key_id=record.id, tools_allowed=("notes__*",), tools_denied=("notes__drop",), agent_entity_id="ent_a"
     )
-    assert await authenticate(who, authorization=f"Bearer {key}") == expected
-    assert await authenticate(who, x_secret_key=key) == expected
+    assert await authenticate(authenticator, authorization=f"Bearer {key}") == expected
+    assert await authenticate(authenticator, x_secret_key=key) == expected
 
 
 async def test_a_revoked_key_is_invalid_at_once_here_and_soon_in_other_processes(
@@ -145,16 +147,16 @@ async def test_a_revoked_key_is_invalid_at_once_here_and_soon_in_other_processes
 ) -> None:
     record, key = await api_keys.create_key(ledger, "secret", "one")
     await api_keys.create_key(ledger, "secret", "two")
-    here, elsewhere = (
+    local_authenticator, elsewhere = (
         await Authenticator.open(ledger, ServerSettings()),
         await Authenticator.open(ledger, ServerSettings()),
     )
-    for who in (here, elsewhere):
-        assert await authenticate(who, x_secret_key=key) == SecretKeyCaller(key_id=record.id)
+    for authenticator in (local_authenticator, elsewhere):
+        assert await authenticate(authenticator, x_secret_key=key) == SecretKeyCaller(key_id=record.id)
     assert await api_keys.revoke_key(ledger, record.id, has_other_access=False) == "revoked"
-    here.invalidate()
-    assert (await refusal(here, x_secret_key=key)).status == 401
-    assert not await here.is_valid([(b"x-secret-key", key.encode())])
+    local_authenticator.invalidate()
+    assert (await refusal(local_authenticator, x_secret_key=key)).status == 401
+    assert not await local_authenticator.is_valid([(b"x-secret-key", key.encode())])
     later = time.monotonic() + 5
     monkeypatch.setattr("toolspace.server.authentication.time.monotonic", lambda: later)
     assert (await refusal(elsewhere, x_secret_key=key)).status == 401
@@ -183,9 +185,9 @@ async def test_the_use_of_a_key_is_counted(ledger: Ledger) -> None:
     record, _ = await api_keys.create_key(ledger, "tools", "one")
     await ledger.write(rows.record_use, {record.id: rows.KeyUse(3, 1, 2000), "key_gone": rows.KeyUse(1, 0, 1)})
     await ledger.write(rows.record_use, {record.id: rows.KeyUse(2, 0, 1000)})
-    stored = await ledger.read(rows.find, record.id)
-    assert stored is not None
-    assert (stored.calls, stored.failed, stored.last_used_at) == (5, 1, 2000)
+    key_record = await ledger.read(rows.find, record.id)
+    assert key_record is not None
+    assert (key_record.calls, key_record.failed, key_record.last_used_at) == (5, 1, 2000)
 
 
 # Authenticating
@@ -268,20 +270,20 @@ async def test_a_repeated_header_is_refused(authenticator: Authenticator, name: 
 
 
 async def test_a_cached_caller_costs_no_lookup(sqlite: Ledger) -> None:
-    who = await Authenticator.open(sqlite, ServerSettings())
+    authenticator = await Authenticator.open(sqlite, ServerSettings())
     _, key = await api_keys.create_key(sqlite, "secret", "one")
     pairs = [(b"host", b"localhost"), (b"authorization", f"Bearer {key}".encode())]
-    caller = who.authenticate(pairs, "")
+    caller = authenticator.authenticate(pairs, "")
     assert not isinstance(caller, Caller)
     cached = await caller
-    assert who.authenticate(pairs, "") is cached
+    assert authenticator.authenticate(pairs, "") is cached
 
 
 async def test_a_cached_token_expires_in_time(sqlite: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     await sqlite.write(entities_and_spaces.create_entity, "ent_1", "human", "Ann", {})
-    who = await Authenticator.open(sqlite, ServerSettings(public_key=PUBLIC, jwt_secret=JWT_SECRET))
-    signed = token("ent_1", exp=int(time.time()) - 29)  # One second of the leeway remains.
-    caller = await authenticate(who, x_public_key=PUBLIC, authorization=f"Bearer {signed}")
+    authenticator = await Authenticator.open(sqlite, ServerSettings(public_key=PUBLIC, jwt_secret=JWT_SECRET))
+    jwt_text = token("ent_1", exp=int(time.time()) - 29)  # One second of the leeway remains.
+    caller = await authenticate(authenticator, x_public_key=PUBLIC, authorization=f"Bearer {jwt_text}")
     assert isinstance(caller, EntityCaller)
     later, clock = time.time() + 2, time.monotonic() + 2
     monkeypatch.setattr("toolspace.server.authentication.time.monotonic", lambda: clock)
@@ -293,7 +295,7 @@ async def test_a_cached_token_expires_in_time(sqlite: Ledger, monkeypatch: pytes
             return cls.fromtimestamp(later, tz)
 
     monkeypatch.setattr("jwt.api_jwt.datetime", LaterDatetime)
-    assert (await refusal(who, x_public_key=PUBLIC, authorization=f"Bearer {signed}")).status == 401
+    assert (await refusal(authenticator, x_public_key=PUBLIC, authorization=f"Bearer {jwt_text}")).status == 401
 
 
 async def test_a_deleted_entity_is_not_authenticated(sqlite: Ledger, authenticator: Authenticator) -> None:
@@ -320,16 +322,18 @@ async def test_a_local_key_is_not_stored(sqlite: Ledger, authenticator: Authenti
     key = authenticator.create_local_key()
     assert isinstance(await authenticate(authenticator, x_secret_key=key), SecretKeyCaller)
     assert await sqlite.read(rows.list_keys) == []
-    other = await Authenticator.open(sqlite, ServerSettings())
-    assert (await refusal(other, x_secret_key=key)).status == 401
+    other_authenticator = await Authenticator.open(sqlite, ServerSettings())
+    assert (await refusal(other_authenticator, x_secret_key=key)).status == 401
 
 
 async def test_a_padded_key_is_not_cached(sqlite: Ledger) -> None:
-    who = await Authenticator.open(sqlite, ServerSettings())
+    authenticator = await Authenticator.open(sqlite, ServerSettings())
     _, key = await api_keys.create_key(sqlite, "secret", "one")
     for spaces in range(10_000, 10_010):
-        assert isinstance(await authenticate(who, authorization=f"Bearer{' ' * spaces}{key}"), SecretKeyCaller)
-    assert who.cached_count == 0
+        assert isinstance(
+            await authenticate(authenticator, authorization=f"Bearer{' ' * spaces}{key}"), SecretKeyCaller
+        )
+    assert authenticator.cached_count == 0
 
 
 @pytest.mark.spec("8.3")

@@ -55,7 +55,7 @@ def state(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def running(config: Path, state: Path) -> AsyncGenerator[Toolspace]:
+async def open_toolspace(config: Path, state: Path) -> AsyncGenerator[Toolspace]:
     environ = {**os.environ, "TOOLSPACE_STORAGE_DIR": str(state)}
     async with Toolspace.open(config, environ=environ) as ts, control_socket.serve_control_socket(ts):
         yield ts
@@ -66,13 +66,13 @@ def sockets(state: Path) -> list[Path]:
 
 
 async def test_a_running_process_reports_and_restarts_its_servers(config: Path, state: Path) -> None:
-    async with running(config, state) as ts:
+    async with open_toolspace(config, state) as ts:
         [first] = await control_socket.ask_processes(state, config, ControlRequest("status"))
         [second] = await control_socket.ask_processes(state, config, ControlRequest("restart", "quick"))
         [wrong] = await control_socket.ask_processes(state, config, ControlRequest("restart", "quik"))
         [socket_file] = sockets(state)
         modes = [stat.S_IMODE(path.stat().st_mode) for path in (socket_file, socket_file.parent)]
-        here = control_socket.report_servers(ts)
+        own_reports = control_socket.report_servers(ts)
 
     [before], [after] = first.servers, second.servers
     assert first.pid == os.getpid()
@@ -80,7 +80,7 @@ async def test_a_running_process_reports_and_restarts_its_servers(config: Path, 
     assert before.tokens > 0
     assert (after.state, after.restarts) == ("ready", 1)
     assert after.pid not in (None, before.pid)
-    assert here == second.servers
+    assert own_reports == second.servers
     assert wrong.error == 'there is no MCP server "quik"; did you mean "quick"?'
     assert modes == [0o600, 0o700]
     assert sockets(state) == []
@@ -91,7 +91,7 @@ async def test_only_processes_of_the_same_configuration_are_asked(config: Path, 
     (tmp_path / "link.yaml").symlink_to(config)
     (tmp_path / "other.yaml").write_text("")
 
-    async with running(config, state), running(config, state):
+    async with open_toolspace(config, state), open_toolspace(config, state):
         answers = [
             await control_socket.ask_processes(state, path, ControlRequest("status"))
             for path in (config, tmp_path / "link.yaml", tmp_path / "other.yaml", None)
@@ -105,7 +105,7 @@ async def test_a_gateway_gives_its_own_user_its_url_and_a_key(config: Path, stat
     local_gateway = control_socket.LocalGateway("http://127.0.0.1:8787", "sk_only_in_memory")
     (tmp_path / "other.yaml").write_text("")
 
-    async with running(config, state):
+    async with open_toolspace(config, state):
         assert await control_socket.find_gateway(state, config) is None
         async with (
             Toolspace.open(config, environ=environ) as ts,
@@ -122,7 +122,7 @@ async def test_a_gateway_gives_its_own_user_its_url_and_a_key(config: Path, stat
 
 
 async def test_the_socket_of_a_dead_process_is_removed(config: Path, state: Path) -> None:
-    async with running(config, state):
+    async with open_toolspace(config, state):
         name = sockets(state)[0].name
     stale = state / "run" / name
     with socket.socket(socket.AF_UNIX) as dead:
@@ -143,7 +143,7 @@ async def test_the_socket_of_a_dead_process_is_removed(config: Path, state: Path
 async def test_an_invalid_request_gets_a_short_response_and_has_no_effect(
     config: Path, state: Path, request_line: bytes
 ) -> None:
-    async with running(config, state):
+    async with open_toolspace(config, state):
         descriptor = os.open(state / "run", os.O_RDONLY)
         name = sockets(state)[0].name
         reader, writer = await asyncio.open_unix_connection(f"/proc/self/fd/{descriptor}/{name}")
@@ -162,7 +162,7 @@ async def test_an_invalid_request_gets_a_short_response_and_has_no_effect(
 
 
 async def test_a_silent_client_does_not_delay_the_stop(config: Path, state: Path) -> None:
-    async with running(config, state):
+    async with open_toolspace(config, state):
         descriptor = os.open(state / "run", os.O_RDONLY)
         reader, writer = await asyncio.open_unix_connection(f"/proc/self/fd/{descriptor}/{sockets(state)[0].name}")
         os.close(descriptor)
@@ -177,7 +177,10 @@ async def test_an_unusable_socket_folder_does_not_stop_the_program(config: Path,
     (tmp_path / "planted").mkdir()
     (tmp_path / "planted" / "run").symlink_to(tmp_path)
 
-    async with running(config, tmp_path / "state") as first, running(config, tmp_path / "planted") as second:
+    async with (
+        open_toolspace(config, tmp_path / "state") as first,
+        open_toolspace(config, tmp_path / "planted") as second,
+    ):
         assert first.list_servers()[0].state == second.list_servers()[0].state == "ready"
         assert await control_socket.ask_processes(tmp_path / "planted", config, ControlRequest("status")) == []
     assert not list(tmp_path.glob("*.sock"))

@@ -96,9 +96,9 @@ async def test_a_chart_is_shown_in_the_space(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("6.3")
-@pytest.mark.parametrize("confirmed", [True, False])
+@pytest.mark.parametrize("is_confirmed", [True, False])
 async def test_the_demo_agent_asks_before_it_deletes_and_continues_in_a_later_cycle(
-    tmp_path: Path, confirmed: bool
+    tmp_path: Path, is_confirmed: bool
 ) -> None:
     draft = tmp_path / "state" / "demo" / "drafts" / "old-plan.txt"
     async with lobby_client(tmp_path) as client:
@@ -106,10 +106,10 @@ async def test_the_demo_agent_asks_before_it_deletes_and_continues_in_a_later_cy
         call = await pending(client)
         assert draft.exists()
     async with lobby_client(tmp_path) as client:  # The result may be submitted after any number of restarts.
-        await client.tools.submit_result(LOBBY_SPACE_ID, call.run_id, call.call_id, {"confirmed": confirmed})
+        await client.tools.submit_result(LOBBY_SPACE_ID, call.run_id, call.call_id, {"confirmed": is_confirmed})
         texts = await next_message(client, question.seq)
-    assert texts.content.startswith("Deleted drafts/old-plan.txt" if confirmed else "All right, I keep")
-    assert draft.exists() is not confirmed
+    assert texts.content.startswith("Deleted drafts/old-plan.txt" if is_confirmed else "All right, I keep")
+    assert draft.exists() is not is_confirmed
 
 
 @pytest.mark.spec("9.2")
@@ -160,8 +160,8 @@ def test_the_demo_agent_uses_the_model_whose_key_is_set(tmp_path: Path) -> None:
 def test_there_is_no_demo_agent_if_agents_are_configured_or_the_demo_is_disabled(tmp_path: Path) -> None:
     none = load_config(write_config(tmp_path, demo=False), environ={})
     assert demo_agent(none, {}) is None
-    own = load_config(
+    own_config = load_config(
         write_config(tmp_path, demo=True, agents={"mine": {"system": "You help.", "model": "demo"}}), environ={}
     )
-    assert demo_agent(own, {}) is None
+    assert demo_agent(own_config, {}) is None
     assert not (tmp_path / "state").exists()

@@ -27,11 +27,11 @@ def read_by_peers(*streams: tuple[Dialect, bytes]) -> list[Any]:
     """Reads streams with the official packages."""
     cases = json.dumps([{"format": dialect.name, "text": text.decode()} for dialect, text in streams])
     command = [str(node()), "--input-type=module", "--eval", CHECK.read_text()]
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=ensure(SETS["streams"]), input=cases, capture_output=True, text=True, check=False, timeout=120
     )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout)
 
 
 def read(dialect: Dialect, text: bytes) -> Any:
@@ -41,12 +41,12 @@ def read(dialect: Dialect, text: bytes) -> Any:
     return answer
 
 
-async def _nothing(*_: object) -> Any:
+async def _load_nothing(*_: object) -> Any:
     raise AssertionError("the store is not asked")
 
 
 def feed_of(dialect: Dialect, audience: Viewer = "secret", stream: str = "space:spc_1") -> SharedFeed:
-    return SharedFeed(Hub(_nothing, _nothing), stream, dialect, audience)
+    return SharedFeed(Hub(_load_nothing, _load_nothing), stream, dialect, audience)
 
 
 def translator_of(feed: SharedFeed) -> Translator | None:
@@ -249,7 +249,12 @@ def test_the_ai_sdk_reads_a_message_that_failed_and_was_written_again(script: Sc
     answer = read(UI_MESSAGE_STREAM, read_stream(UI_MESSAGE_STREAM, script.events))
     parts = [(part["text"], part["providerMetadata"]["toolspace"]) for part in answer["message"]["parts"]]
     assert [text for text, _ in parts] == ["It i", "Snow.", "Rain", "Hail."]
-    assert [ours.get("void") or ours["status"] for _, ours in parts] == ["error", "complete", True, "complete"]
+    assert [metadata.get("void") or metadata["status"] for _, metadata in parts] == [
+        "error",
+        "complete",
+        True,
+        "complete",
+    ]
 
 
 # AG-UI
@@ -361,7 +366,7 @@ def test_ag_ui_reads_a_space_with_several_runs_at_once(script: Script) -> None:
 # Any events
 
 
-def anything(seed: int) -> list[StoredEvent]:
+def random_events(seed: int) -> list[StoredEvent]:
     """Events in any order, also in one that the gateway never produces."""
     chance = random.Random(seed)
     script = Script()
@@ -402,7 +407,7 @@ def anything(seed: int) -> list[StoredEvent]:
 def test_the_parsers_of_both_protocols_accept_any_events_from_any_start() -> None:
     streams: list[tuple[Dialect, bytes]] = []
     for seed in range(300):
-        events = anything(seed)
+        events = random_events(seed)
         joins = random.Random(-seed).randrange(len(events) + 1) if seed % 2 else 0
         audience: Viewer = "public" if seed % 3 else "secret"
         streams += [(dialect, read_stream(dialect, events, audience=audience, joins=joins)) for dialect in FORMATS]
@@ -441,13 +446,15 @@ def test_a_public_subscriber_gets_no_byte_of_the_input_or_output_of_prebuilt_too
     script: Script, dialect: Dialect, exposure: Visibility, joins: int
 ) -> None:
     script.run("run_1")
-    named = {"toolCallId": "call_1", "toolName": "set_memories"}
-    script.add("tool.streaming", exposure, **named, inputDelta=SECRET)
-    script.add("tool.started", exposure, **named, input={"memories": SECRET}, runId="run_1", status="requires_action")
-    script.add("tool.progress", exposure, **named, progress=1, message=SECRET)
-    script.add("tool.streaming", exposure, **named, output=SECRET, preliminary=True)
-    script.add("tool.done", exposure, **named, output={"stored": SECRET}, source="server")
-    script.add("tool.error", exposure, **named, error=SECRET, errorKind=SECRET, output=SECRET)
+    call_name = {"toolCallId": "call_1", "toolName": "set_memories"}
+    script.add("tool.streaming", exposure, **call_name, inputDelta=SECRET)
+    script.add(
+        "tool.started", exposure, **call_name, input={"memories": SECRET}, runId="run_1", status="requires_action"
+    )
+    script.add("tool.progress", exposure, **call_name, progress=1, message=SECRET)
+    script.add("tool.streaming", exposure, **call_name, output=SECRET, preliminary=True)
+    script.add("tool.done", exposure, **call_name, output={"stored": SECRET}, source="server")
+    script.add("tool.error", exposure, **call_name, error=SECRET, errorKind=SECRET, output=SECRET)
     script.run_done("run_1", "failed", error=SECRET, usage={"model": SECRET})
     frames = read_stream(dialect, script.events, audience="public", joins=joins)
     assert SECRET.encode() not in frames
@@ -470,10 +477,10 @@ kinds = st.sampled_from(("tool.started", "tool.streaming", "tool.progress", "too
 @pytest.mark.spec("8.2")
 @given(st.lists(st.tuples(kinds, st.sampled_from(("name", "none")), fields), max_size=8), st.integers(0, 8))
 def test_a_public_subscriber_gets_no_data_of_the_events_of_prebuilt_tools(
-    happened: list[tuple[str, Visibility, dict[str, Any]]], joins: int
+    event_plans: list[tuple[str, Visibility, dict[str, Any]]], joins: int
 ) -> None:
     script = Script()
-    for type, exposure, data in happened:
+    for type, exposure, data in event_plans:
         script.add(type, exposure, **{**data, "toolCallId": "call_1", "toolName": "set_goals"})
     for dialect in DIALECTS.values():
         assert SECRET.encode() not in read_stream(dialect, script.events, audience="public", joins=joins)
@@ -503,13 +510,13 @@ def test_members_see_the_input_and_the_output_of_the_tools_that_they_execute(scr
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda dialect: dialect.name)
 async def test_late_and_early_subscribers_read_the_same(dialect: Dialect) -> None:
     for seed in range(30):
-        events = anything(seed)
+        events = random_events(seed)
 
         async def load(_: str, after: int, limit: int, events: list[StoredEvent] = events) -> list[StoredEvent]:
             return events[after : after + limit]
 
-        feed = SharedFeed(Hub(load, _nothing), "space:spc_1", dialect, "public")
+        feed = SharedFeed(Hub(load, _load_nothing), "space:spc_1", dialect, "public")
         translator = translator_of(feed)
         for place, event in enumerate(events):
-            folded = await feed.replay_translator(place)
-            assert feed.encode(event, folded) == feed.encode(event, translator)
+            replay_translator = await feed.replay_translator(place)
+            assert feed.encode(event, replay_translator) == feed.encode(event, translator)

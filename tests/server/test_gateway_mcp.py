@@ -150,7 +150,7 @@ def text_of(answer: dict[str, Any]) -> str:
     return answer["result"]["content"][0]["text"]
 
 
-async def opened(tmp_path: Path, server: ServerSettings) -> AsyncIterator[McpFixture]:
+async def open_mcp(tmp_path: Path, server: ServerSettings) -> AsyncIterator[McpFixture]:
     ledger = Ledger(await SqliteDatabase.open(tmp_path / "toolspace.db"))
     authenticator = await Authenticator.open(ledger, server)
     tool_keys, usage = ToolKeyPolicy(), KeyUsage(ledger)
@@ -174,7 +174,7 @@ async def opened(tmp_path: Path, server: ServerSettings) -> AsyncIterator[McpFix
 
 @pytest.fixture
 async def mcp(tmp_path: Path) -> AsyncIterator[McpFixture]:
-    async for fixture in opened(tmp_path, ServerSettings(public_key="pk_0123456789abcdef", jwt_secret=JWT_SECRET)):
+    async for fixture in open_mcp(tmp_path, ServerSettings(public_key="pk_0123456789abcdef", jwt_secret=JWT_SECRET)):
         yield fixture
 
 
@@ -201,8 +201,8 @@ async def test_a_tool_key_sees_and_calls_only_its_allowed_tools(mcp: McpFixture)
 async def test_a_denied_tool_cannot_be_called_through_another_tool(mcp: McpFixture) -> None:
     key = await mcp.key(tools_denied=("vault__*",))
     for name in ("vault__open", "vault.open", "open", "VAULT__OPEN"):
-        inside = text_of(await mcp.call(key, "notes_inside", name=name))
-        assert "gold" not in inside
+        inner_result = text_of(await mcp.call(key, "notes_inside", name=name))
+        assert "gold" not in inner_result
         assert "gold" not in json.dumps(await mcp.call(key, name))
         batch = {"calls": [{"id": "1", "tool": name, "parameters": {}}]}
         assert "gold" not in json.dumps(await mcp.call(key, "agent__batch", **batch))
@@ -212,19 +212,19 @@ async def test_a_denied_tool_cannot_be_called_through_another_tool(mcp: McpFixtu
 
 @pytest.mark.spec("12.3")
 async def test_list_changes_are_sent_only_for_tools_that_the_key_may_use(mcp: McpFixture) -> None:
-    outside, inside = await mcp.key(tools_allowed=("notes_*",)), await mcp.key(tools_allowed=("vault__*",))
-    assert "picture" in json.dumps((await mcp.session(inside))["response"])
-    assert "picture" not in json.dumps((await mcp.session(outside))["response"])
-    assert "picture" in json.dumps((await mcp.ask(inside, "server/discover"))[1])
-    assert "picture" not in json.dumps((await mcp.ask(outside, "server/discover"))[1])
-    unknown = await mcp.call(outside, "vault__opne")
+    notes_key, vault_key = await mcp.key(tools_allowed=("notes_*",)), await mcp.key(tools_allowed=("vault__*",))
+    assert "picture" in json.dumps((await mcp.session(vault_key))["response"])
+    assert "picture" not in json.dumps((await mcp.session(notes_key))["response"])
+    assert "picture" in json.dumps((await mcp.ask(vault_key, "server/discover"))[1])
+    assert "picture" not in json.dumps((await mcp.ask(notes_key, "server/discover"))[1])
+    unknown = await mcp.call(notes_key, "vault__opne")
     assert "vault__open" not in json.dumps(unknown)
 
 
 @pytest.mark.spec("12.3")
 async def test_each_key_is_its_own_user_and_may_act_for_an_agent(mcp: McpFixture) -> None:
-    first_key, other = await mcp.key(), await mcp.key(agent_entity_id="ent_agent")
-    first, second = [json.loads(text_of(await mcp.call(key, "notes_read"))) for key in (first_key, other)]
+    first_key, second_key = await mcp.key(), await mcp.key(agent_entity_id="ent_agent")
+    first, second = [json.loads(text_of(await mcp.call(key, "notes_read"))) for key in (first_key, second_key)]
     assert first["user"] != second["user"]
     assert first["session"] != second["session"]
     assert first["agent"] is None
@@ -232,28 +232,28 @@ async def test_each_key_is_its_own_user_and_may_act_for_an_agent(mcp: McpFixture
 
 
 async def test_stored_outputs_of_a_key_are_only_its_own(mcp: McpFixture) -> None:
-    first_key, other = await mcp.key("secret"), await mcp.key("secret")
+    first_key, second_key = await mcp.key("secret"), await mcp.key("secret")
     answer = await mcp.call(first_key, "notes_long")
     (link,) = (part for part in answer["result"]["content"] if part["type"] == "resource_link")
     status, read = await mcp.ask(first_key, "resources/read", {"uri": link["uri"]})
     assert status == 200
     assert "a long line" in json.dumps(read)
-    _, refused = await mcp.ask(other, "resources/read", {"uri": link["uri"]})
-    assert "error" in refused
-    assert "a long line" not in json.dumps(refused)
-    assert (await mcp.ask(other, "resources/list"))[1]["result"]["resources"] == []
+    _, refusal = await mcp.ask(second_key, "resources/read", {"uri": link["uri"]})
+    assert "error" in refusal
+    assert "a long line" not in json.dumps(refusal)
+    assert (await mcp.ask(second_key, "resources/list"))[1]["result"]["resources"] == []
     handle = link["uri"].removeprefix("toolspace://outputs/")
-    assert "a long line" not in json.dumps(await mcp.call(other, "agent__read_output", handle=handle))
+    assert "a long line" not in json.dumps(await mcp.call(second_key, "agent__read_output", handle=handle))
 
 
 async def test_a_session_is_for_the_key_that_opened_it(mcp: McpFixture) -> None:
-    first_key, other = await mcp.key(), await mcp.key()
+    first_key, second_key = await mcp.key(), await mcp.key()
     session = await mcp.session(first_key)
     session.pop("response")
     listing = json.dumps({"jsonrpc": "2.0", "id": 5, "method": "tools/list"})
     async with mcp.http.post(mcp.url, data=io.BytesIO(listing.encode()), headers=session) as answer:
         assert answer.status == 200
-    stolen = {**session, "authorization": f"Bearer {other}"}
+    stolen = {**session, "authorization": f"Bearer {second_key}"}
     async with mcp.http.post(mcp.url, data=io.BytesIO(listing.encode()), headers=stolen) as answer:
         assert answer.status == 404
     async with mcp.http.delete(mcp.url, headers=stolen) as answer:
@@ -270,10 +270,10 @@ async def test_other_credentials_are_refused(mcp: McpFixture) -> None:
     status, answer = await mcp.ask(token, "tools/list", **{"x-public-key": "pk_0123456789abcdef"})
     assert status == 403
     assert "public" in answer["error"]["message"]
-    revoked = await mcp.key()
+    revoked_key = await mcp.key()
     (record,) = await mcp.ledger.read(key_rows.list_keys)
     await api_keys.revoke_key(mcp.ledger, record.id, has_other_access=True)
-    assert (await mcp.ask(revoked, "tools/list"))[0] == 401
+    assert (await mcp.ask(revoked_key, "tools/list"))[0] == 401
 
 
 async def test_a_stream_ends_when_its_key_is_revoked(mcp: McpFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,22 +290,22 @@ async def test_a_stream_ends_when_its_key_is_revoked(mcp: McpFixture, monkeypatc
 
 
 async def test_calls_are_counted_for_their_key(mcp: McpFixture) -> None:
-    first_key, other = await mcp.key(), await mcp.key(tools_denied=("notes_drop",))
+    first_key, second_key = await mcp.key(), await mcp.key(tools_denied=("notes_drop",))
     for _ in range(3):
         await mcp.call(first_key, "notes_read")
     await mcp.call(first_key, "notes_inside", name="notes_read")
-    await mcp.call(other, "notes_drop")
+    await mcp.call(second_key, "notes_drop")
     await mcp.usage.flush()
     records = {record.hint: record for record in await mcp.ledger.read(key_rows.list_keys)}
     assert (records[api_keys.key_hint(first_key)].calls, records[api_keys.key_hint(first_key)].failed) == (4, 0)
-    assert (records[api_keys.key_hint(other)].calls, records[api_keys.key_hint(other)].failed) == (1, 1)
+    assert (records[api_keys.key_hint(second_key)].calls, records[api_keys.key_hint(second_key)].failed) == (1, 1)
     assert records[api_keys.key_hint(first_key)].last_used_at is not None
 
 
 @pytest.mark.spec("8.3")
 async def test_rate_limits_apply_to_the_mcp_endpoint(tmp_path: Path) -> None:
     server = ServerSettings(secret_rate_limit=RateSetting(count=1, seconds=60.0), max_body_bytes=2000)
-    async for mcp in opened(tmp_path, server):
+    async for mcp in open_mcp(tmp_path, server):
         key = await mcp.key("secret")
         assert (await mcp.ask(key, "tools/call", {"name": "notes_read", "arguments": {"x": "y" * 3000}}))[0] == 413
         assert (await mcp.ask(key, "tools/list"))[0] == 200
@@ -317,24 +317,24 @@ async def test_rate_limits_apply_to_the_mcp_endpoint(tmp_path: Path) -> None:
 @pytest.mark.spec("8.3")
 async def test_the_number_of_sessions_per_key_is_limited(mcp: McpFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "MAX_SESSIONS_PER_CALLER", 3)
-    greedy, other = await mcp.key(), await mcp.key()
-    opened = [await mcp.session(greedy) for _ in range(3)]
-    for session in opened:
+    greedy, second_key = await mcp.key(), await mcp.key()
+    open_mcpessions = [await mcp.session(greedy) for _ in range(3)]
+    for session in open_mcpessions:
         session.pop("response")
     params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
     body = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
-    headers = {name: value for name, value in opened[0].items() if name != "mcp-session-id"}
+    headers = {name: value for name, value in open_mcpessions[0].items() if name != "mcp-session-id"}
     async with mcp.http.post(mcp.url, json=body, headers=headers) as answer:
         assert answer.status == 429
         assert "DELETE" in await answer.text()
     # Open sessions and requests without a session still work, and other keys are not affected.
     async with mcp.http.post(
-        mcp.url, json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"}, headers=opened[1]
+        mcp.url, json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"}, headers=open_mcpessions[1]
     ) as answer:
         assert answer.status == 200
     assert (await mcp.ask(greedy, "tools/list"))[0] == 200
-    await mcp.session(other)
-    async with mcp.http.delete(mcp.url, headers=opened[0]) as answer:
+    await mcp.session(second_key)
+    async with mcp.http.delete(mcp.url, headers=open_mcpessions[0]) as answer:
         assert answer.status == 200
     await mcp.session(greedy)
 
@@ -342,13 +342,13 @@ async def test_the_number_of_sessions_per_key_is_limited(mcp: McpFixture, monkey
 def test_expired_sessions_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "MAX_SESSIONS_PER_CALLER", 2)
     handshake_sessions = sessions.HandshakeSessions(idle_seconds=30)
-    opened = [sessions.HandshakeSession(name, "someone", None, can_answer=False) for name in (b"one", b"two")]
-    for session in opened:
+    open_mcpessions = [sessions.HandshakeSession(name, "someone", None, can_answer=False) for name in (b"one", b"two")]
+    for session in open_mcpessions:
         handshake_sessions.add(session)
     assert handshake_sessions.has_too_many("someone")
     assert not handshake_sessions.has_too_many("another")
     assert not handshake_sessions.has_too_many(None)
-    opened[0].last_sdk_request_at -= 60
+    open_mcpessions[0].last_sdk_request_at -= 60
     assert not handshake_sessions.has_too_many("someone")
 
 

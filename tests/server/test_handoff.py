@@ -53,10 +53,13 @@ async def test_a_receiving_agent_in_the_space_gets_only_the_id_of_a_message_that
             message = await setup.say("When does it sail?")
             await setup.wait_for_run_end(agent="desk")
             inbox = (await setup.api.get(f"/api/agents/{entity_id_for('clerk')}/inbox")).data["items"]
-            (handed,) = [event for event in inbox if event["eventId"].startswith("handoff:")]
-            assert (handed["data"]["heard"], handed["data"]["request"]) == ([f"space_message:{message['id']}"], None)
+            (handoff_event,) = [event for event in inbox if event["eventId"].startswith("handoff:")]
+            assert (handoff_event["data"]["heard"], handoff_event["data"]["request"]) == (
+                [f"space_message:{message['id']}"],
+                None,
+            )
             await setup.wait_for_run_end(len(await setup.list_runs("clerk")), agent="clerk")
-            everything = [
+            all_texts = [
                 line for request in model_server.list_requests("of-clerk")[-1:] for line in list_input_texts(request)
             ]
-            assert sum("When does it sail?" in text for text in everything) == 1
+            assert sum("When does it sail?" in text for text in all_texts) == 1

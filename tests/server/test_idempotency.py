@@ -40,10 +40,10 @@ async def test_a_key_belongs_to_one_caller_and_one_path(api: ApiClient) -> None:
     body = {"content": "Hello"}
     errors: list[str] = []
     for name in ("ann", "bob"):
-        who = await api.member(name)
+        member = await api.member(name)
         for space in ("den", "lair"):
             for _ in range(2):
-                reply = await who.post(f"/api/spaces/{space}/messages", body, headers=KEY)
+                reply = await member.post(f"/api/spaces/{space}/messages", body, headers=KEY)
                 assert reply.status == 201
                 errors.append(reply.data["id"])
     assert len(set(errors)) == 4

@@ -67,7 +67,7 @@ class _Reader:
 
 
 @asynccontextmanager
-async def _reading(api: ApiClient) -> AsyncIterator[_Reader]:
+async def _open_reader(api: ApiClient) -> AsyncIterator[_Reader]:
     url = f"{api.url}/api/spaces/room/stream"
     async with api.session.get(url, headers={**api.headers, "last-event-id": "0"}) as response:
         yield _Reader(response)
@@ -81,38 +81,38 @@ async def test_waiting_calls_streams_and_agents_continue_after_a_database_outage
     with stoppable_postgres.database() as url:
         async with (
             asyncio.timeout(60),
-            _gateway(tmp_path / "a", url=url) as here,
-            _gateway(tmp_path / "b", url=url) as there,
+            _gateway(tmp_path / "a", url=url) as first_api,
+            _gateway(tmp_path / "b", url=url) as second_api,
         ):
-            await _create_room(here)
-            worker = ToolWorker(here.url, secret_key=SECRET)
+            await _create_room(first_api)
+            worker = ToolWorker(first_api.url, secret_key=SECRET)
             worker.tool("move")(lambda: "moved")
-            async with worker, _reading(there) as reader:
+            async with worker, _open_reader(second_api) as reader:
                 await worker.ready.wait()
-                await _say(here, "before")
+                await _say(first_api, "before")
                 await reader.reads("before")
-                waiting = asyncio.create_task(_call(here, "confirm", "call_confirm"))
+                call_task = asyncio.create_task(_call(first_api, "confirm", "call_confirm"))
                 await reader.reads("requires_action")
 
                 await asyncio.to_thread(stoppable_postgres.stop)
-                message, called = await _say(here, "meanwhile"), await _call(here, "move", "call_1")
+                message, call_response = await _say(first_api, "meanwhile"), await _call(first_api, "move", "call_1")
                 await asyncio.to_thread(stoppable_postgres.start)
-                await asyncio.gather(wait_for_readiness(here, 200), wait_for_readiness(there, 200))
+                await asyncio.gather(wait_for_readiness(first_api, 200), wait_for_readiness(second_api, 200))
 
-                while (again := await _call(there, "move", "call_1")).status == 503:
+                while (second_response := await _call(second_api, "move", "call_1")).status == 503:
                     pass
-                await _say(here, "after")
+                await _say(first_api, "after")
                 await reader.reads("after")
                 result = {"callId": "call_confirm", "result": "yes"}
-                answered = await there.post("/api/runs/run/tool-results", result)
-                confirmed = await waiting
-            inbox = await here.get("/api/agents/robot/inbox")
+                submit_response = await second_api.post("/api/runs/run/tool-results", result)
+                confirm_response = await call_task
+            inbox = await first_api.get("/api/agents/robot/inbox")
 
-    for refused in (message, called):
-        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
-        assert "The database is unavailable" in refused.detail
-    assert (again.status, again.data["result"]) == (200, "moved")
-    assert (answered.status, confirmed.data["result"]) == (200, "yes")
+    for response in (message, call_response):
+        assert (response.status, response.headers["retry-after"]) == (503, "1")
+        assert "The database is unavailable" in response.detail
+    assert (second_response.status, second_response.data["result"]) == (200, "moved")
+    assert (submit_response.status, confirm_response.data["result"]) == (200, "yes")
     assert [event["type"] for event in inbox.data["items"]] == ["space_message"] * 2
     assert reader.ids == list(range(1, len(reader.ids) + 1))
 

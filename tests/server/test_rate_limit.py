@@ -19,7 +19,7 @@ class Clock:
         return self.now
 
 
-def someone(name: str = "ent_1") -> EntityCaller:
+def entity_caller(name: str = "ent_1") -> EntityCaller:
     return EntityCaller(entity_id=name, expires_at=0)
 
 
@@ -32,19 +32,19 @@ def test_an_entity_may_burst_and_is_then_limited_to_the_rate() -> None:
     clock = Clock()
     limits = RequestLimiter(ServerSettings(rate_limit=RateSetting(count=10, seconds=1.0)), clock=clock)
     for _ in range(20):
-        limits.admit(someone())()
-    with pytest.raises(Problem) as caught:
-        limits.admit(someone())
-    assert caught.value.status == 429
-    assert retry_after(caught.value) == 1
-    limits.admit(someone("ent_2"))()  # Other entities are not affected.
+        limits.admit(entity_caller())()
+    with pytest.raises(Problem) as error_info:
+        limits.admit(entity_caller())
+    assert error_info.value.status == 429
+    assert retry_after(error_info.value) == 1
+    limits.admit(entity_caller("ent_2"))()  # Other entities are not affected.
     clock.now += 0.1
-    limits.admit(someone())()
+    limits.admit(entity_caller())()
     with pytest.raises(Problem):
-        limits.admit(someone())
+        limits.admit(entity_caller())
     clock.now += 100
     for _ in range(20):
-        limits.admit(someone())()
+        limits.admit(entity_caller())()
 
 
 def test_a_refused_request_takes_no_token() -> None:
@@ -67,9 +67,9 @@ def test_keys_are_limited_only_if_configured() -> None:
     for caller in (SecretKeyCaller(key_id="key_1"), ToolKeyCaller(key_id="key_2")):
         limits.admit(caller)()
         limits.admit(caller)()
-        with pytest.raises(Problem) as caught:
+        with pytest.raises(Problem) as error_info:
             limits.admit(caller)
-        assert "secretRateLimit" in caught.value.detail
+        assert "secretRateLimit" in error_info.value.detail
 
 
 @pytest.mark.spec("8.3")
@@ -77,10 +77,10 @@ def test_the_number_of_running_requests_is_limited() -> None:
     limits = RequestLimiter(ServerSettings(max_concurrent_requests=2))
     leave = limits.admit(SecretKeyCaller(key_id="key_1"))
     limits.admit(SecretKeyCaller(key_id="key_2"))
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(Problem) as error_info:
         limits.admit(AnonymousCaller())
-    assert caught.value.status == 503
-    assert retry_after(caught.value) >= 1
+    assert error_info.value.status == 503
+    assert retry_after(error_info.value) >= 1
     leave()
     limits.admit(SecretKeyCaller(key_id="key_1"))
 
@@ -88,20 +88,20 @@ def test_the_number_of_running_requests_is_limited() -> None:
 @pytest.mark.spec("8.3")
 def test_the_number_of_streams_is_limited_per_caller_and_in_total() -> None:
     limits = RequestLimiter(ServerSettings(max_streams=3, max_streams_per_caller=2, max_concurrent_requests=1))
-    leave = limits.admit(someone("ent_1"), stream=True)
-    limits.admit(someone("ent_1"), stream=True)
-    with pytest.raises(Problem) as caught:
-        limits.admit(someone("ent_1"), stream=True)
-    assert caught.value.status == 429
-    limits.admit(someone("ent_2"), stream=True)
-    with pytest.raises(Problem) as caught:
-        limits.admit(someone("ent_3"), stream=True)
-    assert caught.value.status == 503
+    leave = limits.admit(entity_caller("ent_1"), stream=True)
+    limits.admit(entity_caller("ent_1"), stream=True)
+    with pytest.raises(Problem) as error_info:
+        limits.admit(entity_caller("ent_1"), stream=True)
+    assert error_info.value.status == 429
+    limits.admit(entity_caller("ent_2"), stream=True)
+    with pytest.raises(Problem) as error_info:
+        limits.admit(entity_caller("ent_3"), stream=True)
+    assert error_info.value.status == 503
     leave()
     leave()  # A second release has no effect.
-    limits.admit(someone("ent_3"), stream=True)
+    limits.admit(entity_caller("ent_3"), stream=True)
     with pytest.raises(Problem):
-        limits.admit(someone("ent_4"), stream=True)
+        limits.admit(entity_caller("ent_4"), stream=True)
     assert limits.streams == 3
     assert limits.requests == 0
 
@@ -121,10 +121,10 @@ def test_an_address_with_many_wrong_credentials_has_to_wait() -> None:
     for _ in range(60):
         failures.check("192.0.2.1")
         failures.record("192.0.2.1")
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(Problem) as error_info:
         failures.check("192.0.2.1")
-    assert caught.value.status == 429
-    assert retry_after(caught.value) == 1
+    assert error_info.value.status == 429
+    assert retry_after(error_info.value) == 1
     failures.check("192.0.2.2")
     clock.now += 1
     failures.check("192.0.2.1")
@@ -142,16 +142,16 @@ def test_the_number_of_buckets_is_limited() -> None:
 @pytest.mark.spec("8.3")
 def test_one_entity_may_use_a_tenth_of_all_requests() -> None:
     limits = RequestLimiter(ServerSettings(rate_limit=None, max_concurrent_requests=20))
-    leaves = [limits.admit(someone("ent_1")) for _ in range(2)]
-    with pytest.raises(Problem) as caught:
-        limits.admit(someone("ent_1"))
-    assert caught.value.status == 429
-    limits.admit(someone("ent_2"))()
+    leaves = [limits.admit(entity_caller("ent_1")) for _ in range(2)]
+    with pytest.raises(Problem) as error_info:
+        limits.admit(entity_caller("ent_1"))
+    assert error_info.value.status == 429
+    limits.admit(entity_caller("ent_2"))()
     for _ in range(18):
         limits.admit(SecretKeyCaller(key_id="key_1"))
     for leave in leaves:
         leave()
-    limits.admit(someone("ent_1"))
+    limits.admit(entity_caller("ent_1"))
 
 
 @pytest.mark.spec("8.3")

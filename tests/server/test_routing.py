@@ -118,10 +118,10 @@ async def test_a_method_that_is_not_allowed_is_405_with_the_allowed_ones(frame: 
 
 
 async def test_head_responds_like_get_without_the_body(frame: ApiClient) -> None:
-    whole = await frame.get("/things/a")
+    get_response = await frame.get("/things/a")
     head = await frame.request("HEAD", "/things/a")
     assert (head.status, head.body) == (200, b"")
-    assert head.headers["content-length"] == whole.headers["content-length"]
+    assert head.headers["content-length"] == get_response.headers["content-length"]
     assert (await frame.request("HEAD", "/nowhere")).status == 404
 
 
@@ -282,8 +282,8 @@ async def test_refused_errors_and_problems_keep_their_status_and_detail(frame: A
 
 @pytest.mark.spec("8.1")
 async def test_credentials_are_checked_before_the_body_and_the_query(frame: ApiClient) -> None:
-    nobody = frame.with_headers()
-    reply = await nobody.post("/things", raw=b"{")
+    anonymous_client = frame.with_headers()
+    reply = await anonymous_client.post("/things", raw=b"{")
     assert (reply.status, reply.headers["content-type"]) == (401, "application/problem+json")
 
 

@@ -51,7 +51,7 @@ class Scene:
     def script(self, *turns: Any) -> None:
         self.setup.model_server.script(*turns, model=self.model)
 
-    def asked(self) -> list[Any]:
+    def questions(self) -> list[Any]:
         return self.setup.model_server.list_requests(self.model)
 
     async def cycle(self, number: int = 1) -> Any:
@@ -62,7 +62,7 @@ class Scene:
         body = {"callId": call["callId"], "result": result}
         return await self.api.post(f"/api/runs/{call['runId']}/tool-results", body)
 
-    async def shown(self) -> list[Any]:
+    async def read_messages(self) -> list[Any]:
         """Returns the visible calls in the space."""
         return [entry for entry in await self.setup.list_messages() if entry["kind"] == "tool"]
 
@@ -82,13 +82,13 @@ async def scene(path: Path, state: Path, name: str, model: str = "gpt-4o") -> As
             "TOOLSPACE_SERVER_JWT_SECRET": JWT_SECRET,
         }
         async with Gateway.open(path, environ=environ) as gateway, open_api(gateway) as api:
-            setup = AgentGateway(gateway, api, model_server, _unchanged)
+            setup = AgentGateway(gateway, api, model_server, _keep_nothing)
             await setup.create_room()
             await api.create(f"/api/spaces/{ROOM}/members", entityId=entity_id_for(name))
             yield Scene(setup, name, model)
 
 
-def _unchanged(**_: Any) -> Path:
+def _keep_nothing(**_: Any) -> Path:
     raise AssertionError("seeds stay as they are")
 
 
@@ -98,7 +98,7 @@ async def travel_agent_scene(state: Path, path: Path = SEEDS / "space_tools.json
         yield play
 
 
-def moved(folder: Path, seed: str, urls: Mapping[str, str] | None = None, **more: Any) -> Path:
+def copy_seed(folder: Path, seed: str, urls: Mapping[str, str] | None = None, **more: Any) -> Path:
     """A copy of a seed with other hosts or numbers."""
     text = (SEEDS / seed).read_text()
     for old, new in (urls or {}).items():
@@ -126,7 +126,7 @@ async def test_goal_aware_assistant_stores_goals_and_gets_them_in_its_prompt(tmp
         )
         await play.setup.say("I want to learn Dutch.")
         run = await play.cycle()
-        first, second, third, *_ = play.asked()
+        first, second, third, *_ = play.questions()
         assert (first["model"], first["temperature"]) == ("gpt-4o", 0.7)
         assert first.get("max_completion_tokens", first.get("max_tokens")) == 1500
         assert "setGoals" in list_input_texts(first)[0]
@@ -139,7 +139,7 @@ async def test_goal_aware_assistant_stores_goals_and_gets_them_in_its_prompt(tmp
         play.script("I know.")
         await play.setup.say("Hello again.")
         await play.cycle(2)
-        prompt = list_input_texts(play.asked()[-1])[0]
+        prompt = list_input_texts(play.questions()[-1])[0]
         assert "GOALS:\n" in prompt
         assert "Learn Dutch" in prompt.partition("GOALS:")[2]
         await _members_see_only_the_tool_name(play, run)
@@ -149,9 +149,9 @@ async def _members_see_only_the_tool_name(play: Scene, run: Any) -> None:
     path = f"/api/runs/{run['id']}/events?from=start&until=run.done&format=ui-message-stream"
     husam = await play.api.member(PERSON)
     for reader, sees in ((play.api, True), (husam, False)):
-        streamed = (await reader.get(path)).body
-        assert b"setGoals" in streamed
-        assert (b"Learn Dutch" in streamed) == sees
+        stream_bytes = (await reader.get(path)).body
+        assert b"setGoals" in stream_bytes
+        assert (b"Learn Dutch" in stream_bytes) == sees
 
 
 # Confirmations
@@ -162,28 +162,30 @@ async def _members_see_only_the_tool_name(play: Scene, run: Any) -> None:
 @pytest.mark.parametrize("file", ["space_tools.json", "toolspace.yaml"])
 async def test_one_cycle_asks_a_question_and_a_later_cycle_gets_the_answer(file: str, tmp_path: Path) -> None:
     async with travel_agent_scene(tmp_path, SEEDS / file) as play:
-        asking = ("confirmAction", {"question": "Confirm booking?"})
-        play.script(tool_calls_turn(ENTER, asking), "Asked Husam to confirm. Moving on to other tasks.")
+        question_call = ("confirmAction", {"question": "Confirm booking?"})
+        play.script(tool_calls_turn(ENTER, question_call), "Asked Husam to confirm. Moving on to other tasks.")
         await play.setup.say("Book a hotel in Tokyo")
         cycle15 = await play.cycle()
         assert (cycle15["status"], cycle15["steps"]) == ("completed", 2)
         call = (await play.setup.list_calls(cycle15))[1]
         pending = {"status": "pending", "pendingToolCallId": call["callId"]}
-        assert json.loads(list_result_texts(play.asked()[1])[1]) == pending
-        (question,) = await play.shown()
-        assert (question["status"], question["content"]["input"]) == ("requires_action", asking[1])
+        assert json.loads(list_result_texts(play.questions()[1])[1]) == pending
+        (question,) = await play.read_messages()
+        assert (question["status"], question["content"]["input"]) == ("requires_action", question_call[1])
 
         play.script(*message_turns("Husam confirmed! Booking now..."))
         husam = await play.api.member(PERSON)
         body = {"runId": call["runId"], "toolCallId": call["callId"], "result": {"confirmed": True}}
         assert (await husam.post(f"/api/spaces/{ROOM}/tool-results", body)).status == 200
         cycle16 = await play.cycle(2)
-        assert f'in "Room" ({ROOM})] Husam (human): "Book a hotel in Tokyo"' in list_input_texts(play.asked()[0])[-1]
-        inbox = list_input_texts(play.asked()[2])[-1]
+        assert (
+            f'in "Room" ({ROOM})] Husam (human): "Book a hotel in Tokyo"' in list_input_texts(play.questions()[0])[-1]
+        )
+        inbox = list_input_texts(play.questions()[2])[-1]
         assert f'confirmAction (callId: {call["callId"]}): {{"confirmed":true}}' in inbox
-        assert "Asked Husam to confirm." in json.dumps(play.asked()[2]["messages"])  # Its history has the question.
+        assert "Asked Husam to confirm." in json.dumps(play.questions()[2]["messages"])  # Its history has the question.
         assert await play.setup.list_agent_messages(play.name) == ["Husam confirmed! Booking now..."]
-        assert [entry["status"] for entry in await play.shown()] == ["complete"]
+        assert [entry["status"] for entry in await play.read_messages()] == ["complete"]
 
         await husam.post(f"/api/spaces/{ROOM}/tool-results", body)
         await play.setup.say("Thank you")
@@ -200,8 +202,8 @@ async def test_a_question_needs_a_space(tmp_path: Path) -> None:
         await play.setup.say("Book it")
         await play.cycle()
         error = 'Tool "confirmAction" is visible but you are not in a space. Call enter_space first.'
-        assert error in list_result_texts(play.asked()[1])[0]
-        assert await play.shown() == []
+        assert error in list_result_texts(play.questions()[1])[0]
+        assert await play.read_messages() == []
 
 
 # Workers and people
@@ -225,26 +227,26 @@ async def test_a_worker_result_in_time_is_used_in_the_same_cycle(file: str, tmp_
         assert offer["args"] == {"query": "active projects"}
         assert (await play.submit(offer, result)).status == 200
         await play.cycle()
-        assert json.loads(list_result_texts(play.asked()[1])[0]) == result
+        assert json.loads(list_result_texts(play.questions()[1])[0]) == result
         assert await play.setup.list_agent_messages(play.name) == ["Found 3 active projects"]
-        assert await play.shown() == []
+        assert await play.read_messages() == []
         assert len(await play.setup.list_runs(play.name)) == 1
 
 
 @pytest.mark.spec("6.3")
 async def test_a_late_worker_result_goes_to_the_inbox(tmp_path: Path) -> None:
-    path = moved(tmp_path, "space_tools.json", fetchExternalData={"timeout": 50})
+    path = copy_seed(tmp_path, "space_tools.json", fetchExternalData={"timeout": 50})
     async with travel_agent_scene(tmp_path, path) as play, connect_worker(play.api, "fetchExternalData") as line:
         play.script(tool_calls_turn(("fetchExternalData", {"query": "all"})), "I will see it when it comes.")
         await play.setup.say("Look up all projects")
         offer = await line.expect("call.offered")
         run = await play.cycle()
-        assert list_result_texts(play.asked()[1]) == ["(tool failed: timeout)"]
+        assert list_result_texts(play.questions()[1]) == ["(tool failed: timeout)"]
         assert [call["status"] for call in await play.setup.list_calls(run)] == ["pending"]
         play.script(*message_turns("Here they are."))
         assert (await play.submit(offer, ["a"])).status == 200
         await play.cycle(2)
-        assert f'fetchExternalData (callId: {offer["callId"]}): ["a"]' in list_input_texts(play.asked()[2])[-1]
+        assert f'fetchExternalData (callId: {offer["callId"]}): ["a"]' in list_input_texts(play.questions()[2])[-1]
         assert await play.setup.list_agent_messages(play.name) == ["Here they are."]
 
 
@@ -254,14 +256,14 @@ async def test_a_run_waits_for_an_approval_and_continues_with_it(tmp_path: Path)
         play.script(tool_calls_turn(ENTER, ("getUserApproval", {"amount": 900})))
         await play.setup.say("Spend it")
         run = await _waits(play)
-        (question,) = await play.shown()
+        (question,) = await play.read_messages()
         assert question["status"] == "requires_action"
         play.script(*message_turns("Spent."))
         call = (await play.setup.list_calls(run))[1]
         assert (await play.submit(call, {"approved": True})).status == 200
-        ended = await play.cycle()
-        assert (ended["id"], ended["status"]) == (run["id"], "completed")
-        assert json.loads(list_result_texts(play.asked()[1])[1]) == {"approved": True}
+        end_run = await play.cycle()
+        assert (end_run["id"], end_run["status"]) == (run["id"], "completed")
+        assert json.loads(list_result_texts(play.questions()[1])[1]) == {"approved": True}
         assert await play.setup.list_agent_messages(play.name) == ["Spent."]
 
 
@@ -280,8 +282,8 @@ async def test_a_chart_is_shown_in_the_space(tmp_path: Path) -> None:
         play.script(tool_calls_turn(ENTER, ("displayChart", chart)))
         await play.setup.say("Show me the sales")
         await play.cycle()
-        assert json.loads(list_result_texts(play.asked()[1])[1]) == {"success": True, "args": chart}
-        (call,) = await play.shown()
+        assert json.loads(list_result_texts(play.questions()[1])[1]) == {"success": True, "args": chart}
+        (call,) = await play.read_messages()
         assert (call["content"]["toolName"], call["content"]["input"], call["status"]) == (
             "displayChart",
             chart,
@@ -301,22 +303,25 @@ async def _answer_request(request: web.Request) -> web.Response:
 async def test_support_agent_looks_things_up_over_http(tmp_path: Path) -> None:
     async with http_server(_answer_request) as shop:
         urls = {"https://api.weather.com": shop.url(""), "https://shop.example.com": shop.url("")}
-        path = moved(tmp_path, "support_http_tools.json", urls)
+        path = copy_seed(tmp_path, "support_http_tools.json", urls)
         async with scene(path, tmp_path, "support-agent") as play:
             play.script(tool_calls_turn(ENTER, ("fetchWeather", {"city": "Ghent"}), ("lookUpOrder", {"id": "4711"})))
             await play.setup.say("Where is my parcel, and will it be dry?")
             await play.cycle()
-            _, weather, order = map(json.loads, list_result_texts(play.asked()[1]))
+            _, weather, order = map(json.loads, list_result_texts(play.questions()[1]))
             assert (weather, order) == ({"temperature": 21}, {"order": {"id": "4711"}, "status": "sent"})
             targets = sorted((request.method, request.target) for request in shop.requests)
             assert targets == [("GET", "/current?city=Ghent"), ("POST", "/orders")]
-            assert [entry["content"]["toolName"] for entry in await play.shown()] == ["fetchWeather", "lookUpOrder"]
+            assert [entry["content"]["toolName"] for entry in await play.read_messages()] == [
+                "fetchWeather",
+                "lookUpOrder",
+            ]
 
 
 @pytest.mark.spec("3.1")
 async def test_github_helper_uses_only_its_allowed_tools_of_a_server(tmp_path: Path) -> None:
     async with _mcp_server() as url:
-        path = moved(tmp_path, "github_tools.json", {"https://mcp.github.com": url})
+        path = copy_seed(tmp_path, "github_tools.json", {"https://mcp.github.com": url})
         async with scene(path, tmp_path, "github-helper", "claude-sonnet-4-5") as play:
             turns = [
                 anthropic_message(
@@ -328,12 +333,12 @@ async def test_github_helper_uses_only_its_allowed_tools_of_a_server(tmp_path: P
             await play.setup.say("Is there anything to review?")
             run = await play.cycle()
             assert run["status"] == "completed", run["error"]
-            first, second = play.asked()
-            offered = {tool["name"] for tool in first["tools"] if tool["name"].startswith("github_tools__")}
-            assert offered == {"github_tools__list_prs", "github_tools__create_issue"}
+            first, second = play.questions()
+            tool_names = {tool["name"] for tool in first["tools"] if tool["name"].startswith("github_tools__")}
+            assert tool_names == {"github_tools__list_prs", "github_tools__create_issue"}
             assert "garden#7 Mend the fence" in json.dumps(second["messages"])
             assert "Numbers of pull requests are unique." in json.dumps(first["system"])
-            assert await play.shown() == []
+            assert await play.read_messages() == []
 
 
 @asynccontextmanager
@@ -351,5 +356,5 @@ async def _mcp_server() -> AsyncIterator[str]:
 
 
 def test_every_seed_agent_has_a_test() -> None:
-    played = {"goal_aware_assistant.json", "space_tools.json", "support_http_tools.json", "github_tools.json"}
-    assert {file.name for file in SEEDS.iterdir()} == {*played, "toolspace.yaml"}
+    seed_names = {"goal_aware_assistant.json", "space_tools.json", "support_http_tools.json", "github_tools.json"}
+    assert {file.name for file in SEEDS.iterdir()} == {*seed_names, "toolspace.yaml"}

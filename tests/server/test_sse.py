@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from tests.server.stream_server import Frame, Streams, reading, streaming
+from tests.server.stream_server import Frame, Streams, open_events, streaming
 from toolspace.core.records import NewEvent
 from toolspace.server.sse import StreamRegistry
 from toolspace.storage.queries import events
@@ -45,7 +45,7 @@ def ids(frames: list[Frame]) -> list[int]:
 @pytest.mark.spec("7.4")
 async def test_a_subscriber_gets_new_events_with_ids(streams: Streams, session: aiohttp.ClientSession) -> None:
     await streams.append("space:a", progress(1), progress(2))
-    async with reading(session, f"{streams.url}/space:a") as reader:
+    async with open_events(session, f"{streams.url}/space:a") as reader:
         await streams.append("space:a", progress(3))
         data = {"toolCallId": "call_1", "toolName": "t", "progress": 3, "message": ""}
         assert await reader.take(1) == [Frame("3", "tool.progress", data)]
@@ -58,15 +58,15 @@ async def test_a_subscriber_resumes_with_the_header_or_the_query(
     streams: Streams, session: aiohttp.ClientSession
 ) -> None:
     await streams.append("space:a", *map(progress, range(1, 6)))
-    async with reading(session, f"{streams.url}/space:a", last_event_id="3") as reader:
+    async with open_events(session, f"{streams.url}/space:a", last_event_id="3") as reader:
         assert ids(await reader.take(2)) == [4, 5]
-    async with reading(session, f"{streams.url}/space:a", lastEventId="1") as reader:
+    async with open_events(session, f"{streams.url}/space:a", lastEventId="1") as reader:
         assert ids(await reader.take(4)) == [2, 3, 4, 5]
-    async with reading(session, f"{streams.url}/space:a", last_event_id="4", lastEventId="1") as reader:
+    async with open_events(session, f"{streams.url}/space:a", last_event_id="4", lastEventId="1") as reader:
         assert ids(await reader.take(1)) == [
             5
         ]  # A browser reconnects with the same URL, so the header takes precedence.
-    async with reading(session, f"{streams.url}/space:a", **{"from": "start"}) as reader:
+    async with open_events(session, f"{streams.url}/space:a", **{"from": "start"}) as reader:
         assert ids(await reader.take(5)) == [1, 2, 3, 4, 5]
 
 
@@ -74,10 +74,10 @@ async def test_a_subscriber_disconnected_before_the_first_event_can_resume(
     streams: Streams, session: aiohttp.ClientSession
 ) -> None:
     await streams.append("space:a", progress(1))
-    async with reading(session, f"{streams.url}/space:a") as reader:
+    async with open_events(session, f"{streams.url}/space:a") as reader:
         await reader.until(b"id: 1\n\n")
     await streams.append("space:a", progress(2))
-    async with reading(session, f"{streams.url}/space:a", last_event_id=reader.last_id) as reader:
+    async with open_events(session, f"{streams.url}/space:a", last_event_id=reader.last_id) as reader:
         assert ids(await reader.take(1)) == [2]
 
 
@@ -102,25 +102,25 @@ async def test_an_unknown_format_is_refused_with_the_known_ones(
 async def test_a_position_that_is_no_longer_stored_starts_with_a_reset(
     streams: Streams, session: aiohttp.ClientSession
 ) -> None:
-    stored = await streams.append("space:a", *map(progress, range(1, 7)))
-    await streams.database.run(lambda: events.delete_old(stored[-1].at + 1, 4))
-    async with reading(session, f"{streams.url}/space:a", last_event_id="2") as reader:
+    stored_events = await streams.append("space:a", *map(progress, range(1, 7)))
+    await streams.database.run(lambda: events.delete_old(stored_events[-1].at + 1, 4))
+    async with open_events(session, f"{streams.url}/space:a", last_event_id="2") as reader:
         reset, *rest = await reader.take(3)
         assert (reset.type, reset.data) == ("stream.reset", {"oldest": 5})
         assert ids(rest) == [5, 6]
-    async with reading(session, f"{streams.url}/space:a", last_event_id="77") as reader:  # This id was never sent.
+    async with open_events(session, f"{streams.url}/space:a", last_event_id="77") as reader:  # This id was never sent.
         assert [frame.type for frame in await reader.take(2)] == ["stream.reset", "tool.progress"]
-    async with reading(session, f"{streams.url}/space:a", **{"from": "start"}) as reader:
+    async with open_events(session, f"{streams.url}/space:a", **{"from": "start"}) as reader:
         assert ids(await reader.take(2)) == [5, 6]
 
 
 async def test_a_stream_ends_after_the_event_type_until(streams: Streams, session: aiohttp.ClientSession) -> None:
-    done = NewEvent("run.done", {"runId": "run_1", "status": "completed"})
-    await streams.append("run:a", progress(1), done, progress(2))
-    async with reading(session, f"{streams.url}/run:a", until="run.done", **{"from": "start"}) as reader:
+    done_event = NewEvent("run.done", {"runId": "run_1", "status": "completed"})
+    await streams.append("run:a", progress(1), done_event, progress(2))
+    async with open_events(session, f"{streams.url}/run:a", until="run.done", **{"from": "start"}) as reader:
         assert [frame.type for frame in await reader.rest()] == ["tool.progress", "run.done"]
-    async with reading(session, f"{streams.url}/run:a", until="run.done") as reader:
-        await streams.append("run:a", progress(3), done, progress(4))
+    async with open_events(session, f"{streams.url}/run:a", until="run.done") as reader:
+        await streams.append("run:a", progress(3), done_event, progress(4))
         assert ids(await reader.rest()) == [4, 5]
 
 
@@ -128,7 +128,7 @@ async def test_a_stream_ends_after_the_event_type_until(streams: Streams, sessio
 async def test_the_ai_sdk_format_has_its_header_and_its_final_frame(
     streams: Streams, session: aiohttp.ClientSession
 ) -> None:
-    async with reading(session, f"{streams.url}/run:a", format="ui-message-stream", until="run.done") as reader:
+    async with open_events(session, f"{streams.url}/run:a", format="ui-message-stream", until="run.done") as reader:
         assert reader.response.headers["x-vercel-ai-ui-message-stream"] == "v1"
         await streams.append("run:a", NewEvent("run.done", {"runId": "run_1", "status": "completed"}))
         assert [frame.data for frame in await reader.rest()] == [
@@ -147,14 +147,14 @@ async def test_a_new_subscriber_in_another_format_gets_what_is_open(
     await streams.append("space:a", NewEvent("message.delta", {"messageId": "msg_1", "delta": "Hel"}))
     url = f"{streams.url}/space:a"
     async with (
-        reading(session, url, format="ui-message-stream") as first_reader,
-        reading(session, url, format="ui-message-stream") as other,
-        reading(session, url, format="ui-message-stream", last_event_id="2") as back,
+        open_events(session, url, format="ui-message-stream") as first_reader,
+        open_events(session, url, format="ui-message-stream") as second_reader,
+        open_events(session, url, format="ui-message-stream", last_event_id="2") as back,
     ):
         await streams.append("space:a", NewEvent("message.delta", {"messageId": "msg_1", "delta": "lo"}))
         await streams.append("space:a", NewEvent("message.done", {"message": message}))
         assert [frame.data["type"] for frame in await back.take(2)] == ["text-delta", "text-end"]
-        for reader in (first_reader, other):
+        for reader in (first_reader, second_reader):
             frames = [frame.data for frame in await reader.take(5)]
             assert [frame["type"] for frame in frames] == [
                 "start",
@@ -170,7 +170,7 @@ async def test_a_new_subscriber_in_another_format_gets_what_is_open(
 async def test_heartbeats_have_the_event_id(tmp_path: Path, session: aiohttp.ClientSession) -> None:
     async with (
         streaming(tmp_path, heartbeat=0.05) as streams,
-        reading(session, f"{streams.url}/space:a", audience="public") as reader,
+        open_events(session, f"{streams.url}/space:a", audience="public") as reader,
     ):
         await reader.until(b": ping\nid: 0\n\n: ping\n")
         # Hidden events move the position too.
@@ -197,7 +197,7 @@ async def test_a_subscriber_that_reconnects_often_gets_every_event_once(
         frames: list[Frame] = []
         last = "0"
         while sum(_progress(frame, format) is not None for frame in frames) < total:
-            async with reading(session, f"{streams.url}/space:a", last_event_id=last, format=format) as reader:
+            async with open_events(session, f"{streams.url}/space:a", last_event_id=last, format=format) as reader:
                 for _ in range(drop_after):
                     frame = await reader.next()
                     assert frame is not None
@@ -212,8 +212,8 @@ async def test_a_subscriber_that_reconnects_often_gets_every_event_once(
     for frames in await asyncio.gather(*readers):
         places = [frame.id for frame in frames]
         assert len(set(places)) == len(places)
-        received = [value for frame in frames if (value := _progress(frame, format)) is not None]
-        assert sorted(received) == list(range(total))
+        received_values = [value for frame in frames if (value := _progress(frame, format)) is not None]
+        assert sorted(received_values) == list(range(total))
         if format == "native":
             assert ids(frames) == list(range(1, total + 1))
 
@@ -236,20 +236,20 @@ async def test_a_subscriber_that_stops_reading_is_disconnected_and_does_not_affe
 ) -> None:
     async with (
         streaming(tmp_path, max_events=64, stall=30.0) as streams,
-        reading(session, f"{streams.url}/space:a") as reader,
+        open_events(session, f"{streams.url}/space:a") as reader,
     ):
-        stuck = await _open_and_never_read(streams, "space:a")
-        written = 0
+        stuck_socket = await _open_and_never_read(streams, "space:a")
+        write_count = 0
         while not streams.readers.dropped_count:
             await streams.append("space:a", *(progress(n, "x" * 20_000) for n in range(8)))
-            written += 8
-            assert ids(await reader.take(8))[-1] == written
+            write_count += 8
+            assert ids(await reader.take(8))[-1] == write_count
         assert len(streams.readers) == 1
-        with stuck:
+        with stuck_socket:
             unread_bytes = 0  # The connection is aborted; only buffered bytes arrive.
-            while piece := await asyncio.get_running_loop().sock_recv(stuck, 1 << 20):
+            while piece := await asyncio.get_running_loop().sock_recv(stuck_socket, 1 << 20):
                 unread_bytes += len(piece)
-            assert unread_bytes < written * 20_000
+            assert unread_bytes < write_count * 20_000
         await streams.append("space:a", progress(0))
         assert len(await reader.take(1)) == 1
 
@@ -257,11 +257,11 @@ async def test_a_subscriber_that_stops_reading_is_disconnected_and_does_not_affe
 @pytest.mark.spec("7.4")
 async def test_a_stuck_write_ends_the_stream_even_without_new_events(tmp_path: Path) -> None:
     async with streaming(tmp_path, stall=0.2) as streams:
-        stuck = await _open_and_never_read(streams, "space:a")
+        stuck_socket = await _open_and_never_read(streams, "space:a")
         await streams.append("space:a", *(progress(n, "x" * 1_000_000) for n in range(12)))
         await _until(lambda: streams.readers.dropped_count == 1 and len(streams.readers) == 0)
         assert streams.hub.subscription_count == 0
-        stuck.close()
+        stuck_socket.close()
 
 
 async def _open_and_never_read(streams: Streams, stream: str) -> socket.socket:
@@ -286,7 +286,7 @@ async def _until(true: Callable[[], bool]) -> None:
 
 
 async def test_a_disconnect_is_noticed_at_once(streams: Streams, session: aiohttp.ClientSession) -> None:
-    async with reading(session, f"{streams.url}/space:a") as reader:
+    async with open_events(session, f"{streams.url}/space:a") as reader:
         await reader.until(b"id: 0")
         assert (len(streams.readers), streams.hub.subscription_count) == (1, 1)
     await _until(lambda: len(streams.readers) == 0 and streams.hub.stream_count == 0)
@@ -302,7 +302,7 @@ async def test_a_thousand_subscribers_of_one_stream_all_get_everything(
         ready = asyncio.Semaphore(0)
 
         async def read() -> list[int]:
-            async with reading(session, f"{streams.url}/space:a") as reader:
+            async with open_events(session, f"{streams.url}/space:a") as reader:
                 await reader.until(b"id: 0")
                 ready.release()
                 return ids(await reader.take(total))
@@ -328,7 +328,7 @@ async def test_a_stream_ends_when_its_subscriber_loses_the_permission(
             return rights["member"]
 
         streams.allowed = allowed
-        async with reading(session, f"{streams.url}/space:a", audience="public") as reader:
+        async with open_events(session, f"{streams.url}/space:a", audience="public") as reader:
             await streams.append("space:a", progress(1))
             assert len(await reader.take(1)) == 1
             rights["member"] = False
@@ -342,16 +342,16 @@ async def test_a_quiet_stream_checks_the_permission_of_its_subscriber(
     tmp_path: Path, session: aiohttp.ClientSession
 ) -> None:
     async with streaming(tmp_path, recheck=0.05) as streams:
-        checked = asyncio.Event()
+        check_event = asyncio.Event()
         rights = {"member": True}
 
         async def allowed() -> bool:
-            checked.set()
+            check_event.set()
             return rights["member"]
 
         streams.allowed = allowed
-        async with reading(session, f"{streams.url}/space:a", audience="public") as reader:
-            await checked.wait()
+        async with open_events(session, f"{streams.url}/space:a", audience="public") as reader:
+            await check_event.wait()
             rights["member"] = False
             assert await reader.rest() == []
 
@@ -365,7 +365,7 @@ async def test_a_stream_sends_nothing_if_the_permission_cannot_be_checked(
             raise OSError("the database is away")
 
         streams.allowed = allowed
-        async with reading(session, f"{streams.url}/space:a", audience="public") as reader:
+        async with open_events(session, f"{streams.url}/space:a", audience="public") as reader:
             await reader.until(b"id: 0")
             await streams.append("space:a", progress(1))
             assert await reader.rest() == []
@@ -374,14 +374,14 @@ async def test_a_stream_sends_nothing_if_the_permission_cannot_be_checked(
 async def test_a_stream_ends_when_its_token_expires(tmp_path: Path, session: aiohttp.ClientSession) -> None:
     async with streaming(tmp_path, recheck=0.05) as streams:
         streams.expires_at = int(time.time() * 1000) + 50
-        async with reading(session, f"{streams.url}/space:a") as reader:
+        async with open_events(session, f"{streams.url}/space:a") as reader:
             assert await reader.rest() == []
 
 
 async def test_all_streams_end_properly_when_the_gateway_stops(
     streams: Streams, session: aiohttp.ClientSession
 ) -> None:
-    async with reading(session, f"{streams.url}/space:a") as reader:
+    async with open_events(session, f"{streams.url}/space:a") as reader:
         await reader.until(b"id: 0")
         streams.readers.close_all()
         assert await reader.rest() == []
@@ -391,7 +391,7 @@ async def test_all_streams_end_properly_when_the_gateway_stops(
 
 
 async def test_the_firehose_has_the_events_of_all_streams(streams: Streams, session: aiohttp.ClientSession) -> None:
-    async with reading(session, f"{streams.url}/everything") as reader:
+    async with open_events(session, f"{streams.url}/everything") as reader:
         await reader.until(b"retry")
         await streams.append("space:a", progress(1))
         await streams.append("run:b", progress(2))
@@ -406,7 +406,7 @@ async def test_a_subscriber_that_replays_a_long_stream_is_not_disconnected(
 ) -> None:
     async with streaming(tmp_path, max_events=16) as streams:
         await streams.append("space:a", *(progress(n, "x" * 1000) for n in range(1_000)))
-        async with reading(session, f"{streams.url}/space:a", **{"from": "start"}) as reader:
+        async with open_events(session, f"{streams.url}/space:a", **{"from": "start"}) as reader:
             first = await reader.take(100)
             await streams.append("space:a", *map(progress, range(50)))
             assert ids(first + await reader.take(950)) == list(range(1, 1051))
@@ -414,7 +414,7 @@ async def test_a_subscriber_that_replays_a_long_stream_is_not_disconnected(
 
 async def test_special_characters_stay_within_their_frame(streams: Streams, session: aiohttp.ClientSession) -> None:
     text = "a\nb\r\n\r\nid: 9\x00\u2028data: x\ud83d"
-    async with reading(session, f"{streams.url}/space:a") as reader:
+    async with open_events(session, f"{streams.url}/space:a") as reader:
         await reader.until(b"id: 0")
         await streams.append("space:a", progress(2**70, text), progress(1))
         first, two = await reader.take(2)

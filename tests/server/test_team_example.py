@@ -70,9 +70,9 @@ async def test_the_example_team_searches_asks_and_books_after_confirmation(tmp_p
                 candidate for candidate in await setup.list_calls(run) if candidate["toolName"] == "confirmAction"
             ]
             model_server.script(tool_calls_turn(("bookRoom", {"city": "Lisbon", "nights": 2})), model=USUAL)
-            confirmed = {"runId": run["id"], "toolCallId": call["callId"], "result": {"confirmed": True}}
-            async with booking(api):
-                assert (await api.post(f"/api/spaces/{TRAVEL}/tool-results", confirmed)).status == 200
+            confirmation = {"runId": run["id"], "toolCallId": call["callId"], "result": {"confirmed": True}}
+            async with serve_booking(api):
+                assert (await api.post(f"/api/spaces/{TRAVEL}/tool-results", confirmation)).status == 200
                 await setup.wait_for_run_end(2, agent="concierge")
             assert '{"confirmed":true}' in "\n".join(
                 list_input_texts(model_server.list_requests(USUAL)[len(asking_first)])
@@ -82,7 +82,7 @@ async def test_the_example_team_searches_asks_and_books_after_confirmation(tmp_p
 
 
 @asynccontextmanager
-async def booking(api: ApiClient) -> AsyncGenerator[None]:
+async def serve_booking(api: ApiClient) -> AsyncGenerator[None]:
     """Runs a worker that books rooms."""
     worker = ToolWorker(api.url, secret_key=SECRET)
 

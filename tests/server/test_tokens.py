@@ -29,9 +29,9 @@ def unsigned_token(claims: dict[str, Any], header: dict[str, Any]) -> str:
 
 
 async def refusal(tokens: EntityTokens, token: str) -> str:
-    with pytest.raises(InvalidToken) as caught:
+    with pytest.raises(InvalidToken) as error_info:
         await tokens.verify(token)
-    return str(caught.value)
+    return str(error_info.value)
 
 
 class KeyIssuer:
@@ -76,9 +76,9 @@ async def issuer() -> AsyncIterator[KeyIssuer]:
 @pytest.mark.spec("8.1")
 @pytest.mark.parametrize("algorithm", ["HS256", "HS384", "HS512"])
 async def test_a_token_signed_with_the_shared_secret_names_its_entity(algorithm: str) -> None:
-    named = await EntityTokens(secret=SECRET).verify(sign_token({"sub": "ent_1"}, algorithm=algorithm))
-    assert named.entity_id == "ent_1"
-    assert named.expires_at > time.time() * 1000
+    claims = await EntityTokens(secret=SECRET).verify(sign_token({"sub": "ent_1"}, algorithm=algorithm))
+    assert claims.entity_id == "ent_1"
+    assert claims.expires_at > time.time() * 1000
 
 
 @pytest.mark.spec("8.1")
@@ -124,11 +124,11 @@ async def test_a_token_that_is_not_valid_yet_is_refused() -> None:
 
 
 async def test_an_invalid_signature_is_refused() -> None:
-    other = sign_token({"sub": "ent_1"}, key="another-secret-of-more-than-32-characters-here")
-    assert "signature" in await refusal(EntityTokens(secret=SECRET), other)
+    other_token = sign_token({"sub": "ent_1"}, key="another-secret-of-more-than-32-characters-here")
+    assert "signature" in await refusal(EntityTokens(secret=SECRET), other_token)
     head, body, signature = sign_token({"sub": "ent_1"}).split(".")
-    forged = base64.urlsafe_b64encode(b'{"sub":"ent_2","exp":9999999999}').rstrip(b"=").decode()
-    assert "signature" in await refusal(EntityTokens(secret=SECRET), ".".join((head, forged, signature)))
+    forged_claims = base64.urlsafe_b64encode(b'{"sub":"ent_2","exp":9999999999}').rstrip(b"=").decode()
+    assert "signature" in await refusal(EntityTokens(secret=SECRET), ".".join((head, forged_claims, signature)))
     assert body
 
 
@@ -186,9 +186,9 @@ async def test_audience_and_issuer_are_checked() -> None:
 async def test_a_created_token_is_valid() -> None:
     tokens = EntityTokens(secret=SECRET, claim="entity", audience="here", issuer="me")
     token, expires_at = tokens.create("ent_1", 60)
-    named = await tokens.verify(token)
-    assert named.entity_id == "ent_1"
-    assert named.expires_at == expires_at + 30_000
+    claims = await tokens.verify(token)
+    assert claims.entity_id == "ent_1"
+    assert claims.expires_at == expires_at + 30_000
 
 
 @pytest.mark.spec("8.1")
@@ -216,13 +216,13 @@ async def test_a_new_key_is_fetched_when_a_token_names_it_but_fetches_are_limite
     keys = IssuerKeys(issuer.url, pause=0)
     tokens = EntityTokens(secret=None, issuer_keys=keys)
     await tokens.verify(sign_token({"sub": "ent_1"}, issuer.ec, "ES256", kid="ec-1"))
-    rolled = ec.generate_private_key(ec.SECP256R1())
-    issuer.keys.append(issuer.public_jwk("ec-2", rolled, "ES256"))
-    assert (await tokens.verify(sign_token({"sub": "ent_1"}, rolled, "ES256", kid="ec-2"))).entity_id == "ent_1"
+    new_key = ec.generate_private_key(ec.SECP256R1())
+    issuer.keys.append(issuer.public_jwk("ec-2", new_key, "ES256"))
+    assert (await tokens.verify(sign_token({"sub": "ent_1"}, new_key, "ES256", kid="ec-2"))).entity_id == "ent_1"
     assert issuer.fetch_count == 2
     patient = EntityTokens(secret=None, issuer_keys=IssuerKeys(issuer.url, pause=3600))
     for number in range(5):
-        await refusal(patient, sign_token({"sub": "ent_1"}, rolled, "ES256", kid=f"made-up-{number}"))
+        await refusal(patient, sign_token({"sub": "ent_1"}, new_key, "ES256", kid=f"made-up-{number}"))
     assert issuer.fetch_count == 3
 
 
@@ -248,6 +248,6 @@ async def test_an_unreachable_issuer_is_not_an_invalid_token(issuer: KeyIssuer) 
 
 
 async def test_a_token_may_expire_after_the_year_9999() -> None:
-    named = await EntityTokens(secret=SECRET).verify(sign_token({"sub": "ent_1", "exp": 10**400}))
-    assert named.entity_id == "ent_1"
-    assert named.expires_at < 2**53
+    claims = await EntityTokens(secret=SECRET).verify(sign_token({"sub": "ent_1", "exp": 10**400}))
+    assert claims.entity_id == "ent_1"
+    assert claims.expires_at < 2**53

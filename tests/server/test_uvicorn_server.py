@@ -17,8 +17,8 @@ pytestmark = pytest.mark.spec("8.3")
 
 
 async def connect(api: ApiClient) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    where = urlsplit(api.url)
-    return await asyncio.open_connection(where.hostname, where.port)
+    url_parts = urlsplit(api.url)
+    return await asyncio.open_connection(url_parts.hostname, url_parts.port)
 
 
 @pytest.mark.parametrize("start", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-A: b"])
@@ -65,29 +65,29 @@ async def test_the_timeouts_do_not_apply_to_a_silent_stream(api: ApiClient, monk
                     break
 
 
-@pytest.mark.parametrize("closing", ["keep-alive", "close"])
+@pytest.mark.parametrize("connection", ["keep-alive", "close"])
 async def test_a_response_that_the_client_does_not_read_is_dropped(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, closing: str
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, connection: str
 ) -> None:
-    disconnected = asyncio.Event()
+    disconnect_event = asyncio.Event()
     usual: Any = uvicorn_server.http_protocol()
 
     class Watched(usual):
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
-            disconnected.set()
+            disconnect_event.set()
 
     monkeypatch.setattr(uvicorn_server, "http_protocol", lambda: Watched)
     monkeypatch.setattr(uvicorn_server, "READ_TIMEOUT_SECONDS", 0.05)
-    writing = await gateway.toolspace.outputs.create(session="s1", owner="ann", tool="read_file")
-    await writing.write("x" * 16_000_000)
-    stored = await writing.commit()
-    async with open_app_api(gateway, calls.ROUTES) as api:
+    output_writer = await gateway.toolspace.outputs.create(session="s1", owner="ann", tool="read_file")
+    await output_writer.write("x" * 16_000_000)
+    stored_output = await output_writer.commit()
+    async with open_app_api(gateway, calls.output_routes) as api:
         _, writer = await connect(api)
-        head = [f"GET /api/outputs/{stored.handle} HTTP/1.1", "Host: 127.0.0.1", f"Connection: {closing}"]
+        head = [f"GET /api/outputs/{stored_output.handle} HTTP/1.1", "Host: 127.0.0.1", f"Connection: {connection}"]
         head += [f"{name}: {value}" for name, value in api.headers.items()]
         writer.transport.pause_reading()
         writer.write("\r\n".join([*head, "", ""]).encode())
         async with asyncio.timeout(20):
-            await disconnected.wait()
+            await disconnect_event.wait()
         writer.transport.abort()

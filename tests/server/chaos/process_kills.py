@@ -94,14 +94,14 @@ class KillTest:
         self.at_once = at_once
         self.inline: Counter[str] = Counter()
         self.by_inbox: Counter[str] = Counter()
-        self.accepted: Counter[str] = Counter()
+        self.accepted_counts: Counter[str] = Counter()
         self.unsure: set[str] = set()
         """Submissions whose response was lost with the process."""
-        self.refused: Counter[str] = Counter()
+        self.refused_counts: Counter[str] = Counter()
         self._random = random.Random(seed)
         self._slots = asyncio.Semaphore(at_once)
-        self._over = False
-        self._served = asyncio.Event()
+        self._is_over = False
+        self._ready_event = asyncio.Event()
         self._session: aiohttp.ClientSession
         self._run = self._agent = self._space = ""
 
@@ -116,22 +116,22 @@ class KillTest:
             workers = [asyncio.create_task(self._be_there(process)) for process in self.processes]
             killer = asyncio.create_task(self._kill_now_and_then())
             try:
-                await self._served.wait()
-                await asyncio.gather(*(self._one(number) for number in range(self.calls)))
+                await self._ready_event.wait()
+                await asyncio.gather(*(self._make_call(number) for number in range(self.calls)))
                 await killer
                 await self._finish()
                 await self._empty_inbox()
             finally:
-                self._over = True
+                self._is_over = True
                 for task in (*workers, killer):
                     task.cancel()
                 await asyncio.gather(*workers, killer, return_exceptions=True)
 
     def check(self) -> None:
         """Checks that every result was delivered once."""
-        ids = {f"call_{number}" for number in range(self.calls)} - set(self.refused)
-        accepted_ids = {call_id for call_id in ids if self.accepted[call_id]}
-        assert all(count == 1 for count in self.accepted.values()), self.accepted.most_common(3)
+        ids = {f"call_{number}" for number in range(self.calls)} - set(self.refused_counts)
+        accepted_ids = {call_id for call_id in ids if self.accepted_counts[call_id]}
+        assert all(count == 1 for count in self.accepted_counts.values()), self.accepted_counts.most_common(3)
         delivered = self.inline + self.by_inbox
         assert not accepted_ids - set(delivered), f"lost: {sorted(accepted_ids - set(delivered))[:5]}"
         assert all(count == 1 for count in self.by_inbox.values()), self.by_inbox.most_common(3)
@@ -167,23 +167,23 @@ class KillTest:
     async def _be_there(self, process: KillableGateway) -> None:
         """Connects a worker that serves the tool but submits no results."""
         query = {"tools": "race", "workerId": f"wrk_{process.port}", "concurrency": "1"}
-        while not self._over:
+        while not self._is_over:
             with suppress(aiohttp.ClientError, OSError):
                 async with self._session.get(f"{process.url}/api/tools/stream", params=query) as answer:
                     async for line in answer.content:
                         if b"worker.ready" in line:
-                            self._served.set()
+                            self._ready_event.set()
             await asyncio.sleep(0.02)
 
-    async def _one(self, number: int) -> None:
+    async def _make_call(self, number: int) -> None:
         async with self._slots:
             call_id = f"call_{number}"
             delay = self._random.random() * 0.25
-            calling = asyncio.create_task(self._call(number, call_id))
-            posting = [asyncio.create_task(self._post(call_id, number, delay))]
+            call_task = asyncio.create_task(self._call(number, call_id))
+            post_tasks = [asyncio.create_task(self._post(call_id, number, delay))]
             if number % 3:
-                posting.append(asyncio.create_task(self._post(call_id, number, delay)))
-            await asyncio.gather(calling, *posting)
+                post_tasks.append(asyncio.create_task(self._post(call_id, number, delay)))
+            await asyncio.gather(call_task, *post_tasks)
 
     async def _call(self, number: int, call_id: str) -> None:
         body = {"name": "race" if number % 4 else "confirm", "args": {"n": number}, "callId": call_id}
@@ -203,7 +203,7 @@ class KillTest:
                 assert data["result"] == {"n": number}
                 self.inline[call_id] += 1
             elif "no worker" in (data.get("error") or ""):
-                self.refused[call_id] += 1  # The worker was killed with its gateway: the call fails at once.
+                self.refused_counts[call_id] += 1  # The worker was killed with its gateway: the call fails at once.
             elif "interrupted" in (data.get("error") or ""):
                 raise AssertionError(data)
             return
@@ -212,7 +212,7 @@ class KillTest:
         await asyncio.sleep(delay)
         body = {"callId": call_id, "result": {"n": number}}
         for _ in range(2000):
-            if call_id in self.refused:
+            if call_id in self.refused_counts:
                 return
             try:
                 url = f"{self._any()}/api/runs/{self._run}/tool-results"
@@ -224,7 +224,7 @@ class KillTest:
                 await asyncio.sleep(0.03)
                 continue
             if status == 200:
-                self.accepted[call_id] += 1
+                self.accepted_counts[call_id] += 1
                 return
             if status == 409:
                 return
@@ -250,7 +250,7 @@ class KillTest:
             for call_id in open_calls:
                 await self._post(call_id, int(call_id.removeprefix("call_")), 0)
         # A result for a caller in a killed process goes to the inbox when the kill is noticed.
-        expected = {f"call_{number}" for number in range(self.calls)} - set(self.refused)
+        expected = {f"call_{number}" for number in range(self.calls)} - set(self.refused_counts)
         for _ in range(300):
             await self._empty_inbox()
             if expected <= set(self.inline) | set(self.by_inbox):

@@ -80,7 +80,7 @@ def make_tools(signals: Signals) -> list[Tool]:
         return {"steps": count}
 
     @tool
-    async def stuck(context: ToolContext) -> str:
+    async def hang(context: ToolContext) -> str:
         """Reports the same progress repeatedly."""
         for _ in range(3):
             context.report_progress(1, 2, "hm")
@@ -114,12 +114,12 @@ def make_tools(signals: Signals) -> list[Tool]:
             ResourcePart(uri="https://example.org/b"),
         ]
 
-    return [add, weather, echo, fails, waits, steps, stuck, words, big, big_weather, picture]
+    return [add, weather, echo, fails, waits, steps, hang, words, big, big_weather, picture]
 
 
 @dataclass
 class Served:
-    """A served toolspace."""
+    """A toolspace that is served over HTTP."""
 
     url: str
     toolspace: Toolspace
@@ -127,20 +127,24 @@ class Served:
     signals: Signals
 
     async def post(self, body: Any, *, headers: dict[str, str] | None = None, raw: bytes | None = None) -> RawResponse:
-        sent = {"accept": "application/json, text/event-stream", "content-type": "application/json", **(headers or {})}
+        all_headers = {
+            "accept": "application/json, text/event-stream",
+            "content-type": "application/json",
+            **(headers or {}),
+        }
         data = raw if raw is not None else json.dumps(body).encode()
-        headers = {name: value for name, value in sent.items() if value}
+        headers = {name: value for name, value in all_headers.items() if value}
         async with self.http.post(self.url, data=io.BytesIO(data), headers=headers) as response:
             return RawResponse(response.status, response.headers, await response.read())
 
     async def request(self, method: str, params: dict[str, Any] | None = None, **headers: str) -> RawResponse:
         """Sends a request of the stateless era with its required headers."""
         params = params or {}
-        sent = {"mcp-protocol-version": VERSION, "mcp-method": method}
+        all_headers = {"mcp-protocol-version": VERSION, "mcp-method": method}
         if name := params.get("name") or params.get("uri"):
-            sent["mcp-name"] = name
+            all_headers["mcp-name"] = name
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"_meta": META, **params}}
-        return await self.post(body, headers={**sent, **{k.replace("_", "-"): v for k, v in headers.items()}})
+        return await self.post(body, headers={**all_headers, **{k.replace("_", "-"): v for k, v in headers.items()}})
 
     async def open_session(self, **headers: str) -> dict[str, str]:
         """Opens a session of the handshake era. Returns the headers of its requests."""
@@ -198,5 +202,5 @@ async def serve() -> AsyncGenerator[Serve]:
 
 
 @pytest.fixture
-async def served(serve: Serve) -> Served:
+async def mcp_server(serve: Serve) -> Served:
     return await serve()

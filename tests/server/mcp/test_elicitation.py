@@ -26,9 +26,9 @@ COLOUR = {"type": "object", "properties": {"colour": {"type": "string"}}, "requi
 
 def asking_tools() -> list[Tool]:
     @tool
-    async def paint(context: ToolContext, what: str = "it") -> str:
+    async def paint(context: ToolContext, subject: str = "it") -> str:
         """Asks for a colour."""
-        answer = await context.elicit(f"Which colour for {what}?", COLOUR)
+        answer = await context.elicit(f"Which colour for {subject}?", COLOUR)
         return f"{answer.action} {answer.content['colour']}" if answer.content else answer.action
 
     @tool
@@ -65,13 +65,13 @@ def asking_tools() -> list[Tool]:
     @tool
     async def outer(context: ToolContext) -> Any:
         """Calls a tool that asks."""
-        return (await context.call("paint", {"what": "the inside"})).unwrap()
+        return (await context.call("paint", {"subject": "the inside"})).unwrap()
 
     return [paint, approve, sign_in, think, folders, careful, outer]
 
 
 @pytest.fixture
-async def asking(serve: Serve) -> Served:
+async def asking_server(serve: Serve) -> Served:
     return await serve(Toolspace(asking_tools()))
 
 
@@ -108,10 +108,10 @@ class ClientUser:
 
 
 @both_eras
-async def test_tool_asks_the_user_of_the_client(asking: Served, mode: str) -> None:
+async def test_tool_asks_the_user_of_the_client(asking_server: Served, mode: str) -> None:
     person = ClientUser({"colour": "red"})
-    async with person.client(asking.url, mode) as client:
-        result = await client.call_tool("paint", {"what": "the fence"})
+    async with person.client(asking_server.url, mode) as client:
+        result = await client.call_tool("paint", {"subject": "the fence"})
     assert result.content[0].text == "accept red"
     (question,) = person.questions
     assert question.message == "Which colour for the fence?"
@@ -121,44 +121,44 @@ async def test_tool_asks_the_user_of_the_client(asking: Served, mode: str) -> No
 
 @both_eras
 @pytest.mark.parametrize("action", ["decline", "cancel"])
-async def test_declined_question_reaches_the_tool(asking: Served, mode: str, action: str) -> None:
-    async with ClientUser(action=action).client(asking.url, mode) as client:
+async def test_declined_question_reaches_the_tool(asking_server: Served, mode: str, action: str) -> None:
+    async with ClientUser(action=action).client(asking_server.url, mode) as client:
         assert (await client.call_tool("paint", {})).content[0].text == action
 
 
 @both_eras
-async def test_question_without_fields_and_with_a_url(asking: Served, mode: str) -> None:
+async def test_question_without_fields_and_with_a_url(asking_server: Served, mode: str) -> None:
     person = ClientUser()
-    async with person.client(asking.url, mode) as client:
+    async with person.client(asking_server.url, mode) as client:
         assert (await client.call_tool("approve", {})).content[0].text == "accept"
         assert (await client.call_tool("sign_in", {})).content[0].text == "accept"
     assert [getattr(params, "url", None) for params in person.questions] == [None, "https://example.org/in"]
 
 
 @both_eras
-async def test_tool_uses_sampling_and_roots_of_the_client(asking: Served, mode: str) -> None:
-    async with ClientUser().client(asking.url, mode) as client:
+async def test_tool_uses_sampling_and_roots_of_the_client(asking_server: Served, mode: str) -> None:
+    async with ClientUser().client(asking_server.url, mode) as client:
         assert (await client.call_tool("think", {"prompt": "hm"})).content[0].text == "hm!"
         folders = await client.call_tool("folders", {})
     assert json.loads(folders.content[0].text) == ["file:///home/ann"]
 
 
 @both_eras
-async def test_nested_call_asks_the_same_user(asking: Served, mode: str) -> None:
-    async with ClientUser({"colour": "blue"}).client(asking.url, mode) as client:
+async def test_nested_call_asks_the_same_user(asking_server: Served, mode: str) -> None:
+    async with ClientUser({"colour": "blue"}).client(asking_server.url, mode) as client:
         assert (await client.call_tool("outer", {})).content[0].text == "accept blue"
 
 
 @both_eras
-async def test_answer_that_violates_the_schema_never_reaches_the_tool(asking: Served, mode: str) -> None:
-    async with ClientUser({"colour": 7}).client(asking.url, mode) as client:
+async def test_answer_that_violates_the_schema_never_reaches_the_tool(asking_server: Served, mode: str) -> None:
+    async with ClientUser({"colour": 7}).client(asking_server.url, mode) as client:
         result = await client.call_tool("paint", {})
     assert result.is_error
     assert "does not fit the question: colour: expected string" in result.content[0].text
 
 
-async def test_client_without_elicitation_fails_the_call(asking: Served) -> None:
-    async with Client(asking.url, mode="legacy") as client:
+async def test_client_without_elicitation_fails_the_call(asking_server: Served) -> None:
+    async with Client(asking_server.url, mode="legacy") as client:
         result = await client.call_tool("paint", {})
         assert (await client.call_tool("careful", {})).content[0].text.startswith("alone: the caller cannot be asked")
     assert result.is_error
@@ -166,9 +166,9 @@ async def test_client_without_elicitation_fails_the_call(asking: Served) -> None
 
 
 @both_eras
-async def test_concurrent_questions_reach_their_own_clients(asking: Served, mode: str) -> None:
+async def test_concurrent_questions_reach_their_own_clients(asking_server: Served, mode: str) -> None:
     async def paint(colour: str) -> str:
-        async with ClientUser({"colour": colour}).client(asking.url, mode) as client:
+        async with ClientUser({"colour": colour}).client(asking_server.url, mode) as client:
             return (await client.call_tool("paint", {})).content[0].text
 
     colours = [f"colour {number}" for number in range(8)]
@@ -191,9 +191,9 @@ def configuration(tmp_path: Path, server_log: ServerLog) -> Path:
 @pytest.fixture
 async def proxy(serve: Serve, configuration: Path) -> Served:
     toolspace = Toolspace.open(configuration, callbacks=FORWARD_TO_CALLER)
-    served = await serve(toolspace)
+    far_server = await serve(toolspace)
     await until(lambda: toolspace.find_tool("up__ask"))
-    return served
+    return far_server
 
 
 @both_eras
@@ -211,11 +211,11 @@ async def test_ambiguous_question_of_a_server_behind_is_declined(
 ) -> None:
     ann, bob = ClientUser({"colour": "red"}), ClientUser({"colour": "blue"})
     async with ann.client(proxy.url, mode) as first, bob.client(proxy.url, mode) as second:
-        waiting = asyncio.create_task(first.call_tool("up__wait", {}))
+        wait_task = asyncio.create_task(first.call_tool("up__wait", {}))
         await server_log.until("waiting")
         result = await second.call_tool("up__ask", {"text": "Which?"})
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
+        wait_task.cancel()
+        await asyncio.gather(wait_task, return_exceptions=True)
     assert json.loads(result.content[0].text) == {"action": "decline"}
     assert ann.questions == bob.questions == []
 
@@ -246,12 +246,14 @@ async def test_question_of_a_server_behind_reaches_the_stdio_client(
 
 
 @both_eras
-async def test_questions_pass_through_two_toolspaces(serve: Serve, asking: Served, tmp_path: Path, mode: str) -> None:
+async def test_questions_pass_through_two_toolspaces(
+    serve: Serve, asking_server: Served, tmp_path: Path, mode: str
+) -> None:
     path = tmp_path / "toolspace.yaml"
-    path.write_text(json.dumps({"mcpServers": {"far": {"url": asking.url}}}))
-    near = await serve(Toolspace.open(path, callbacks=FORWARD_TO_CALLER))
+    path.write_text(json.dumps({"mcpServers": {"far": {"url": asking_server.url}}}))
+    near_server = await serve(Toolspace.open(path, callbacks=FORWARD_TO_CALLER))
     person = ClientUser({"colour": "green"})
-    async with person.client(near.url, mode) as client:
+    async with person.client(near_server.url, mode) as client:
         assert (await client.call_tool("far__paint", {})).content[0].text == "accept green"
         assert (await client.call_tool("far__think", {"prompt": "hm"})).content[0].text == "hm!"
         folders = await client.call_tool("far__folders", {})

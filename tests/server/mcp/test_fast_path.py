@@ -170,12 +170,12 @@ def build_request(plan: RequestPlan, tools: list[ToolPlan]) -> tuple[dict[bytes,
 
 async def post(endpoint: McpEndpoint, headers: list[tuple[bytes, bytes]], body: bytes) -> tuple[HttpAnswer, Any]:
     """Sends one POST to the ASGI application. Returns its answer and the response headers."""
-    incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-    incoming.put_nowait({"type": "http.request", "body": body, "more_body": False})
-    sent: list[Any] = []
+    request_queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    request_queue.put_nowait({"type": "http.request", "body": body, "more_body": False})
+    sent_messages: list[Any] = []
 
     async def send(message: Any) -> None:
-        sent.append(message)
+        sent_messages.append(message)
 
     scope = {
         "type": "http",
@@ -190,16 +190,16 @@ async def post(endpoint: McpEndpoint, headers: list[tuple[bytes, bytes]], body: 
         "server": ("localhost", 80),
         "headers": [*headers, (b"content-length", b"%d" % len(body))],
     }
-    await endpoint(scope, incoming.get, send)
-    response_headers = dict(sent[0]["headers"])
-    content = b"".join(message.get("body", b"") for message in sent[1:]).decode()
+    await endpoint(scope, request_queue.get, send)
+    response_headers = dict(sent_messages[0]["headers"])
+    content = b"".join(message.get("body", b"") for message in sent_messages[1:]).decode()
     if response_headers.get(b"content-type", b"").startswith(b"text/event-stream"):
         messages = [json.loads(line[6:]) for line in content.split("\r\n") if line.startswith("data: {")]
     elif content and response_headers.get(b"content-type") == b"application/json":
         messages = [json.loads(content)]
     else:
         messages = [content]
-    return HttpAnswer(sent[0]["status"], [_normalize(message) for message in messages]), response_headers
+    return HttpAnswer(sent_messages[0]["status"], [_normalize(message) for message in messages]), response_headers
 
 
 def _normalize(message: Any) -> Any:
@@ -269,8 +269,8 @@ async def open_session(endpoint: McpEndpoint) -> dict[bytes, bytes]:
     return headers
 
 
-async def test_session_requests_are_answered_as_json_with_the_session_header(served: Served) -> None:
-    session = await served.open_session()
+async def test_session_requests_are_answered_as_json_with_the_session_header(mcp_server: Served) -> None:
+    session = await mcp_server.open_session()
     calls: list[dict[str, Any]] = [
         {"name": "add", "arguments": {"a": 1, "b": 2}},
         {"name": "add", "arguments": {"a": "x"}},
@@ -283,9 +283,9 @@ async def test_session_requests_are_answered_as_json_with_the_session_header(ser
     bodies += [{"jsonrpc": "2.0", "id": "x", "method": "tools/list"}]
     bodies += [{"jsonrpc": "2.0", "id": "x", "method": "tools/list", "params": {"cursor": "?"}}]
     for body in bodies:
-        fast = await served.post(body, headers=session)
+        fast = await mcp_server.post(body, headers=session)
         pairs = [*session.items(), ("accept", "*/*"), ("content-type", "application/json"), ("x-a", "1"), ("x-a", "2")]
-        async with served.http.post(served.url, data=json.dumps(body).encode(), headers=pairs) as response:
+        async with mcp_server.http.post(mcp_server.url, data=json.dumps(body).encode(), headers=pairs) as response:
             by_sdk = RawResponse(response.status, response.headers, await response.read())
         assert fast.headers["content-type"] == "application/json"
         assert fast.headers["mcp-session-id"] == session["mcp-session-id"]

@@ -26,13 +26,13 @@ _events = st.lists(
 
 @given(_events)
 def test_progress_grows_for_any_events(events: list[CallProgress | CallPartial]) -> None:
-    woken: list[None] = []
-    reports = ProgressQueue(lambda: woken.append(None))
+    wake_ups: list[None] = []
+    reports = ProgressQueue(lambda: wake_ups.append(None))
     for event in events:
         reports.add(event)
     sent_reports = reports.drain()
     numbers = [report.progress for report in sent_reports]
-    assert len(sent_reports) == len(woken) == len(events)
+    assert len(sent_reports) == len(wake_ups) == len(events)
     assert all(map(math.isfinite, numbers))
     assert all(later > earlier for earlier, later in itertools.pairwise(numbers))
     assert all(report.total is None or math.isfinite(report.total) for report in sent_reports)

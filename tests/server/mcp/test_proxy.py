@@ -38,9 +38,9 @@ def configuration(tmp_path: Path, server_log: ServerLog) -> Path:
 @pytest.fixture
 async def proxy(serve: Serve, configuration: Path) -> Served:
     toolspace = Toolspace.open(configuration)
-    served = await serve(toolspace)
+    mcp_server = await serve(toolspace)
     await until(lambda: toolspace.find_tool("up__echo"))
-    return served
+    return mcp_server
 
 
 @pytest.mark.spec("3.14")
@@ -118,10 +118,10 @@ async def test_parts_and_progress_of_a_server_behind_are_forwarded(proxy: Served
         await client.call_tool("up__progress", {}, progress_callback=recorder)
         await recorder.all.wait()
         parts = await client.call_tool("up__parts", {})
-        structured = await client.call_tool("up__structured", {})
+        structured_result = await client.call_tool("up__structured", {})
     assert [report[2] for report in recorder.reports] == ["step 0", "step 1", "step 2"]
     assert [part.type for part in parts.content][:5] == ["text", "image", "audio", "resource", "resource_link"]
-    assert structured.structured_content == {"n": 5}
+    assert structured_result.structured_content == {"n": 5}
 
 
 async def test_killed_stdio_client_leaves_no_server(configuration: Path, server_log: ServerLog) -> None:

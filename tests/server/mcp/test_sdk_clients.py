@@ -33,8 +33,8 @@ class ProgressRecorder:
 
 
 @both_eras
-async def test_tools_are_listed_with_annotations_and_schemas(served: Served, mode: str) -> None:
-    async with Client(served.url, mode=mode) as client:
+async def test_tools_are_listed_with_annotations_and_schemas(mcp_server: Served, mode: str) -> None:
+    async with Client(mcp_server.url, mode=mode) as client:
         tools = {entry.name: entry for entry in (await client.list_tools()).tools}
     assert list(tools) == sorted(tools)
     assert tools["add"].description == "Adds two numbers."
@@ -47,8 +47,8 @@ async def test_tools_are_listed_with_annotations_and_schemas(served: Served, mod
 
 
 @both_eras
-async def test_result_has_text_and_structured_content(served: Served, mode: str) -> None:
-    async with Client(served.url, mode=mode) as client:
+async def test_result_has_text_and_structured_content(mcp_server: Served, mode: str) -> None:
+    async with Client(mcp_server.url, mode=mode) as client:
         await client.list_tools()  # From now on the client validates results against the schemas.
         number = await client.call_tool("add", {"a": 1, "b": "2"})
         weather = await client.call_tool("weather", {"city": "Ulm"})
@@ -60,8 +60,8 @@ async def test_result_has_text_and_structured_content(served: Served, mode: str)
 
 
 @both_eras
-async def test_typed_parts_are_kept(served: Served, mode: str) -> None:
-    async with Client(served.url, mode=mode) as client:
+async def test_typed_parts_are_kept(mcp_server: Served, mode: str) -> None:
+    async with Client(mcp_server.url, mode=mode) as client:
         result = await client.call_tool("picture", {})
     assert [part.type for part in result.content] == ["text", "image", "resource", "resource_link"]
     assert result.content[1].data == "aGVsbG8="
@@ -70,8 +70,8 @@ async def test_typed_parts_are_kept(served: Served, mode: str) -> None:
 
 
 @both_eras
-async def test_failure_is_a_result_for_the_model(served: Served, mode: str) -> None:
-    async with Client(served.url, mode=mode) as client:
+async def test_failure_is_a_result_for_the_model(mcp_server: Served, mode: str) -> None:
+    async with Client(mcp_server.url, mode=mode) as client:
         failed = await client.call_tool("fails", {})
         wrong = await client.call_tool("add", {"a": "x"})
     assert failed.is_error
@@ -81,18 +81,18 @@ async def test_failure_is_a_result_for_the_model(served: Served, mode: str) -> N
 
 
 @both_eras
-async def test_unknown_tool_is_an_error_with_similar_names(served: Served, mode: str) -> None:
-    async with Client(served.url, mode=mode) as client:
+async def test_unknown_tool_is_an_error_with_similar_names(mcp_server: Served, mode: str) -> None:
+    async with Client(mcp_server.url, mode=mode) as client:
         for name, message in [("ad", 'Tool "ad" not found; did you mean "add"?'), ("agent__final_report", "not found")]:
-            with pytest.raises(MCPError) as caught:
+            with pytest.raises(MCPError) as error_info:
                 await client.call_tool(name, {})
-            assert caught.value.error.code == -32602
-            assert message in caught.value.error.message
+            assert error_info.value.error.code == -32602
+            assert message in error_info.value.error.message
 
 
 @both_eras
-async def test_progress_reaches_the_client_that_asked(served: Served, mode: str) -> None:
-    async with Client(served.url, mode=mode) as client:
+async def test_progress_reaches_the_client_that_asked(mcp_server: Served, mode: str) -> None:
+    async with Client(mcp_server.url, mode=mode) as client:
         recorder = ProgressRecorder(3)
         result = await client.call_tool("steps", {}, progress_callback=recorder)
         await recorder.all.wait()
@@ -101,8 +101,8 @@ async def test_progress_reaches_the_client_that_asked(served: Served, mode: str)
 
 
 @both_eras
-async def test_partial_results_are_sent_as_progress(served: Served, mode: str) -> None:
-    async with Client(served.url, mode=mode) as client:
+async def test_partial_results_are_sent_as_progress(mcp_server: Served, mode: str) -> None:
+    async with Client(mcp_server.url, mode=mode) as client:
         recorder = ProgressRecorder(3)
         result = await client.call_tool("words", {}, progress_callback=recorder)
         await recorder.all.wait()
@@ -111,10 +111,10 @@ async def test_partial_results_are_sent_as_progress(served: Served, mode: str) -
 
 
 @both_eras
-async def test_progress_always_grows(served: Served, mode: str) -> None:
-    async with Client(served.url, mode=mode) as client:
+async def test_progress_always_grows(mcp_server: Served, mode: str) -> None:
+    async with Client(mcp_server.url, mode=mode) as client:
         recorder = ProgressRecorder(3)
-        await client.call_tool("stuck", {}, progress_callback=recorder)
+        await client.call_tool("hang", {}, progress_callback=recorder)
         await recorder.all.wait()
     numbers = [report[0] for report in recorder.reports]
     assert numbers == sorted(set(numbers))
@@ -124,38 +124,38 @@ async def test_progress_always_grows(served: Served, mode: str) -> None:
 @both_eras
 @pytest.mark.parametrize("follow", [False, True], ids=["plain", "with progress"])
 @pytest.mark.spec("4.5")
-async def test_cancellation_stops_the_tool(served: Served, mode: str, follow: bool) -> None:
+async def test_cancellation_stops_the_tool(mcp_server: Served, mode: str, follow: bool) -> None:
     async def hear(*_: Any) -> None: ...
 
-    async with Client(served.url, mode=mode) as client:
+    async with Client(mcp_server.url, mode=mode) as client:
         call = asyncio.create_task(client.call_tool("waits", {}, progress_callback=hear if follow else None))
-        await served.signals.started.wait()
+        await mcp_server.signals.started.wait()
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
-        await served.signals.stopped.wait()
+        await mcp_server.signals.stopped.wait()
         assert (await client.call_tool("add", {"a": 1, "b": 1})).content[0].text == "2"
-    await served.toolspace.orchestrator.wait_until_idle()
-    assert served.toolspace.orchestrator.active_calls.ids == []
+    await mcp_server.toolspace.orchestrator.wait_until_idle()
+    assert mcp_server.toolspace.orchestrator.active_calls.ids == []
 
 
-async def test_tool_change_reaches_a_session(served: Served) -> None:
+async def test_tool_change_reaches_a_session(mcp_server: Served) -> None:
     notifications: asyncio.Queue[str] = asyncio.Queue()
 
     async def hear(message: Any) -> None:
         notifications.put_nowait(getattr(message, "method", ""))
 
-    async with Client(served.url, mode="legacy", message_handler=hear) as client:
+    async with Client(mcp_server.url, mode="legacy", message_handler=hear) as client:
         assert client.server_capabilities.tools is not None
         assert client.server_capabilities.tools.list_changed
-        await wait_for_notification(served, notifications)
+        await wait_for_notification(mcp_server, notifications)
         names = [entry.name for entry in (await client.list_tools(cache_mode="bypass")).tools]
     assert "extra_0" in names
 
 
-async def wait_for_notification(served: Served, notifications: asyncio.Queue[str]) -> None:
+async def wait_for_notification(mcp_server: Served, notifications: asyncio.Queue[str]) -> None:
     # The client opens the stream for notifications at an unknown time, so the change is repeated.
     for number in range(50):
-        served.toolspace.add_tool(Tool(f"extra_{number}", handler=lambda parameters, context: None))
+        mcp_server.toolspace.add_tool(Tool(f"extra_{number}", handler=lambda parameters, context: None))
         try:
             async with asyncio.timeout(0.2):
                 while await notifications.get() != "notifications/tools/list_changed":
@@ -167,9 +167,9 @@ async def wait_for_notification(served: Served, notifications: asyncio.Queue[str
 
 
 @pytest.mark.parametrize("mode", MODES[1:])
-async def test_tool_change_reaches_a_subscriber(served: Served, mode: str) -> None:
-    async with Client(served.url, mode=mode) as client, client.listen(tools_list_changed=True) as changes:
-        served.toolspace.add_tool(Tool("extra", handler=lambda parameters, context: None))
+async def test_tool_change_reaches_a_subscriber(mcp_server: Served, mode: str) -> None:
+    async with Client(mcp_server.url, mode=mode) as client, client.listen(tools_list_changed=True) as changes:
+        mcp_server.toolspace.add_tool(Tool("extra", handler=lambda parameters, context: None))
         async for event in changes:
             assert isinstance(event, ToolsListChanged)
             break
@@ -179,8 +179,8 @@ async def test_tool_change_reaches_a_subscriber(served: Served, mode: str) -> No
 
 @both_eras
 @pytest.mark.spec("4.6")
-async def test_too_large_result_is_a_link_that_is_read_in_pages(served: Served, mode: str) -> None:
-    async with Client(served.url, mode=mode) as client:
+async def test_too_large_result_is_a_link_that_is_read_in_pages(mcp_server: Served, mode: str) -> None:
+    async with Client(mcp_server.url, mode=mode) as client:
         assert (await client.list_resources()).resources == []
         result = await client.call_tool("big", {})
         handle = result.structured_content["tool_output"]["handle"]
@@ -192,36 +192,36 @@ async def test_too_large_result_is_a_link_that_is_read_in_pages(served: Served, 
             (contents,) = (await client.read_resource(uri)).contents
             text, pages = text + contents.text, pages + 1
             uri = (contents.meta or {}).get("toolspace/next")
-        listed = (await client.list_resources(cache_mode="bypass")).resources
+        resource_list = (await client.list_resources(cache_mode="bypass")).resources
         names = [entry.name for entry in (await client.list_tools(cache_mode="bypass")).tools]
         read = await client.call_tool("agent__read_output", {"handle": handle, "limit": 1})
     assert pages > 1
     assert text == "\n".join(f"line {number} ü" for number in range(50_000)) + "\n"
-    assert [(resource.uri, resource.size) for resource in listed] == [(link.uri, len(text.encode()))]
+    assert [(resource.uri, resource.size) for resource in resource_list] == [(link.uri, len(text.encode()))]
     assert "agent__read_output" in names
     assert read.structured_content["content"] == "line 0 ü"
 
 
 @both_eras
-async def test_stored_result_matches_the_output_schema(served: Served, mode: str) -> None:
-    async with Client(served.url, mode=mode) as client:
+async def test_stored_result_matches_the_output_schema(mcp_server: Served, mode: str) -> None:
+    async with Client(mcp_server.url, mode=mode) as client:
         await client.list_tools()
         result = await client.call_tool("big_weather", {"city": "Ulm"})
     assert "tool_output" in result.structured_content
 
 
 @both_eras
-async def test_unknown_resource_is_an_error(served: Served, mode: str) -> None:
+async def test_unknown_resource_is_an_error(mcp_server: Served, mode: str) -> None:
     wrong = ["toolspace://outputs/session-x/0123456789abcdef", "file:///etc/passwd", "toolspace://outputs/../../x"]
-    async with Client(served.url, mode=mode) as client:
+    async with Client(mcp_server.url, mode=mode) as client:
         for uri in wrong:
-            with pytest.raises(MCPError) as caught:
+            with pytest.raises(MCPError) as error_info:
                 await client.read_resource(uri)
-            assert caught.value.error.code == (-32002 if mode == "legacy" else -32602)
+            assert error_info.value.error.code == (-32002 if mode == "legacy" else -32602)
 
 
-async def test_stored_output_belongs_to_its_session(served: Served) -> None:
-    async with Client(served.url, mode="legacy") as first, Client(served.url, mode="legacy") as second:
+async def test_stored_output_belongs_to_its_session(mcp_server: Served) -> None:
+    async with Client(mcp_server.url, mode="legacy") as first, Client(mcp_server.url, mode="legacy") as second:
         link = (await first.call_tool("big", {})).content[-1]
         await first.read_resource(link.uri)
         with pytest.raises(MCPError, match="can be read here"):
@@ -233,9 +233,9 @@ async def test_stored_output_belongs_to_its_session(served: Served) -> None:
 @both_eras
 async def test_10000_tools_are_listed_in_pages_without_gap_or_repetition(serve: Serve, mode: str) -> None:
     tools = [Tool(f"tool_{number}", handler=lambda parameters, context: "here") for number in range(10_000)]
-    served = await serve(Toolspace(tools))
+    mcp_server = await serve(Toolspace(tools))
     names: list[str] = []
-    async with Client(served.url, mode=mode) as client:
+    async with Client(mcp_server.url, mode=mode) as client:
         cursor: str | None = None
         while True:
             page = await client.list_tools(cursor=cursor)
@@ -264,15 +264,15 @@ async def test_provider_instructions_are_sent(serve: Serve, mode: str) -> None:
         async def execute(self, name: str, parameters: dict[str, Any], context: Any) -> Any:
             raise NotImplementedError
 
-    served = await serve(Toolspace(providers=[Notes()]))
-    async with Client(served.url, mode="auto" if mode == "2026-07-28" else mode) as client:
+    mcp_server = await serve(Toolspace(providers=[Notes()]))
+    async with Client(mcp_server.url, mode="auto" if mode == "2026-07-28" else mode) as client:
         assert client.instructions == "## notes\nRead before you write."
 
 
-async def test_session_supports_ping_and_log_level(served: Served) -> None:
-    session = await served.open_session()
+async def test_session_supports_ping_and_log_level(mcp_server: Served) -> None:
+    session = await mcp_server.open_session()
     for method, params in [("ping", {}), ("logging/setLevel", {"level": "debug"})]:
-        answer = await served.post({"jsonrpc": "2.0", "id": 5, "method": method, "params": params}, headers=session)
+        answer = await mcp_server.post({"jsonrpc": "2.0", "id": 5, "method": method, "params": params}, headers=session)
         assert answer.json == {"jsonrpc": "2.0", "id": 5, "result": {}}
 
 
@@ -289,15 +289,15 @@ async def test_odd_schema_does_not_break_the_list(serve: Serve, mode: str) -> No
         for number, schema in enumerate(schemas)
     ]
     lists = Tool("lists", output_schema={"type": "array"}, handler=lambda parameters, context: [1, 2])
-    served = await serve(Toolspace([*tools, lists]))
-    async with Client(served.url, mode=mode) as client:
+    mcp_server = await serve(Toolspace([*tools, lists]))
+    async with Client(mcp_server.url, mode=mode) as client:
         assert len((await client.list_tools()).tools) == 5
         result = await client.call_tool("lists", {})
     assert result.structured_content == (None if mode == "legacy" else [1, 2])
 
 
 @both_eras
-async def test_many_concurrent_calls(served: Served, mode: str) -> None:
-    async with Client(served.url, mode=mode) as client:
+async def test_many_concurrent_calls(mcp_server: Served, mode: str) -> None:
+    async with Client(mcp_server.url, mode=mode) as client:
         results = await asyncio.gather(*(client.call_tool("add", {"a": n, "b": n}) for n in range(50)))
     assert [result.content[0].text for result in results] == [str(2 * n) for n in range(50)]

@@ -186,13 +186,13 @@ for line in sys.stdin.buffer:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )
-    killed = Process(process)
+    dead_process = Process(process)
     meta = {
         "io.modelcontextprotocol/protocolVersion": "2026-07-28",
         "io.modelcontextprotocol/clientCapabilities": {},
     }
-    await killed.send(_call("waits", progressToken=1, **meta))
-    await killed.read()
+    await dead_process.send(_call("waits", progressToken=1, **meta))
+    await dead_process.read()
     server = int((project / "started").read_text())
     process.kill()
     await process.communicate()
