@@ -9,7 +9,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from itertools import takewhile
-from typing import Final
+from typing import Any, Final
 
 from toolspace.core import json_text
 from toolspace.core.records import StoredEvent
@@ -35,6 +35,7 @@ UI_MESSAGE_STREAM: Final = Dialect(
 AG_UI: Final = Dialect("ag-ui", translator=AgUiTranslator)
 DIALECTS: Final[Mapping[str, Dialect]] = {dialect.name: dialect for dialect in (NATIVE, UI_MESSAGE_STREAM, AG_UI)}
 """Dialects by the value of `?format=`."""
+PING: Final = b": ping\n\n"
 _CHUNK_BYTES: Final = 64 * 1024
 """About how much is written at once: as much as uvicorn buffers before a write waits for the client."""
 _MAX_CHUNKS: Final = 8
@@ -162,7 +163,35 @@ class SharedFeed:
         return frame
 
 
-class StreamEventSource:
+class EventSource:
+    """Provides the bytes of a streaming response."""
+
+    is_complete = False
+    """Whether the last event was returned."""
+
+    @property
+    def has_lost_events(self) -> bool:
+        """Whether events were dropped before the subscriber received them."""
+        return False
+
+    async def next(self) -> bytes:
+        """Returns the next bytes; none after `wake`. Raises `StreamClosed` or `SubscriberTooSlow`."""
+        raise NotImplementedError
+
+    def ping(self) -> bytes:
+        return PING
+
+    def final_frame(self) -> bytes:
+        return b""
+
+    def wake(self) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+class StreamEventSource(EventSource):
     """One subscriber of a feed: first the stored events, then the shared ones."""
 
     def __init__(self, feed: SharedFeed, subscription: Subscription, *, until: str | None = None) -> None:
@@ -171,8 +200,6 @@ class StreamEventSource:
         self._until = until
         self._translator: Translator | None = None
         """This subscriber's own translator, while the shared one is at another position."""
-        self.is_complete = False
-        """Whether the event of the type `until` was returned."""
 
     @property
     def has_lost_events(self) -> bool:
@@ -281,10 +308,8 @@ class StreamEventSource:
         return data
 
 
-class FirehoseEventSource:
+class FirehoseEventSource(EventSource):
     """A subscriber of all streams, from the present on, for operators. It cannot resume."""
-
-    is_complete = False
 
     def __init__(self, subscription: AllStreamsSubscription) -> None:
         self._subscription = subscription
@@ -299,17 +324,16 @@ class FirehoseEventSource:
     async def next(self) -> bytes:
         return b"".join(map(_encode_firehose, await self._subscription.next_batch()))
 
-    def ping(self) -> bytes:
-        return b": ping\n\n"
-
-    def final_frame(self) -> bytes:
-        return b""
-
     def wake(self) -> None:
         self._subscription.wake()
 
     def close(self) -> None:
         self._subscription.close()
+
+
+def encode_event(type: str, data: Any) -> bytes:
+    """Encodes an event without an id."""
+    return b"event: %b\ndata: %b\n\n" % (type.encode(), json_text.encode_bytes(data))
 
 
 def join_frames(end: int, events: Iterable[StoredEvent], encode: Callable[[StoredEvent], bytes]) -> tuple[int, bytes]:

@@ -32,7 +32,7 @@ from toolspace.server.host_and_cors import API_CORS, MCP_PATHS, CorsMiddleware, 
 from toolspace.server.mcp.http_endpoint import McpMount
 from toolspace.server.metrics import Metrics
 from toolspace.server.rate_limit import RequestLimiter
-from toolspace.server.requests import Application, Request
+from toolspace.server.requests import Request
 from toolspace.server.routes import ROUTES
 from toolspace.server.routes.health_and_metrics import Readiness
 from toolspace.server.routes.streams import StreamSubscribers
@@ -63,20 +63,10 @@ class Gateway:
     `gateway.app` is an ASGI application that works until the block ends.
     """
 
-    toolspace: Toolspace
-    ledger: Ledger
-    pending_calls: PendingCalls
-    open_runs: OpenRuns
-    workers: Workers
-    authenticator: Authenticator
-    first_keys: InitialKeys | None
+    first_keys: InitialKeys | None = None
     """The keys that this start created, to be shown once."""
     demo_agent: AgentSpec | None = None
     """The demo agent, if no agent is configured."""
-    streams: StreamRegistry
-    readiness: Readiness
-    agent_host: AgentHost
-    app: Application
 
     def __init__(self, config: Config, *, path: Path | None, environ: Mapping[str, str]) -> None:
         self.config = config

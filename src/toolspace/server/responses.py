@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
@@ -39,26 +40,17 @@ _JSON_HEADERS: Final = [(b"content-type", b"application/json"), *_COMMON_HEADERS
 _PROBLEM_HEADERS: Final = [(b"content-type", MEDIA_TYPE), *_COMMON_HEADERS]
 
 
+@dataclass(slots=True)
 class Response:
     """A response with its own status or headers. `body` is encoded as JSON, unless there is a `media_type`."""
 
-    __slots__ = ("body", "headers", "media_type", "on_sent", "status")
-
-    def __init__(
-        self,
-        body: Any = None,
-        *,
-        status: int = 200,
-        headers: Headers = (),
-        media_type: str | None = None,
-        on_sent: Callable[[], None] | None = None,
-    ) -> None:
-        self.body = body
-        self.status = status
-        self.headers = headers
-        self.media_type = media_type
-        self.on_sent = on_sent
-        """Called once the whole response was passed to the connection."""
+    body: Any = None
+    _: KW_ONLY
+    status: int = 200
+    headers: Headers = ()
+    media_type: str | None = None
+    on_sent: Callable[[], None] | None = None
+    """Called once the whole response was passed to the connection."""
 
     def encode(self) -> tuple[list[tuple[bytes, bytes]], bytes]:
         """Returns the headers and the body."""
@@ -127,7 +119,7 @@ class Problem(Exception):
         super().__init__(detail)
         self.status = status
         self.detail = detail
-        self.title = title or _reason_phrase(status)
+        self.title = title or HTTPStatus(status).phrase
         self.headers = headers
         self.extra_members: Mapping[str, Any] = extra_members
 
@@ -177,10 +169,3 @@ def not_found(kind: str, id: str) -> Problem:
 def _shorten(text: str) -> str:
     """Shortens a message, which may quote a long value from the request."""
     return text if len(text) <= _MAX_QUOTED_LENGTH else f"{text[:_MAX_QUOTED_LENGTH]}…"
-
-
-def _reason_phrase(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return "Error"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 from urllib.parse import unquote_to_bytes
 
@@ -270,13 +271,11 @@ class RouteMatch(msgspec.Struct, frozen=True):
     values: tuple[str, ...]
 
 
+@dataclass(slots=True)
 class _Node:
-    __slots__ = ("children", "parameter", "routes")
-
-    def __init__(self) -> None:
-        self.children: dict[str, _Node] = {}
-        self.parameter: _Node | None = None
-        self.routes: dict[str, Route] = {}
+    children: dict[str, _Node] = field(default_factory=dict[str, "_Node"])
+    parameter: _Node | None = None
+    routes: dict[str, Route] = field(default_factory=dict[str, Route])
 
 
 def _find_node(node: _Node, segments: Sequence[str], index: int, values: list[str]) -> _Node | None:

@@ -13,11 +13,10 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import msgspec
 
-from toolspace.core import json_text
 from toolspace.core.events import CallPartial, CallProgress, Event, EventType
 from toolspace.core.ids import new_id
 from toolspace.core.names import did_you_mean
@@ -25,7 +24,14 @@ from toolspace.core.records import EVENT_TYPES
 from toolspace.core.result import PENDING_CALL_KEY, ToolResult
 from toolspace.errors import StorageUnavailable
 from toolspace.server.dialects import NATIVE, Dialect
-from toolspace.server.event_encoding import DIALECTS, FirehoseEventSource, SharedFeed, StreamEventSource
+from toolspace.server.event_encoding import (
+    DIALECTS,
+    EventSource,
+    FirehoseEventSource,
+    SharedFeed,
+    StreamEventSource,
+    encode_event,
+)
 from toolspace.server.redaction import Viewer
 from toolspace.server.requests import Receive, Scope, Send, find_transport, wait_for_disconnect
 from toolspace.server.responses import Problem, unavailable
@@ -41,7 +47,6 @@ STALL_SECONDS: Final = 20.0
 """How long one write may take before the client is disconnected."""
 RECHECK_SECONDS: Final = 2.0
 """How often the permission of a subscriber is checked."""
-PING: Final = b": ping\n\n"
 _HEADERS: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store, no-transform"),
@@ -110,35 +115,6 @@ def parse_stream_options(query: StreamQuery, last_event_id: str | None) -> Strea
     if match is None or (skip and not after):
         raise Problem(400, f'"{event_id[:80]}" is not an event id; send the last one from an "id:" line, or none')
     return StreamOptions(dialect, after - 1 if skip else after, skip, is_resume=True, until=query.until)
-
-
-def encode_event(type: str, data: Any) -> bytes:
-    """Encodes an event without an id."""
-    return b"event: %b\ndata: %b\n\n" % (type.encode(), json_text.encode_bytes(data))
-
-
-class EventSource(Protocol):
-    """Provides the bytes of a streaming response."""
-
-    is_complete: bool
-    """Whether the last event was returned."""
-
-    @property
-    def has_lost_events(self) -> bool:
-        """Whether events were dropped before the subscriber received them."""
-        ...
-
-    async def next(self) -> bytes:
-        """Returns the next bytes; none after `wake`. Raises `StreamClosed` or `SubscriberTooSlow`."""
-        ...
-
-    def ping(self) -> bytes: ...
-
-    def final_frame(self) -> bytes: ...
-
-    def wake(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class StreamRegistry:

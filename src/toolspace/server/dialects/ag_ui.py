@@ -8,6 +8,7 @@ of the first. An event without an AG-UI equivalent becomes a CUSTOM event.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from toolspace.core import json_text
@@ -18,16 +19,14 @@ from toolspace.storage.streams.subscriptions import encode_data
 Data = Mapping[str, Any]
 
 
+@dataclass(slots=True)
 class _Text:
     """A message that is being written."""
 
-    __slots__ = ("attempts", "deltas", "start")
-
-    def __init__(self, start: Data) -> None:
-        self.start = start
-        """The TEXT_MESSAGE_START payload, sent again if the message continues in another run."""
-        self.deltas: list[str] = []
-        self.attempts = 1
+    start: Data
+    """The TEXT_MESSAGE_START payload, sent again if the message continues in another run."""
+    deltas: list[str] = field(default_factory=list[str])
+    attempts: int = 1
 
     @property
     def id(self) -> str:

@@ -7,6 +7,7 @@ whose results come later. An event without an equivalent becomes a `data-…` pa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from toolspace.core.records import StoredEvent
@@ -17,28 +18,24 @@ Data = Mapping[str, Any]
 _FINISH_REASONS = {"completed": "stop", "failed": "error"}
 
 
+@dataclass(slots=True)
 class _Call:
     """A tool call without output."""
 
-    __slots__ = ("data", "deltas", "name", "needs_approval")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.data: Data | None = None
-        """The data of `tool.started`."""
-        self.deltas: list[str] = []
-        self.needs_approval = False
-        """Whether a person has to approve it."""
+    name: str
+    data: Data | None = None
+    """The data of `tool.started`."""
+    deltas: list[str] = field(default_factory=list[str])
+    needs_approval: bool = False
+    """Whether a person has to approve it."""
 
 
+@dataclass(slots=True)
 class _Text:
     """A message that is being written."""
 
-    __slots__ = ("deltas", "metadata")
-
-    def __init__(self, metadata: Data) -> None:
-        self.metadata = metadata
-        self.deltas: list[str] = []
+    metadata: Data
+    deltas: list[str] = field(default_factory=list[str])
 
 
 class UiMessageStreamTranslator:

@@ -12,6 +12,7 @@ import inspect
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, Self
 
@@ -267,30 +268,29 @@ class McpMount:
                     task.cancel()
 
 
+@dataclass(slots=True)
 class _OpenRequest:
     """A request, and how much of its response has been sent."""
 
-    __slots__ = ("_is_ended", "_is_started", "_send", "is_revoked", "scope", "started_at")
-
-    def __init__(self, scope: Scope, send: Send) -> None:
-        self.scope = scope
-        self.started_at = time.monotonic()
-        self.is_revoked = False
-        self._send = send
-        self._is_started = self._is_ended = False
+    scope: Scope
+    forward: Send
+    started_at: float = field(default_factory=time.monotonic)
+    is_revoked: bool = False
+    has_started: bool = False
+    has_ended: bool = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self._is_started = True
+            self.has_started = True
         elif not message.get("more_body", False):
-            self._is_ended = True
-        await self._send(message)
+            self.has_ended = True
+        await self.forward(message)
 
     async def end(self) -> None:
         """Sends 401, or ends the response that has started."""
-        if not self._is_started:
+        if not self.has_started:
             await self.send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]})
-        if not self._is_ended:
+        if not self.has_ended:
             await self.send({"type": "http.response.body", "body": b""})
 
 

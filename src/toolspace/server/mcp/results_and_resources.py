@@ -67,13 +67,8 @@ def _build_content(result: ToolResult) -> list[dict[str, Any]]:
 def _build_output_link(handle: str, result: ToolResult) -> dict[str, Any]:
     """Links to a stored output."""
     value: Any = result.result
-    link: dict[str, Any] = {
-        "type": "resource_link",
-        "uri": OUTPUT_URI_PREFIX + handle,
-        "name": handle.rpartition("/")[2],
-        "title": f"Output of {result.tool}",
-        "description": "The whole result, which was too large to be returned here.",
-    }
+    description = "The whole result, which was too large to be returned here."
+    link = {"type": "resource_link", **_describe_output(handle, result.tool, description)}
     size = value.get("tool_output", {}).get("bytes")
     if isinstance(size, int):
         link["size"] = size
@@ -134,7 +129,7 @@ class StoredOutputs:
     async def list_resources(self, context: ToolContext | None) -> list[dict[str, Any]]:
         handles = list(self._handles.get(self._reader(context), ()))
         outputs = [await self._find(handle, context) for handle in handles]
-        return [_describe_output(output) for output in outputs if output is not None]
+        return [_build_resource_entry(output) for output in outputs if output is not None]
 
     async def read_resource(self, uri: str, context: ToolContext | None) -> dict[str, Any]:
         """Returns one page of an output as resource contents. Raises `ResourceNotFound`."""
@@ -208,12 +203,14 @@ def _parse_uri(uri: str) -> tuple[str, int]:
     return handle, int(offset)
 
 
-def _describe_output(output: StoredOutput) -> dict[str, Any]:
+def _build_resource_entry(output: StoredOutput) -> dict[str, Any]:
     return {
-        "uri": OUTPUT_URI_PREFIX + output.handle,
-        "name": output.handle.rpartition("/")[2],
-        "title": f"Output of {output.tool}",
-        "description": f"{output.lines} lines, {output.tokens} tokens",
+        **_describe_output(output.handle, output.tool, f"{output.lines} lines, {output.tokens} tokens"),
         "mimeType": "application/json" if output.is_json else "text/plain",
         "size": output.bytes,
     }
+
+
+def _describe_output(handle: str, tool: str, description: str) -> dict[str, Any]:
+    name = handle.rpartition("/")[2]
+    return {"uri": OUTPUT_URI_PREFIX + handle, "name": name, "title": f"Output of {tool}", "description": description}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
@@ -55,18 +56,15 @@ class _InitializeParams(msgspec.Struct):
     capabilities: dict[str, msgspec.Raw] = {}
 
 
-class _Request(msgspec.Struct):
-    method: str
-    params: msgspec.Raw = msgspec.Raw(b"{}")
+class _InitializeRequest(msgspec.Struct):
+    method: Literal["initialize"]
+    params: _InitializeParams = msgspec.field(default_factory=_InitializeParams)
 
 
 def parse_initialize(body: bytes) -> frozenset[str] | None:
     """Returns the names of the client's capabilities; None if the body is not an `initialize` request."""
     try:
-        request = msgspec.json.decode(body, type=_Request)
-        if request.method != "initialize":
-            return None
-        return frozenset(msgspec.json.decode(request.params, type=_InitializeParams).capabilities)
+        return frozenset(msgspec.json.decode(body, type=_InitializeRequest).params.capabilities)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
 

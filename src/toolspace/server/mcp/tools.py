@@ -86,6 +86,7 @@ class McpService:
 
     def __init__(self, toolspace: Toolspace) -> None:
         self.toolspace = toolspace
+        self.cancel = toolspace.orchestrator.cancel
         self.progress = ProgressSubscriptions(toolspace.bus)
         self.outputs = StoredOutputs(toolspace.outputs, toolspace.orchestrator.session)
         self.on_tools_changed: Callable[[], None] = lambda: None
@@ -171,16 +172,13 @@ class McpService:
         """Runs one call. Raises `UnknownToolError`; all other failures are results."""
         if name in _NOT_OFFERED:
             raise UnknownToolError(f'Tool "{name}" not found')
-        result = await self.toolspace.call(name, arguments, context=context, call_id=call_id)
+        result = await self.toolspace.orchestrator.execute(name, arguments, context=context, call_id=call_id)
         if result.ok:
             if result.extras and result.extras.get("stored"):
                 self._add_output(str(result.extras.get("handle")), context)
         elif result.error_kind == "unknown_tool" and result.kind == "none":
             raise UnknownToolError(self._describe_unknown_tool(name, result, context))
         return result
-
-    def cancel(self, call_id: str) -> bool:
-        return self.toolspace.cancel(call_id)
 
     def _describe_unknown_tool(self, name: str, result: ToolResult, context: ToolContext | None) -> str:
         if not self.toolspace.orchestrator.policies:

@@ -12,10 +12,11 @@ from msgspec import Meta
 from toolspace.core.ids import new_id
 from toolspace.core.records import CallRecord
 from toolspace.server.api_types import Id, JsonRequestBody, NewId, QueryParameters, ResponseBody, ResultPage
+from toolspace.server.event_encoding import EventSource, encode_event
 from toolspace.server.requests import Receive, Request, Scope, Send
 from toolspace.server.responses import NO_CONTENT, Problem, Response, StreamingResponse
 from toolspace.server.routing import RouteTable
-from toolspace.server.sse import PING, SseResponse, encode_event
+from toolspace.server.sse import SseResponse
 from toolspace.spaces.workers import WorkerConnection, WorkerEvent
 from toolspace.storage.queries import workers_and_presence as worker_rows
 from toolspace.storage.streams.hub import StreamClosed
@@ -115,11 +116,8 @@ async def leave_worker(request: Request) -> Response:
     return NO_CONTENT
 
 
-class OfferEventSource:
+class OfferEventSource(EventSource):
     """Encodes the events of a worker's connection."""
-
-    is_complete = False
-    has_lost_events = False
 
     def __init__(self, connection: WorkerConnection) -> None:
         self._connection = connection
@@ -135,12 +133,6 @@ class OfferEventSource:
             self._is_closed = True
             if self._connection.disconnect_reason == "replaced":
                 return encode_event("worker.replaced", {"workerId": self._connection.worker_id})
-        return b""
-
-    def ping(self) -> bytes:
-        return PING
-
-    def final_frame(self) -> bytes:
         return b""
 
     def wake(self) -> None:
