@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from toolspace.server.requests import Receive, Send, wait_for_disconnect
+if TYPE_CHECKING:  # A stdio server needs nothing of HTTP.
+    from toolspace.server.requests import Receive, Send
 
 RequestId = int | str
 Headers = Iterable[tuple[bytes, bytes]]
@@ -124,7 +125,8 @@ class HttpExchange:
         self._timer = loop.call_later(PING_SECONDS, self._start_stream)
 
     async def _watch_for_disconnect(self) -> None:
-        await wait_for_disconnect(self._receive)
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
         self._is_disconnected = True
         self._wake_event.set()
         self._on_disconnect()
