@@ -23,6 +23,13 @@ from toolspace.errors import ToolExecutionError, ToolPermissionError, ToolValida
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Non-blocking, because opening a pipe would otherwise wait for its other end. No terminal becomes the controlling one.
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_FILE_KINDS = {
+    stat.S_IFREG: "file",
+    stat.S_IFDIR: "directory",
+    stat.S_IFLNK: "symlink",
+    stat.S_IFIFO: "pipe",
+    stat.S_IFSOCK: "socket",
+}
 _MAX_PATH_BYTES = 4096
 _MAX_ATTEMPTS = 4
 _CONFIGURATION_NAMES = frozenset(f"toolspace.{suffix}" for suffix in ("yaml", "yml", "json", "toml"))
@@ -386,15 +393,6 @@ def missing_error(path: str) -> FileMissingError:
 
 def _folder_error(path: str) -> ToolExecutionError:
     return ToolExecutionError(f"{path!r} is a folder, not a file; use list_files to list it")
-
-
-_FILE_KINDS = {
-    stat.S_IFREG: "file",
-    stat.S_IFDIR: "directory",
-    stat.S_IFLNK: "symlink",
-    stat.S_IFIFO: "pipe",
-    stat.S_IFSOCK: "socket",
-}
 
 
 def file_kind(status: os.stat_result) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from html.parser import HTMLParser
 from typing import Any, ClassVar, cast
 from urllib.parse import quote, quote_plus
@@ -28,46 +27,6 @@ class UnreadableResults(Exception):
     """A response does not have the format of the service."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchSettings:
-    """The parsed `tools.webSearch`. No message contains the key."""
-
-    provider: str
-    key: str
-    engine_id: str
-    max_results: int
-    url: URL | None
-
-    @staticmethod
-    def read(settings: Mapping[str, Any] | None) -> SearchSettings:
-        values = dict(settings or {})
-        provider = str(values.get("provider") or DEFAULT_PROVIDER).lower()
-        if provider not in SEARCH_SERVICES:
-            raise ToolExecutionError(
-                f"tools.webSearch.provider is {provider!r}; use one of {', '.join(SEARCH_SERVICES)}"
-            )
-        max_results = values.get("maxResults")
-        max_results = DEFAULT_MAX_RESULTS if max_results is None else max_results
-        if not isinstance(max_results, int) or isinstance(max_results, bool) or max_results < 1:
-            raise ToolExecutionError(f"tools.webSearch.maxResults is {max_results!r}; use a whole number from 1 on")
-        try:
-            url = parse_url(str(values["url"])) if values.get("url") else None
-        except ToolValidationError as error:
-            raise ToolExecutionError(f"tools.webSearch.url: {str(error).removeprefix(error.prefix)}") from None
-        return SearchSettings(
-            provider=provider,
-            key=str(values.get("apiKey") or "").strip(),  # A key from a file ends with a line break.
-            engine_id=str(values.get("cx") or values.get("searchEngineId") or ""),
-            max_results=max_results,
-            url=url,
-        )
-
-    def hide_key(self, text: str) -> str:
-        for spelling in {self.key, quote(self.key, safe=""), quote_plus(self.key)} - {""}:
-            text = text.replace(spelling, "…")
-        return text
-
-
 class SearchService(ABC):
     """One search service: builds its requests and reads its responses."""
 
@@ -79,7 +38,7 @@ class SearchService(ABC):
     """The service's names of the title, the URL and the snippet of a result."""
 
     @abstractmethod
-    def request(self, endpoint: URL, query: str, limit: int, settings: SearchSettings) -> GuardedRequest: ...
+    def request(self, search: WebSearchClient, query: str, limit: int) -> GuardedRequest: ...
 
     def results(self, response: GuardedResponse) -> list[SearchResult]:
         """The results of a response. Raises `UnreadableResults` if it does not have the format of the service."""
@@ -111,10 +70,10 @@ class Tavily(SearchService):
     max_results_per_request = 20
     fields = ("title", "url", "content")
 
-    def request(self, endpoint: URL, query: str, limit: int, settings: SearchSettings) -> GuardedRequest:
-        headers = {"authorization": f"Bearer {settings.key}", "content-type": "application/json"}
+    def request(self, search: WebSearchClient, query: str, limit: int) -> GuardedRequest:
+        headers = {"authorization": f"Bearer {search.key}", "content-type": "application/json"}
         body = json_text.encode_bytes({"query": query, "max_results": limit})
-        return GuardedRequest(method="POST", url=endpoint, headers=headers, body=body)
+        return GuardedRequest(method="POST", url=search.endpoint, headers=headers, body=body)
 
 
 class Google(SearchService):
@@ -122,11 +81,11 @@ class Google(SearchService):
     max_results_per_request = 10
     fields = ("title", "link", "snippet")
 
-    def request(self, endpoint: URL, query: str, limit: int, settings: SearchSettings) -> GuardedRequest:
-        if not settings.engine_id:
+    def request(self, search: WebSearchClient, query: str, limit: int) -> GuardedRequest:
+        if not search.engine_id:
             raise ToolExecutionError("tools.webSearch.cx is not set; google needs the id of a search engine")
-        parameters = {"key": settings.key, "cx": settings.engine_id, "q": query, "num": limit}
-        return GuardedRequest(method="GET", url=endpoint.update_query(parameters), headers={})
+        parameters = {"key": search.key, "cx": search.engine_id, "q": query, "num": limit}
+        return GuardedRequest(method="GET", url=search.endpoint.update_query(parameters), headers={})
 
     def find_items(self, data: dict[str, object]) -> object:
         # Without results there is no list.
@@ -138,9 +97,11 @@ class Bing(SearchService):
     max_results_per_request = 50
     fields = ("name", "url", "snippet")
 
-    def request(self, endpoint: URL, query: str, limit: int, settings: SearchSettings) -> GuardedRequest:
-        headers = {"ocp-apim-subscription-key": settings.key}
-        return GuardedRequest(method="GET", url=endpoint.update_query({"q": query, "count": limit}), headers=headers)
+    def request(self, search: WebSearchClient, query: str, limit: int) -> GuardedRequest:
+        headers = {"ocp-apim-subscription-key": search.key}
+        return GuardedRequest(
+            method="GET", url=search.endpoint.update_query({"q": query, "count": limit}), headers=headers
+        )
 
     def find_items(self, data: dict[str, object]) -> object:
         if "webPages" not in data:  # Bing omits them if there are no results.
@@ -156,9 +117,9 @@ class DuckDuckGo(SearchService):
     needs_key = False
     max_results_per_request = 30
 
-    def request(self, endpoint: URL, query: str, limit: int, settings: SearchSettings) -> GuardedRequest:
+    def request(self, search: WebSearchClient, query: str, limit: int) -> GuardedRequest:
         headers = {"user-agent": "Mozilla/5.0 (compatible; toolspace)", "accept": "text/html"}
-        return GuardedRequest(method="GET", url=endpoint.update_query({"q": query}), headers=headers)
+        return GuardedRequest(method="GET", url=search.endpoint.update_query({"q": query}), headers=headers)
 
     def list_items(self, response: GuardedResponse) -> Sequence[Mapping[str, object]]:
         text = decode_body(response.body, response.headers.get("content-type", ""), truncated=response.truncated)
@@ -191,35 +152,43 @@ class WebSearchClient:
     def __init__(
         self, settings: Mapping[str, Any] | None = None, *, allowed_hosts: Sequence[str] | None = None
     ) -> None:
-        self._settings = SearchSettings.read(settings)
-        self.name = self._settings.provider
+        """`settings` is `tools.webSearch`. Raises `ToolExecutionError` that names a wrong setting, without the key."""
+        values = dict(settings or {})
+        self.name = str(values.get("provider") or DEFAULT_PROVIDER).lower()
+        if self.name not in SEARCH_SERVICES:
+            raise ToolExecutionError(
+                f"tools.webSearch.provider is {self.name!r}; use one of {', '.join(SEARCH_SERVICES)}"
+            )
         self._service = SEARCH_SERVICES[self.name]
-        self._endpoint = self._settings.url or self._service.endpoint
+        self.key = str(values.get("apiKey") or "").strip()  # A key from a file ends with a line break.
+        self.engine_id = str(values.get("cx") or values.get("searchEngineId") or "")
+        max_results = values.get("maxResults")
+        self.max_results: int = DEFAULT_MAX_RESULTS if max_results is None else max_results
+        if type(self.max_results) is not int or self.max_results < 1:
+            raise ToolExecutionError(f"tools.webSearch.maxResults is {max_results!r}; use a whole number from 1 on")
+        self.endpoint = self._service.endpoint
         host_entries = list(allowed_hosts or ())
-        if self._settings.url is not None:
+        if values.get("url"):
+            try:
+                self.endpoint = parse_url(str(values["url"]))
+            except ToolValidationError as error:
+                raise ToolExecutionError(f"tools.webSearch.url: {str(error).removeprefix(error.prefix)}") from None
             # The operator configured the URL, so its host is allowed.
-            host = self._endpoint.raw_host or ""
-            host_entries.append(f"{f'[{host}]' if ':' in host else host}:{self._endpoint.port}")
+            host = self.endpoint.raw_host or ""
+            host_entries.append(f"{f'[{host}]' if ':' in host else host}:{self.endpoint.port}")
         # No redirects: they would send the key to another host.
         self._client = GuardedHttpClient(host_entries, max_redirects=0, max_body_bytes=MAX_PAGE_BYTES)
 
-    @property
-    def max_results(self) -> int:
-        return self._settings.max_results
-
     async def __call__(self, query: str, limit: int) -> Sequence[SearchResult]:
-        """The best results, at most `limit`."""
-        settings = self._settings
-        if self._service.needs_key and not settings.key:
+        """The best results, at most `limit`. No error message contains the key."""
+        if self._service.needs_key and not self.key:
             raise ToolExecutionError(
                 f"tools.webSearch.apiKey is not set, but {self.name} needs a key; "
                 f"the provider {DEFAULT_PROVIDER} needs none"
             )
         query = query.encode("utf-8", "replace").decode()
-        limit = min(limit, settings.max_results)
-        request = self._service.request(
-            self._endpoint, query, min(limit, self._service.max_results_per_request), settings
-        )
+        limit = min(limit, self.max_results)
+        request = self._service.request(self, query, min(limit, self._service.max_results_per_request))
         try:
             response = await self._client.send(request.method, request.url, headers=request.headers, body=request.body)
             if not 200 <= response.status < 300:
@@ -229,12 +198,17 @@ class WebSearchClient:
             # Only the key can be invalid in a request that this module builds.
             raise ToolExecutionError("tools.webSearch.apiKey contains invalid characters") from None
         except ToolError as error:
-            raise type(error)(settings.hide_key(str(error))) from None
+            raise type(error)(self._hide_key(str(error))) from None
         except UnreadableResults:
             raise ToolExecutionError(
                 f"the response of {self.name} is not a list of results; "
                 "check tools.webSearch.url, or set another tools.webSearch.provider"
             ) from None
+
+    def _hide_key(self, text: str) -> str:
+        for spelling in {self.key, quote(self.key, safe=""), quote_plus(self.key)} - {""}:
+            text = text.replace(spelling, "…")
+        return text
 
     def _describe_failure(self, response: GuardedResponse) -> str:
         reason = _find_error_message(response)
