@@ -284,7 +284,8 @@ def _call_attributes(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _call_values(call: Call, result: ToolResult) -> dict[str, Any]:
-    arguments = call.arguments
+    arguments = call.arguments or ""
+    text_or_bytes = arguments if isinstance(arguments, str | bytes) else json_text.encode(arguments)
     return {
         "requested": call.requested_name[:_MAX_NAME],
         "namespace": result.namespace,
@@ -293,16 +294,12 @@ def _call_values(call: Call, result: ToolResult) -> dict[str, Any]:
         "cacheHit": call.cache_hit,
         "latencyMs": result.duration_ms,
         "queueWaitMs": call.queue_wait * 1000,
-        "charactersIn": len(arguments) if isinstance(arguments, str | bytes) else len(_json(arguments)),
+        "charactersIn": len(text_or_bytes),
         "charactersOut": len(result.text),
         "parentId": call.parent.id if call.parent is not None else None,
         "agentId": call.base_context.agent_id,
         "userId": call.base_context.user_id,
     }
-
-
-def _json(arguments: Mapping[str, Any] | None) -> str:
-    return json_text.encode(arguments) if arguments else ""
 
 
 def _arguments_text(call: Call) -> str:

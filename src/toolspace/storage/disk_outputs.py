@@ -397,7 +397,7 @@ def _is_abandoned(identifier: str, suffixes: set[str], folder: int, now: float) 
             if now - os.fstat(file).st_mtime < _ABANDONED or private_files.is_locked(file):
                 return False
     # Read again, now that nobody has the file open: a commit may have finished in between.
-    return _read_sidecar(identifier, folder) is None or not _exists(identifier, folder)
+    return _read_sidecar(identifier, folder) is None or identifier not in os.listdir(folder)
 
 
 def _write_sidecar(output: StoredOutput, identifier: str, folder: int) -> None:
@@ -420,14 +420,6 @@ def _read_sidecar(identifier: str, folder: int) -> StoredOutput | None:
         return msgspec.convert(json.loads(data), StoredOutput)
     except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors.
         return None
-
-
-def _exists(name: str, folder: int) -> bool:
-    try:
-        os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except OSError:
-        return False
-    return True
 
 
 def _list_files(folder: int) -> dict[str, set[str]]:

@@ -60,9 +60,8 @@ def create_file(name: str, *, folder: int) -> int:
     file = os.open(name, _CREATE, 0o600, dir_fd=folder)
     try:
         os.fchmod(file, 0o600)
-        with contextlib.suppress(
-            OSError
-        ):  # Some network file systems cannot lock: then only the age of the file counts.
+        # Some network file systems cannot lock: then only the age of the file counts.
+        with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BaseException:
         os.close(file)

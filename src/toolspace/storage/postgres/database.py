@@ -151,8 +151,13 @@ class PostgresDatabase(Database):
         # Shielded: if the caller is cancelled during the commit, nobody would know whether it happened.
         task = asyncio.create_task(self._run(with_deferred_writes, on_commit))
         self._running_tasks.add(task)
-        task.add_done_callback(self._running_tasks.discard)
-        task.add_done_callback(lambda task: self._observe("write", started_at, _error_of(task)))
+
+        def on_done(task: asyncio.Task[T]) -> None:
+            self._running_tasks.discard(task)
+            # Also marks the error as retrieved, for a caller that was cancelled.
+            self._observe("write", started_at, None if task.cancelled() else task.exception())
+
+        task.add_done_callback(on_done)
         return await asyncio.shield(task)
 
     async def commit_deferred(
@@ -336,11 +341,6 @@ class PostgresDatabase(Database):
                 "a value cannot be stored: no NUL characters, no lone surrogates, integers of 64 bits"
             )
         return StorageError(f"the database refuses this: {reason}")
-
-
-def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
-    """Also marks the error as retrieved, for a caller that was cancelled."""
-    return None if task.cancelled() else task.exception()
 
 
 class _ConflictError(StorageUnavailable):

@@ -26,8 +26,8 @@ from toolspace.core.text_search import (
     word_weight,
 )
 from toolspace.errors import RefusedError
-from toolspace.storage.database import Program, long_running
-from toolspace.storage.queries.table import Table, count_changes, placeholders
+from toolspace.storage.database import Program, RowBatch, long_running
+from toolspace.storage.queries.table import Table, count_changes, insert_into, placeholders
 
 MAX_DOCUMENT_BYTES: Final = 1_000_000
 """Of one document, as UTF-8."""
@@ -35,7 +35,7 @@ MAX_DOCUMENTS: Final = 10_000
 MAX_TOTAL_BYTES: Final = 100_000_000
 """Bytes of all documents of one agent."""
 
-_ROWS_AT_ONCE: Final = 200
+_WORDS_AT_ONCE: Final = 200
 _MAX_QUERY_WORDS: Final = 32
 """The rarest words of a query count."""
 _MANY_PASSAGES: Final = 1_000
@@ -226,8 +226,8 @@ def _weigh_words(entity_id: str, words: Sequence[str]) -> Program[tuple[dict[str
         return {}, 1.0
     mean_length = max(rows[0][1] / total, 1.0)
     passage_counts: dict[str, int] = {}
-    for start in range(0, len(words), _ROWS_AT_ONCE):
-        chunk = words[start : start + _ROWS_AT_ONCE]
+    for start in range(0, len(words), _WORDS_AT_ONCE):
+        chunk = words[start : start + _WORDS_AT_ONCE]
         rows = yield (
             "SELECT word, CAST(SUM(passages) AS BIGINT) FROM document_words "
             f"WHERE entity_id = ? AND word IN ({placeholders(chunk)}) GROUP BY word",
@@ -272,24 +272,16 @@ def _check_limits(entity_id: str, new: PreparedDocument) -> Program[None]:
 
 
 def _add_text(entity_id: str, new: PreparedDocument) -> Program[None]:
-    yield from _insert_rows(
-        "document_passages (entity_id, document_id, number, start, text)",
-        [(entity_id, new.id, number, passage.start, passage.text) for number, passage in enumerate(new.index.passages)],
+    passages = enumerate(new.index.passages)
+    yield (
+        insert_into("document_passages", ("entity_id", "document_id", "number", "start", "text")),
+        RowBatch((entity_id, new.id, number, passage.start, passage.text) for number, passage in passages),
     )
-    yield from _insert_rows(
-        "document_words (entity_id, word, document_id, passages, postings)",
-        [
-            (entity_id, word, new.id, len(postings) // 3, json_text.encode(postings))
-            for word, postings in sorted(new.index.postings.items())  # Sorted, so that two writers cannot deadlock.
-        ],
+    words = sorted(new.index.postings.items())  # Sorted, so that two writers cannot deadlock.
+    yield (
+        insert_into("document_words", ("entity_id", "document_id", "word", "passages", "postings")),
+        RowBatch((entity_id, new.id, word, len(places) // 3, json_text.encode(places)) for word, places in words),
     )
-
-
-def _insert_rows(table: str, rows: Sequence[tuple[str | int, ...]]) -> Program[None]:
-    for start in range(0, len(rows), _ROWS_AT_ONCE):
-        chunk = rows[start : start + _ROWS_AT_ONCE]
-        marks = ", ".join(["(?, ?, ?, ?, ?)"] * len(chunk))
-        yield f"INSERT INTO {table} VALUES {marks}", [value for row in chunk for value in row]
 
 
 def _clean(text: str) -> str:
