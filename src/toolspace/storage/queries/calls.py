@@ -22,6 +22,7 @@ from toolspace.storage.queries.table import (
     first_column,
     first_value,
     has_changed,
+    insert_into,
     placeholders,
     where_clause,
 )
@@ -66,12 +67,11 @@ class CallTransition(msgspec.Struct, frozen=True):
     pauses_run: bool
 
 
-_CALL = Table(
-    "calls",
-    CallRecord,
-    columns={"visibility": "exposure", "pauses_run": "pauses"},  # Those that only a `NewCall` has.
-    json=("args", "result"),
-    flags=("visible", "is_async", "is_error"),
+_CALL = Table("calls", CallRecord, json=("args", "result"), flags=("visible", "is_async", "is_error"))
+_NEW_CALL = Table("calls", NewCall, columns={"visibility": "exposure", "pauses_run": "pauses"})
+_INSERT = (
+    f"{insert_into('calls', (*_NEW_CALL.columns, 'seq', 'message_id', 'is_error'))} "
+    f"ON CONFLICT (call_id) DO NOTHING RETURNING {_CALL.sql}"
 )
 _COLUMN_COUNT: Final = len(_CALL.columns)
 
@@ -172,12 +172,15 @@ def _result_values(
 
 def create(new: NewCall, *, seq: int, message_id: str | None) -> Program[CallRecord | None]:
     """None if the id is in use."""
-    values = msgspec.structs.asdict(new)
-    values["pauses_run"] = int(new.pauses_run)
-    if new.created_at is None:
-        values["created_at"] = now_ms()
-    on_conflict = "ON CONFLICT (call_id) DO NOTHING"
-    return _CALL.insert(on_conflict, **values, seq=seq, message_id=message_id, is_error=False)
+    values = msgspec.structs.asdict(new) | {
+        "args": json_text.encode_for_storage(new.args),
+        "visible": int(new.visible),
+        "is_async": int(new.is_async),
+        "pauses_run": int(new.pauses_run),
+        "created_at": new.created_at if new.created_at is not None else now_ms(),
+    }
+    rows = yield _INSERT, (*values.values(), seq, message_id, 0)
+    return _CALL.decode(rows[0]) if rows else None
 
 
 def allocate_sequence_number(run_id: str) -> Program[tuple[int, str, str | None] | None]:

@@ -6,7 +6,6 @@ Everything here that returns a `Program` runs exactly one statement.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import lru_cache
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
@@ -62,7 +61,7 @@ class Table(Generic[R]):
         for field, encode in self._encoders.items():
             if field in values:
                 values[field] = encode(values[field])
-        insert = insert_into(self.name, tuple(self._column_of.get(field, field) for field in values))
+        insert = insert_into(self.name, [self._column_of.get(field, field) for field in values])
         return self._decode_first((yield f"{insert} {on_conflict} RETURNING {self.sql}", tuple(values.values())))
 
     def on_conflict_update(self, key: str, *, except_columns: Collection[str]) -> str:
@@ -121,8 +120,7 @@ def placeholders(values: Collection[Any]) -> str:
     return ", ".join("?" * len(values))
 
 
-@lru_cache(maxsize=256)
-def insert_into(table: str, columns: tuple[str, ...]) -> str:
+def insert_into(table: str, columns: Collection[str]) -> str:
     """An INSERT of one row that gives a value to each of these columns."""
     return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({placeholders(columns)})"
 

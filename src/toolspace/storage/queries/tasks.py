@@ -14,6 +14,7 @@ from toolspace.storage.database import Program, long_running
 from toolspace.storage.queries.table import Table, delete_selected, first_value, where_clause
 
 _TASK_PREFIX, _REFLECTION_PREFIX, _RUN_PREFIX = "task_", "refl_", "run_"
+_BACKGROUND_RUN_PREFIXES = _RUN_PREFIX + _TASK_PREFIX, _RUN_PREFIX + _REFLECTION_PREFIX
 _TASK = Table("tasks", TaskRecord, json=("result", "reflection"))
 
 
@@ -24,8 +25,7 @@ def run_id_of(session_id: str) -> str:
 
 def find_session_id(run_id: str) -> str | None:
     """The session that a run belongs to, by its id, if that is of a task or a reflection. None for any other run."""
-    session_id = run_id.removeprefix(_RUN_PREFIX)
-    return session_id if session_id != run_id and is_background_session(session_id) else None
+    return run_id.removeprefix(_RUN_PREFIX) if run_id.startswith(_BACKGROUND_RUN_PREFIXES) else None
 
 
 def is_background_session(session_id: str) -> bool:
