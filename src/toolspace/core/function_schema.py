@@ -117,7 +117,7 @@ class FunctionValidator:
         # Defaults that Python would not apply by itself: it would pass a `Field(…)` unchanged, and a positional-only
         # parameter can be omitted only together with all that follow.
         self._defaults = {
-            parameter.name: parameter
+            parameter.name: parameter.default
             for parameter in signature.parameters
             if _is_field(parameter.default)
             or (parameter.name in signature.positional_only and parameter.default is not MISSING)
@@ -141,9 +141,11 @@ class FunctionValidator:
     def _complete(self, values: dict[str, Any]) -> dict[str, Any]:
         if self._bound_names and (names := self._bound_names & values.keys()):
             raise InvalidArguments([Issue(name, "no such parameter") for name in sorted(names)])
-        for name, parameter in self._defaults.items():
+        for name, default in self._defaults.items():
             if name not in values:
-                values[name] = _default_of(parameter, values)
+                if _is_field(default):
+                    default = default.get_default(call_default_factory=True, validated_data=values)
+                values[name] = default
         return values
 
     def _coerce_and_validate(self, arguments: Mapping[str, Any] | str | bytes, error: ValueError) -> dict[str, Any]:
@@ -281,12 +283,6 @@ def _default_keyword(parameter: FunctionParameter) -> Schema:
         return {"default": json_text.to_json_data(to_jsonable_python(default))}
     except ValueError:
         return {}
-
-
-def _default_of(parameter: FunctionParameter, values: dict[str, Any]) -> Any:
-    """Returns the default for a call with these values. Evaluates a pydantic `Field(…)`."""
-    default = parameter.default
-    return default.get_default(call_default_factory=True, validated_data=values) if _is_field(default) else default
 
 
 def _is_required(parameter: FunctionParameter) -> bool:

@@ -133,11 +133,9 @@ def proximity_score(phrase: Sequence[str], text: str, weights: Mapping[str, floa
             positions[word].append(position)
     score = 0.0
     for first, second in pairwise(phrase):
-        distance = min(
-            (b - a for a in positions[first] for b in positions[second] if 0 < b - a <= _MAX_DISTANCE), default=0
-        )
-        if distance:
-            score += (weights[first] + weights[second]) / 2 / distance
+        distances = [b - a for a in positions[first] for b in positions[second] if 0 < b - a <= _MAX_DISTANCE]
+        if distances:
+            score += (weights[first] + weights[second]) / 2 / min(distances)
     return score
 
 

