@@ -255,8 +255,9 @@ class Toolspace:
         """The agents. Each is also a tool, `agent__{name}`."""
         if self._agents is None:
             # Imported here: most toolspaces have no agents.
+            from toolspace.agents.handoff import RouterProvider
             from toolspace.agents.registry import AgentRegistry
-            from toolspace.agents.subagents import AgentProvider, RouterProvider
+            from toolspace.agents.subagents import AgentProvider
 
             registry = AgentRegistry(self.orchestrator, make_tools=self._create_for, environ=self._environ)
             self.orchestrator.register(AgentProvider(registry), needs_start=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from toolspace import Tool, Toolspace
 from toolspace.agents.agent import Agent, entity_id_for
 from toolspace.agents.agent_host import AgentHost
 from toolspace.agents.prebuilt.provider import PrebuiltProvider
-from toolspace.agents.subagent_run_recorder import StoredRunRecorders
+from toolspace.agents.subagent_run_recorder import open_stored_recorder
 from toolspace.agents.tasks import TaskToolProvider
 from toolspace.config.configuration import AgentSpec
 from toolspace.core.context import ToolContext
@@ -155,9 +156,9 @@ class CallId:
 
 def agent(name: str, model: Model, *, tools: Sequence[Any] = (), system: str = "", **spec: Any) -> Agent:
     """An agent of configuration, with a model and tools of the test."""
-    configured = Agent.from_spec(AgentSpec(name=name, system=system, **spec))
-    configured.model, configured.tools = model, tuple(tools)
-    return configured
+    configured_agent = Agent.from_spec(AgentSpec(name=name, system=system, **spec))
+    configured_agent.model, configured_agent.tools = model, tuple(tools)
+    return configured_agent
 
 
 @asynccontextmanager
@@ -190,7 +191,7 @@ async def run_agents(
         await stack.enter_async_context(ts)
         ledger.on_stop_call = ts.cancel
         ts.agents.add(agents)
-        ts.agents.run_recorders = StoredRunRecorders(pending_calls)
+        ts.agents.open_run_recorder = partial(open_stored_recorder, pending_calls)
         host = AgentHost(pending_calls, ts.agents, session_dir=session_dir, **options)
         harness = AgentHarness(ledger, pending_calls, host, names or [agent.name for agent in agents])
         await stack.enter_async_context(host)

@@ -115,12 +115,12 @@ async def test_an_agent_has_its_own_tools_and_those_of_the_toolspace() -> None:
     agent = Agent("ada", model=model, tools=[shout, whisper])
     async with Toolspace([add, fail], agents=[agent]) as ts:
         await ts.run_agent("ada", "Go.", max_steps=1)
-        model_saw = [offered.name for offered in model.requests[0].tools]
+        model_saw = [tool_item.name for tool_item in model.requests[0].tools]
         assert {"add", "whisper", "fail"} <= set(model_saw)
         assert model_saw.count("add") == 1
         records = {record.tool: record.status for record in ts.orchestrator.call_log.recent}
         assert records == {"add": "ok", "whisper": "ok", "fail": "failed"}
-        assert [offered.name for offered in ts.list_tools()] == ["add", "fail", "agent__ada"]
+        assert [tool_item.name for tool_item in ts.list_tools()] == ["add", "fail", "agent__ada"]
         assert (await ts.call("add", {"a": 1, "b": 1})).result == 2
         assert (await ts.call("whisper", {"text": "X"})).error_kind == "unknown_tool"
 
@@ -192,7 +192,7 @@ async def test_the_model_reads_errors_about_malformed_arguments_and_unknown_tool
 
 
 async def test_fifty_calls_in_one_turn_run_in_parallel_with_results_in_order() -> None:
-    started, everyone = 0, asyncio.Event()
+    started, all_started = 0, asyncio.Event()
 
     @tool
     async def meet(n: int) -> int:
@@ -200,8 +200,8 @@ async def test_fifty_calls_in_one_turn_run_in_parallel_with_results_in_order() -
         nonlocal started
         started += 1
         if started == 50:
-            everyone.set()
-        await everyone.wait()
+            all_started.set()
+        await all_started.wait()
         return n
 
     model = ScriptedModel([[call("meet", {"n": n}) for n in range(50)], "Met."])
@@ -244,7 +244,7 @@ async def test_a_huge_result_is_stored_and_the_agent_reads_it(tmp_path: Path) ->
         turn = request.turns[-1]
         assert isinstance(turn, ResultsTurn)
         handle = turn.results[0].text.split('"handle":"')[1].split('"')[0]
-        assert "agent__read_output" in {offered.name for offered in request.tools}
+        assert "agent__read_output" in {tool_item.name for tool_item in request.tools}
         return call("agent__read_output", {"handle": handle, "offset": 99_999})
 
     model = ScriptedModel([call("dump"), read, "Read."])
@@ -296,14 +296,14 @@ async def test_the_timeout_of_a_run_limits_the_model_and_the_tools() -> None:
 
 async def test_canceling_stops_the_model_and_the_tools() -> None:
     stopped: list[str] = []
-    reached = asyncio.Event()
+    reached_event = asyncio.Event()
 
-    async def hang(what: str) -> None:
-        reached.set()
+    async def hang(subject: str) -> None:
+        reached_event.set()
         try:
             await asyncio.Event().wait()
         finally:
-            stopped.append(what)
+            stopped.append(subject)
 
     @tool
     async def work() -> None:
@@ -315,12 +315,12 @@ async def test_canceling_stops_the_model_and_the_tools() -> None:
         return ""
 
     for model in (ScriptedModel([think]), ScriptedModel([call("work"), "Done."])):
-        reached.clear()
-        asking = asyncio.create_task(run_agent_once(model, tools=[work]))
-        await reached.wait()
-        asking.cancel()
+        reached_event.clear()
+        request_task = asyncio.create_task(run_agent_once(model, tools=[work]))
+        await reached_event.wait()
+        request_task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asking
+            await request_task
     assert stopped == ["model", "tool"]
 
 

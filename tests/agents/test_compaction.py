@@ -21,7 +21,7 @@ from toolspace.errors import ModelError, StorageError
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.database import Database
-from toolspace.storage.queries import runs
+from toolspace.storage.queries import runs, sessions
 
 LONG = "lorem ipsum " * 200
 """More than 400 tokens."""
@@ -97,10 +97,10 @@ async def test_older_cycles_are_summarized_and_archived(database: Database, tmp_
         "ARCHIVES of those cycles, for session_archive_read: cycles-000001-000001.md"
     )
     assert "event 2" in text_of(rest[0])
-    archived = (tmp_path / "ada" / "cycles-000001-000001.md").read_text()
-    assert "event 1" in archived
-    assert "→ look" in archived
-    assert LONG in archived
+    archive_text = (tmp_path / "ada" / "cycles-000001-000001.md").read_text()
+    assert "event 1" in archive_text
+    assert "→ look" in archive_text
+    assert LONG in archive_text
     assert (tmp_path / "ada" / "cycles-000001-000001.md").stat().st_mode & 0o077 == 0
     assert "event 1" in ada.transcripts[0]
 
@@ -125,9 +125,9 @@ async def test_a_new_summary_replaces_the_previous_one_and_the_cycles_since(sqli
     assert ada.transcripts[-1].startswith("SUMMARY SO FAR:\nthe gist of it\n\n## Cycle")
     assert "session_archive_read" not in ada.transcripts[-1]
     archives = sorted(path.name for path in (tmp_path / "ada").iterdir())
-    named = session.rpartition("session_archive_read: ")[2].split(", ")
-    assert set(named) <= set(archives)
-    assert len(named) > 1
+    archive_names = session.rpartition("session_archive_read: ")[2].split(", ")
+    assert set(archive_names) <= set(archives)
+    assert len(archive_names) > 1
 
 
 @pytest.mark.spec("11.4")
@@ -154,8 +154,8 @@ async def test_compaction_never_separates_a_call_from_its_result(sqlite: Databas
     for request in ada.requests:
         for before, turn in zip([None, *request.turns], [*request.turns, None], strict=True):
             previous_calls = before.calls if isinstance(before, ModelTurn) else ()
-            answered = turn.results if isinstance(turn, ResultsTurn) else ()
-            assert [model_call.id for model_call in previous_calls] == [result.id for result in answered]
+            results = turn.results if isinstance(turn, ResultsTurn) else ()
+            assert [model_call.id for model_call in previous_calls] == [result.id for result in results]
 
 
 @pytest.mark.spec("11.4")
@@ -181,7 +181,9 @@ async def test_compaction_that_was_killed_runs_again(database: Database, tmp_pat
         before = await harness.history()
 
     async def settle(ledger: Ledger) -> bool:
-        session = await Ledger(database).commit(session_transactions.acquire, harness.agent, ledger.node_id)
+        session = await Ledger(database).write(
+            sessions.acquire_lease, harness.agent, ledger.node_id, lease_ms=session_transactions.LEASE_MS
+        )
         assert session is not None
         lease = SessionLease(harness.agent, harness.agent, session.token)
         try:
@@ -190,15 +192,15 @@ async def test_compaction_that_was_killed_runs_again(database: Database, tmp_pat
         finally:
             await Ledger(database).commit(session_transactions.release, lease)
 
-    crashing = CrashingDatabase(database)
-    crashing.crash_at_write(1, loses_write=True)
+    crashing_database = CrashingDatabase(database)
+    crashing_database.crash_at_write(1, loses_write=True)
     with pytest.raises(StorageError):
-        await settle(Ledger(crashing))
+        await settle(Ledger(crashing_database))
     (archive,) = (tmp_path / "ada").iterdir()
-    written = archive.read_text()
+    archive_text = archive.read_text()
     assert len(await harness.ledger.read(_history_of(harness))) == len(before)
     assert await settle(Ledger(database))
-    assert [path.read_text() for path in (tmp_path / "ada").iterdir()] == [written]
+    assert [path.read_text() for path in (tmp_path / "ada").iterdir()] == [archive_text]
     assert not await settle(Ledger(database))
 
 

@@ -70,9 +70,9 @@ agents:
 async def test_agents_run_as_the_configuration_file_describes(tmp_path: Path) -> None:
     async with Toolspace.open(write_config(tmp_path, TWO)) as ts:
         assert not [warning for warning in ts.warnings if "not in effect" in warning]
-        listed = {offered.name: offered.description for offered in ts.list_tools()}
-        assert listed["agent__researcher"] == "Finds things out."
-        assert "shout" not in listed
+        listing = {tool_item.name: tool_item.description for tool_item in ts.list_tools()}
+        assert listing["agent__researcher"] == "Finds things out."
+        assert "shout" not in listing
         model = set_script(
             ts, "researcher", [call("shout", {"text": "hi"}), call("pong"), call("secret"), call("current_time")], "ok"
         )
@@ -165,7 +165,7 @@ async def test_a_reload_changes_agents_without_interrupting_runs(tmp_path: Path)
         write_config(tmp_path, TWO.replace("You research.", "You dig.").replace("writer:", "poet:"), mark="?")
         await ts.reload()
         assert [agent.name for agent in ts.agents] == ["researcher", "poet"]
-        assert "agent__poet" in {offered.name for offered in ts.list_tools()}
+        assert "agent__poet" in {tool_item.name for tool_item in ts.list_tools()}
         assert (await ts.call("agent__writer", {"prompt": "x"})).error_kind == "unknown_tool"
         model = set_script(ts, "researcher", call("shout", {"text": "a"}), "ok")
         await ts.run_agent("researcher", "Go.")
@@ -224,8 +224,8 @@ def run_cli(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.spec("17.1")
 def test_agents_are_listed_and_called_on_the_command_line(tmp_path: Path) -> None:
     write_config(tmp_path, TWO)
-    listed = run_cli(tmp_path, "--json", "list")
-    assert {"agent__researcher", "agent__writer"} <= {offered["name"] for offered in json.loads(listed.stdout)}
-    done = run_cli(tmp_path, "--json", "call", "agent__writer", "prompt=Hello")
-    result = json.loads(done.stdout)
-    assert (done.returncode, result["ok"], result["extras"]["agent"]) == (0, True, "writer")
+    listing = run_cli(tmp_path, "--json", "list")
+    assert {"agent__researcher", "agent__writer"} <= {tool_item["name"] for tool_item in json.loads(listing.stdout)}
+    process = run_cli(tmp_path, "--json", "call", "agent__writer", "prompt=Hello")
+    result = json.loads(process.stdout)
+    assert (process.returncode, result["ok"], result["extras"]["agent"]) == (0, True, "writer")

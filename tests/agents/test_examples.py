@@ -13,8 +13,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.mark.parametrize("name", ["agent", "agent_team"])
 def test_the_example_prints_what_its_page_says(name: str) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py")], capture_output=True, text=True, check=True
     )  # fmt: skip
-    assert done.stdout == (EXAMPLES / f"{name}.out").read_text()
-    assert done.stderr == ""
+    assert process.stdout == (EXAMPLES / f"{name}.out").read_text()
+    assert process.stderr == ""

@@ -33,10 +33,10 @@ def last_results(model: ScriptedModel) -> list[str]:
 @pytest.mark.spec("3.41")
 async def test_the_destination_answers_the_original_request_with_the_advice() -> None:
     desk = ScriptedModel([handoff("billing", "a customer since 2019")], usage=Usage(requests=1, input_tokens=3))
-    billing = ScriptedModel(["You owe nothing."], usage=Usage(requests=1, input_tokens=5))
+    billing_model = ScriptedModel(["You owe nothing."], usage=Usage(requests=1, input_tokens=5))
     agents = [
         Agent("desk", model=desk, destinations=["billing", "support"]),
-        Agent("billing", model=billing),
+        Agent("billing", model=billing_model),
         Agent("support", model=ScriptedModel()),
     ]
     async with Toolspace(agents=agents) as ts:
@@ -44,7 +44,7 @@ async def test_the_destination_answers_the_original_request_with_the_advice() ->
     assert (result.ok, result.text) == (True, "You owe nothing.")
     assert (result.agent, result.path, result.steps) == ("billing", ("desk", "billing"), 2)
     assert result.usage == Usage(requests=2, input_tokens=8)
-    assert billing.requests[0].turns == (
+    assert billing_model.requests[0].turns == (
         UserTurn("What do I owe?\n\nADVICE from router: a customer since 2019"),
     )  # fmt: skip
 
@@ -56,12 +56,12 @@ async def test_the_handoff_tool_is_offered_only_with_destinations() -> None:
     async with Toolspace(agents=agents) as ts:
         await ts.run_agent("router", "Go.")
         await ts.run_agent("plain", "Go.")
-        assert HANDOFF in {offered.name for offered in router.requests[0].tools}
-        assert HANDOFF not in {offered.name for offered in plain.requests[0].tools}
-        assert HANDOFF not in {offered.name for offered in ts.list_tools()}
-        refused = await ts.call(HANDOFF, {"agent": "plain"})
-        assert not refused.ok
-        assert "router.destinations" in (refused.error or "")
+        assert HANDOFF in {tool_item.name for tool_item in router.requests[0].tools}
+        assert HANDOFF not in {tool_item.name for tool_item in plain.requests[0].tools}
+        assert HANDOFF not in {tool_item.name for tool_item in ts.list_tools()}
+        refusal = await ts.call(HANDOFF, {"agent": "plain"})
+        assert not refusal.ok
+        assert "router.destinations" in (refusal.error or "")
 
 
 @pytest.mark.spec("3.41")
@@ -83,12 +83,12 @@ async def test_an_unknown_destination_is_an_error_that_lists_the_destinations() 
 
 @pytest.mark.spec("3.41")
 async def test_a_handoff_ends_the_run_after_the_other_calls_of_the_turn() -> None:
-    noted: list[str] = []
+    notes: list[str] = []
 
     @tool
     async def remember(text: str) -> str:
         """Remembers."""
-        noted.append(text)
+        notes.append(text)
         return text
 
     desk = ScriptedModel([[handoff("b"), call("remember", {"text": "x"}), handoff("c")], "never said"])
@@ -99,7 +99,7 @@ async def test_a_handoff_ends_the_run_after_the_other_calls_of_the_turn() -> Non
     ]
     async with Toolspace([remember], agents=agents) as ts:
         result = await ts.run_agent("desk", "Go.")
-    assert (result.text, noted, desk.remaining_steps) == ("b answers", ["x"], 1)
+    assert (result.text, notes, desk.remaining_steps) == ("b answers", ["x"], 1)
 
 
 async def test_handoffs_are_followed_and_their_advice_accumulates() -> None:
@@ -142,24 +142,24 @@ async def test_a_circular_handoff_at_run_time_is_rejected() -> None:
 
 async def test_a_subagent_can_hand_its_call_off() -> None:
     parent = ScriptedModel([call("agent__desk", {"prompt": "What do I owe?"}), "Nothing, they say."])
-    billing = ScriptedModel(["Nothing."])
+    billing_model = ScriptedModel(["Nothing."])
     agents = [
         Agent("parent", model=parent, agents=["desk"]),
         Agent("desk", model=ScriptedModel([handoff("billing", "hurry")]), destinations=["billing"]),
-        Agent("billing", model=billing),
+        Agent("billing", model=billing_model),
     ]
     async with Toolspace(agents=agents) as ts:
         result = await ts.run_agent("parent", "Ask.")
         direct = ts.agents.get("desk")
         direct.model = ScriptedModel([handoff("billing")])
         ts.agents.get("billing").model = ScriptedModel(["Nothing."])
-        called = await ts.call("agent__desk", {"prompt": "What do I owe?"})
+        call_result = await ts.call("agent__desk", {"prompt": "What do I owe?"})
     assert result.text == "Nothing, they say."
     assert last_results(parent) == ["Nothing."]
     assert result.usage.requests == 4
-    assert 'called by the agent "parent"' in billing.requests[0].system
-    assert called.extras["agent"] == "billing"
-    assert called.extras["path"] == ["desk", "billing"]
+    assert 'called by the agent "parent"' in billing_model.requests[0].system
+    assert call_result.extras["agent"] == "billing"
+    assert call_result.extras["path"] == ["desk", "billing"]
 
 
 async def test_a_handoff_to_a_waiting_agent_is_rejected() -> None:

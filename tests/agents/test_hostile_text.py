@@ -120,5 +120,5 @@ async def test_a_handoff_adds_nobody_to_a_space_of_which_the_agent_is_not_a_memb
         await harness.push_event({"spaceId": "spc_vault", "order": 1})
         await harness.wait_for_run(agent=entity_id_for("bob"))
         assert await harness.ledger.read(entities_and_spaces.list_members, "spc_vault") == []
-        (handed,) = await harness.inbox(entity_id_for("bob"))
-        assert handed.data["spaceId"] is None
+        (handoff_event,) = await harness.inbox(entity_id_for("bob"))
+        assert handoff_event.data["spaceId"] is None

@@ -107,11 +107,11 @@ async def test_peek_inbox_does_not_take_results_that_a_run_waits_for(database: D
     tools = [look, external_tool("ask", "external", pauses_run=True, visible=False)]
     async with run_agents(database, agent("ada", model), tools=tools, session_dir=tmp_path) as harness:
         await harness.send_message("Ask.")
-        paused = await harness.wait_for_paused_run()
+        paused_run = await harness.wait_for_paused_run()
         await harness.send_message("And look.")
         await harness.wait_for_run(2)
         results_turn = model.requests[3].turns[-1]
         assert isinstance(results_turn, ResultsTurn)
         assert '"events":[]' in results_turn.results[0].text.replace(" ", "")
         assert [run.status for run in await harness.runs()] == ["completed", "completed"]
-        assert (await harness.runs())[0].id == paused.id
+        assert (await harness.runs())[0].id == paused_run.id

@@ -12,8 +12,7 @@ import pytest
 from tests.agents.agent_harness import AgentHarness, agent, run_agents
 from tests.agents.chaos.storm import ProcessStorm
 from toolspace import tool
-from toolspace.agents import cycle as cycles
-from toolspace.agents import session_transactions
+from toolspace.agents import durable_loop, session_transactions
 from toolspace.agents.agent import Agent
 from toolspace.config.agent_settings import AgentLimits
 from toolspace.core.model import ModelRequest
@@ -50,16 +49,18 @@ async def start_process(stack: AsyncExitStack, url: str, directory: Path, ada: A
 
 async def take_lease(database: Database, session_id: str) -> None:
     """Another process takes a session whose lease has ended."""
-    other = Ledger(database)
-    await other.write(sessions.release_all_leases, "")
-    assert await other.commit(session_transactions.acquire, session_id, other.node_id) is not None
+    other_ledger = Ledger(database)
+    await other_ledger.write(sessions.release_all_leases, "")
+    assert await other_ledger.write(
+        sessions.acquire_lease, session_id, other_ledger.node_id, lease_ms=session_transactions.LEASE_MS
+    )
 
 
 @pytest.mark.spec("11.1")
 async def test_the_cycles_of_one_agent_never_overlap_in_two_processes(postgres_url: str, tmp_path: Path) -> None:
-    watched = RequestCounter()
+    counter = RequestCounter()
     limits = AgentLimits(inbox_batch=1, cycles_per_minute=10_000)
-    ada = agent("ada", ScriptedModel(watched.respond, record=False), limits=limits)
+    ada = agent("ada", ScriptedModel(counter.respond, record=False), limits=limits)
     async with AsyncExitStack() as stack:
         harnesses = [await start_process(stack, postgres_url, tmp_path, ada) for _ in range(2)]
         for number in range(40):
@@ -69,7 +70,7 @@ async def test_the_cycles_of_one_agent_never_overlap_in_two_processes(postgres_u
             await harness.wait_until_idle()
         runs = await harnesses[0].runs()
         assert [run.status for run in runs] == ["completed"] * 40
-        assert (watched.count, watched.max_active) == (40, 1)
+        assert (counter.count, counter.max_active) == (40, 1)
         assert {event.status for event in await harnesses[0].inbox()} == {"processed"}
         turns = [row.run_id for row in await harnesses[0].history()]
         assert turns == sorted(turns, key=turns.index)  # The turns of each run stand together.
@@ -97,19 +98,19 @@ async def test_a_process_that_lost_its_lease_stores_nothing(database: Database, 
 async def test_a_process_whose_lease_expired_checks_it_before_a_call(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done: list[str] = []
+    effects: list[str] = []
 
     @tool(visible=False)
     async def stall() -> str:
         """Takes longer than the lease lasts."""
-        monkeypatch.setattr(cycles, "now", lambda: float("inf"))
+        monkeypatch.setattr(durable_loop, "now", lambda: float("inf"))
         await take_lease(database, harness.agent)
         return "back"
 
     @tool(visible=False)
     async def act() -> str:
         """Has an effect."""
-        done.append("acted")
+        effects.append("acted")
         return "acted"
 
     calls = [call("stall"), call("enter_space", {"spaceId": "spc_room"}), call("act"), call("act")]
@@ -122,7 +123,7 @@ async def test_a_process_whose_lease_expired_checks_it_before_a_call(
         await harness.wait_until_idle()
         [run] = await harness.runs()
         assert (run.status, run.space_id) == ("running", None)  # The process with the lease continues it.
-    assert done == []
+    assert effects == []
 
 
 class SlowDatabase(Database):
@@ -160,8 +161,10 @@ async def test_a_lease_that_is_acquired_while_the_process_stops_is_released(data
         slow.is_slow = True
         harness.host.scheduler.wake(harness.agent)
         await slow.has_started.wait()
-    other = Ledger(database)
-    assert await other.commit(session_transactions.acquire, harness.agent, other.node_id) is not None
+    other_ledger = Ledger(database)
+    assert await other_ledger.write(
+        sessions.acquire_lease, harness.agent, other_ledger.node_id, lease_ms=session_transactions.LEASE_MS
+    )
 
 
 @pytest.mark.spec("11.1")

@@ -96,12 +96,12 @@ async def test_a_message_is_streamed_while_the_model_writes_it_and_sent_once(
         events = [
             event for event in await harness.events(f"space:{harness.space}") if event.type.startswith("message.")
         ]
-        own = [
+        own_events = [
             event
             for event in events
             if event.data.get("messageId", message.id) != message.id or _is_own(event, harness)
         ]
-        assert [event.type for event in own][-4:] == [
+        assert [event.type for event in own_events][-4:] == [
             "message.started",
             "message.delta",
             "message.delta",
@@ -138,9 +138,9 @@ async def test_the_arguments_of_a_visible_tool_are_streamed(database: Database, 
         model.go_on.set()
         run = await harness.wait_for_run()
         events = await harness.events(f"space:{harness.space}")
-        own = [event for event in events if event.data.get("toolCallId") == early.data["toolCallId"]]
-        assert [event.type for event in own] == ["tool.streaming", "tool.streaming", "tool.started", "tool.done"]
-        assert "".join(event.data["inputDelta"] for event in own[:2]) == '{"title": "Sales"}'
+        own_events = [event for event in events if event.data.get("toolCallId") == early.data["toolCallId"]]
+        assert [event.type for event in own_events] == ["tool.streaming", "tool.streaming", "tool.started", "tool.done"]
+        assert "".join(event.data["inputDelta"] for event in own_events[:2]) == '{"title": "Sales"}'
         assert run.status == "completed"
 
 
@@ -188,12 +188,12 @@ async def test_a_streamed_message_ends_with_an_error_if_the_model_fails(database
         model.go_on.set()
         run = await harness.wait_for_run()
         assert run.status == "failed"
-        done = [
+        completed_events = [
             event.data["message"]
             for event in await harness.events(f"space:{harness.space}")
             if event.type == "message.done"
         ]
-        assert [message["status"] for message in done] == ["complete", "error"]
+        assert [message["status"] for message in completed_events] == ["complete", "error"]
         assert await harness.sent_texts() == ["Hello?"]
 
 

@@ -44,10 +44,10 @@ async def wait_until_inboxes_empty(harness: AgentHarness) -> None:
     """Waits until every event of every inbox is processed."""
     while True:
         await harness.wait_until_idle()
-        waiting = [
+        waiting_events = [
             event for name in harness.agents for event in await harness.inbox(name) if event.status != "processed"
         ]
-        if not waiting:
+        if not waiting_events:
             return
         await asyncio.sleep(0.005)
 
@@ -56,7 +56,7 @@ class CountingDatabase(Database):
     """Wraps a database and counts its reads."""
 
     def __init__(self, database: Database) -> None:
-        self._within = database
+        self._inner_database = database
         self.is_shared = database.is_shared
         self.reads = 0
         self.run = database.run  # type: ignore[method-assign]
@@ -68,7 +68,7 @@ class CountingDatabase(Database):
 
     async def read(self, program: Callable[[], Program[T]]) -> T:
         self.reads += 1
-        return await self._within.read(program)
+        return await self._inner_database.read(program)
 
     async def aclose(self) -> None: ...
 
@@ -179,16 +179,16 @@ async def test_an_agent_with_a_message_of_a_person_runs_before_other_agents(data
 
 @pytest.mark.spec("11.1")
 async def test_cycles_per_minute_are_limited_over_all_processes(database: Database, tmp_path: Path) -> None:
-    counted = CountingDatabase(database)
+    counting_database = CountingDatabase(database)
     limits = AgentLimits(cycles_per_minute=2, inbox_batch=1)
     ada = agent("ada", ScriptedModel.loop(["Hm."]), limits=limits)
-    async with run_agents(counted, ada, session_dir=tmp_path) as harness:
+    async with run_agents(counting_database, ada, session_dir=tmp_path) as harness:
         for number in range(4):
             await harness.send_message(f"Message {number}")
         await harness.wait_for_run(2)
         token = await harness.lease_token()
-        before = counted.reads
-        while counted.reads < before + 12:  # noqa: ASYNC110 - until it was looked at again, some times
+        before = counting_database.reads
+        while counting_database.reads < before + 12:  # noqa: ASYNC110 - until it was looked at again, some times
             await asyncio.sleep(0.01)
         assert await harness.lease_token() <= token + 1
         assert len(await harness.runs()) == 2

@@ -227,10 +227,10 @@ async def wait_for_streamed_message(harness: AgentHarness) -> str:
 async def test_a_streamed_message_that_may_not_be_sent_ends_with_an_error(
     database: Database, tmp_path: Path, arguments: str
 ) -> None:
-    async def seen() -> None:
+    async def wait_for_part() -> None:
         await wait_for_streamed_message(harness)
 
-    model = SlowWriterModel(ModelTurn(calls=(ModelCall("b", "send_message", arguments),)), before=seen)
+    model = SlowWriterModel(ModelTurn(calls=(ModelCall("b", "send_message", arguments),)), before=wait_for_part)
     async with run_agents(database, agent("ada", model), session_dir=tmp_path) as harness:
         await harness.send_message("Say hello.")
         run = await harness.wait_for_run()
@@ -366,17 +366,17 @@ class Checkpoint:
     """A point of a run at which the run waits for the test."""
 
     def __init__(self) -> None:
-        self.reached = asyncio.Event()
+        self.reached_event = asyncio.Event()
         self.forever = asyncio.Event()
 
-    async def here(self) -> None:
-        self.reached.set()
+    async def wait_here(self) -> None:
+        self.reached_event.set()
         await self.forever.wait()
 
 
 async def _model(stage: Checkpoint) -> tuple[Model, list[Any]]:
     async def thinks(request: ModelRequest) -> str:
-        await stage.here()
+        await stage.wait_here()
         return "never"
 
     return ScriptedModel([thinks, "Next."]), []
@@ -384,7 +384,7 @@ async def _model(stage: Checkpoint) -> tuple[Model, list[Any]]:
 
 async def _second_request(stage: Checkpoint) -> tuple[Model, list[Any]]:
     async def thinks(request: ModelRequest) -> str:
-        await stage.here()
+        await stage.wait_here()
         return "never"
 
     return ScriptedModel([call("double", {"n": 1}), thinks, "Next."]), [double]
@@ -394,22 +394,22 @@ async def _tool(stage: Checkpoint) -> tuple[Model, list[Any]]:
     @tool(visible=False)
     async def slow() -> str:
         """Is slow."""
-        await stage.here()
+        await stage.wait_here()
         return "never"
 
     return ScriptedModel([[call("slow"), call("double", {"n": 1})], "Next."]), [slow, double]
 
 
-async def _waiting(stage: Checkpoint) -> tuple[Model, list[Any]]:
+async def _waiting_model(stage: Checkpoint) -> tuple[Model, list[Any]]:
     async def enters(request: ModelRequest) -> list[ModelCall]:
-        stage.reached.set()
+        stage.reached_event.set()
         return [ENTER, call("ask")]
 
     # The model may get one more request: the end of the call is noticed before the end of the run.
     return ScriptedModel([enters, "Next.", "Next."]), [external_tool("ask", "space", visible=True, timeout=60.0)]
 
 
-STAGES = [_model, _second_request, _tool, _waiting]
+STAGES = [_model, _second_request, _tool, _waiting_model]
 
 
 @pytest.mark.spec("7.1")
@@ -421,8 +421,8 @@ async def test_a_cancelled_run_ends_and_the_agent_continues(
     model, tools = await create_stage(stage)
     async with run_agents(database, agent("ada", model), tools=tools, session_dir=tmp_path) as harness:
         await harness.send_message("Begin.")
-        await stage.reached.wait()
-        if create_stage is _waiting:
+        await stage.reached_event.wait()
+        if create_stage is _waiting_model:
             await harness.wait_for_open_call()
         [run] = await harness.runs()
         await harness.ledger.commit(runs.cancel_run, run.id)
@@ -443,8 +443,8 @@ async def test_deleting_an_agent_during_its_run_does_not_affect_others(
     bob = agent("bob", ScriptedModel.loop(["Hm."]))
     async with run_agents(database, agent("ada", model), bob, tools=tools, session_dir=tmp_path) as harness:
         await harness.send_message("Begin.")
-        await stage.reached.wait()
-        if create_stage is _waiting:
+        await stage.reached_event.wait()
+        if create_stage is _waiting_model:
             await harness.wait_for_open_call()
         await harness.ledger.commit(delete_entity_transaction, harness.agent)
         await harness.wait_until_idle()

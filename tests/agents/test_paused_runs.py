@@ -53,14 +53,14 @@ async def test_a_paused_run_continues_in_another_process_with_its_result(databas
     first = ScriptedModel([call("ask", {"about": "it"})])
     async with run_agents(database, agent("ada", first), tools=[pausing_tool()], session_dir=tmp_path) as harness:
         await harness.send_message("Ask them.")
-        paused = await harness.wait_for_paused_run()
-        assert paused.steps == 1
+        paused_run = await harness.wait_for_paused_run()
+        assert paused_run.steps == 1
         assert [event.status for event in await harness.inbox()] == ["processed"]
     second = ScriptedModel(["They said yes."])
     async with run_agents(database, agent("ada", second), tools=[pausing_tool()], session_dir=tmp_path) as harness:
         await submit_result(harness, {"said": "yes"})
         run = await harness.wait_for_run()
-        assert (run.id, run.status, run.steps) == (paused.id, "completed", 2)
+        assert (run.id, run.status, run.steps) == (paused_run.id, "completed", 2)
         [request] = second.requests
         assert [type(turn).__name__ for turn in request.turns] == ["UserTurn", "ModelTurn", "ResultsTurn"]
         assert result_texts(request.turns[-1]) == ['{"said":"yes"}']
@@ -73,10 +73,10 @@ async def test_other_cycles_run_while_a_run_is_paused(database: Database, tmp_pa
     model = ScriptedModel([call("ask"), "Good morning.", "They said no."])
     async with run_agents(database, agent("ada", model), tools=[pausing_tool()], session_dir=tmp_path) as harness:
         await harness.send_message("Ask them.")
-        paused = await harness.wait_for_paused_run()
+        paused_run = await harness.wait_for_paused_run()
         await harness.send_message("Good morning!")
-        between = await harness.wait_for_run()
-        assert between.id != paused.id
+        run_between = await harness.wait_for_run()
+        assert run_between.id != paused_run.id
         assert "no result yet" in results_by_turn(model.requests[1])[0][0]
         await submit_result(harness, "no")
         await harness.wait_for_run(2)
@@ -97,7 +97,7 @@ async def test_a_run_that_waits_for_two_results_continues_with_both(
     tools = [pausing_tool()]
     async with run_agents(database, agent("ada", model), tools=tools, session_dir=tmp_path) as harness:
         await harness.send_message("Ask about tea and milk.")
-        paused = await harness.wait_for_paused_run()
+        paused_run = await harness.wait_for_paused_run()
         if not together:
             await submit_result(harness, "milk", "milk")
             await submit_result(harness, "tea", "tea")
@@ -107,7 +107,7 @@ async def test_a_run_that_waits_for_two_results_continues_with_both(
             await submit_result(harness, "tea", "tea")
     async with run_agents(database, agent("ada", model), tools=tools, session_dir=tmp_path) as harness:
         run = await harness.wait_for_run()
-        assert (run.id, run.status) == (paused.id, "completed")
+        assert (run.id, run.status) == (paused_run.id, "completed")
         assert results_by_turn(model.requests[-1]) == [["tea", "milk"]]
         assert len(model.requests) == 2
         assert {event.status for event in await harness.inbox()} == {"processed"}
@@ -164,8 +164,8 @@ async def test_a_cancelled_paused_run_does_not_continue(database: Database, tmp_
     model = ScriptedModel([call("ask"), "Good morning."])
     async with run_agents(database, agent("ada", model), tools=[pausing_tool()], session_dir=tmp_path) as harness:
         await harness.send_message("Ask them.")
-        paused = await harness.wait_for_paused_run()
-        await harness.ledger.commit(runs.cancel_run, paused.id)
+        paused_run = await harness.wait_for_paused_run()
+        await harness.ledger.commit(runs.cancel_run, paused_run.id)
         await harness.send_message("Good morning!")
         await harness.wait_for_run(2)
         assert [run.status for run in await harness.runs()] == ["canceled", "completed"]
@@ -196,8 +196,8 @@ async def test_a_result_for_a_failed_run_comes_to_the_inbox(database: Database, 
     model = ScriptedModel([[call("ask", {"about": "tea"}), call("ask", {"about": "milk"})], "Milk came late."])
     async with run_agents(database, agent("ada", model), tools=[pausing_tool()], session_dir=tmp_path) as harness:
         await harness.send_message("Ask them.")
-        paused = await harness.wait_for_paused_run()
-        await harness.ledger.commit(runs.close_run, paused.id, "failed", error="an operator gave it up")
+        paused_run = await harness.wait_for_paused_run()
+        await harness.ledger.commit(runs.close_run, paused_run.id, "failed", error="an operator gave it up")
         await submit_result(harness, "milk", "milk")
         await harness.wait_for_run(2)
         last = model.requests[-1].turns[-1]
@@ -221,13 +221,13 @@ async def test_compaction_keeps_the_turns_of_a_paused_run(database: Database, tm
     ada = agent("ada", model, consciousness=mind)
     async with run_agents(database, ada, tools=[pausing_tool()], session_dir=tmp_path) as harness:
         await harness.send_message("Ask them.")
-        paused = await harness.wait_for_paused_run()
+        paused_run = await harness.wait_for_paused_run()
         for number in range(1, 5):
             await harness.send_message(f"Number {number}: {'talk ' * 20}")
             await harness.wait_for_run(number)
         await submit_result(harness, "yes")
         await harness.wait_for_run(5)
-        assert {run.id: run.status for run in await harness.runs()}[paused.id] == "completed"
+        assert {run.id: run.status for run in await harness.runs()}[paused_run.id] == "completed"
         request = model.requests[-1] if "CONTINUE" in str(model.requests[-1].turns) else model.requests[-2]
         assert "There was some talk." in str(request.turns[0])
         assert results_by_turn(request) == [["yes"]]
@@ -257,7 +257,7 @@ async def test_a_result_before_the_pause_continues_the_run_at_once(database: Dat
 @pytest.mark.spec("11.6")
 @pytest.mark.spec("6.8")
 async def test_a_call_that_the_previous_process_stores_late_is_not_repeated(database: Database, tmp_path: Path) -> None:
-    crashing = CrashingDatabase(database)
+    crashing_database = CrashingDatabase(database)
     in_flight = asyncio.Event()
 
     @tool(visible=False, annotations=Annotations(read_only=True))
@@ -265,8 +265,8 @@ async def test_a_call_that_the_previous_process_stores_late_is_not_repeated(data
         """Looks."""
         if not in_flight.is_set():
             in_flight.set()
-            crashing.crash()
-            await crashing.check_alive()
+            crashing_database.crash()
+            await crashing_database.check_alive()
         # The first process was only slow: its write arrives now.
         call_id = (await harness.history())[1].stored_turn.call_ids[2]
         run_id = (await harness.runs())[0].id
@@ -279,7 +279,7 @@ async def test_a_call_that_the_previous_process_stores_late_is_not_repeated(data
 
     calls = [call("look"), call("enter_space", {"spaceId": "spc_room"}), call("ask")]
     first = agent("ada", ScriptedModel([calls]))
-    async with run_agents(crashing, first, tools=[look, pausing_tool()], session_dir=tmp_path) as harness:
+    async with run_agents(crashing_database, first, tools=[look, pausing_tool()], session_dir=tmp_path) as harness:
         await harness.send_message("Look, and ask.")
         await in_flight.wait()
     await Ledger(database).write(sessions.release_all_leases, "")

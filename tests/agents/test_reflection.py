@@ -68,15 +68,15 @@ async def test_a_reflection_gets_the_conversation_the_memory_index_and_its_tools
         (task,) = await wait_until_done(harness)
     first, second = scripts.requests_of("reflection")
     assert "- facts/rivers.md: lengths of rivers" in first.system
-    assert {offered.name for offered in first.tools} == {offered.name for offered in reflection_tools}
+    assert {tool_item.name for tool_item in first.tools} == {tool_item.name for tool_item in reflection_tools}
     (prompt,) = first.turns
     assert isinstance(prompt, UserTurn)
     assert "How high is the Zugspitze?" in prompt.text
     assert "→ memory_list" in prompt.text
     assert 'It is completed: "2,962 m"' in prompt.text
-    refused = second.turns[-1]
-    assert isinstance(refused, ResultsTurn)
-    assert all("is not for this kind of work" in result.text for result in refused.results)
+    refusal = second.turns[-1]
+    assert isinstance(refusal, ResultsTurn)
+    assert all("is not for this kind of work" in result.text for result in refusal.results)
     assert task.reflection["toolCallsCount"] == 2
 
 
@@ -90,9 +90,9 @@ async def test_a_reflection_is_listed_with_its_task(sqlite: Database, tmp_path: 
         await wait_until_done(harness)
         await harness.push_event("look")
         await wait_until_done(harness)
-    listed = scripts.requests_of("main")[-1].turns[-1]
-    assert isinstance(listed, ResultsTurn)
-    assert '"reflection":{"assessment":"It went well.","toolCallsCount":0}' in listed.results[0].text.replace(" ", " ")
+    listing = scripts.requests_of("main")[-1].turns[-1]
+    assert isinstance(listing, ResultsTurn)
+    assert '"reflection":{"assessment":"It went well.","toolCallsCount":0}' in listing.results[0].text.replace(" ", " ")
 
 
 @pytest.mark.spec("11.5")

@@ -53,18 +53,18 @@ class AgentProcesses:
     @asynccontextmanager
     async def start(self, *, submits_results: bool = True) -> AsyncIterator[tuple[AgentHarness, CrashingDatabase]]:
         """Runs the next process. `submits_results`: the test submits the results of external calls."""
-        crashing = CrashingDatabase(self.database)
+        crashing_database = CrashingDatabase(self.database)
         await Ledger(self.database).write(sessions.release_all_leases, "")  # As if the previous lease had expired.
-        job_agent = agent("clerk", JobModel(crashing.check_alive))
-        tools = job_tools(self.effects_file, crashing.check_alive)
-        async with run_agents(crashing, job_agent, tools=tools, session_dir=self.directory) as harness:
-            submitting = asyncio.create_task(self._submit_results(harness)) if submits_results else None
+        job_agent = agent("clerk", JobModel(crashing_database.check_alive))
+        tools = job_tools(self.effects_file, crashing_database.check_alive)
+        async with run_agents(crashing_database, job_agent, tools=tools, session_dir=self.directory) as harness:
+            submit_task = asyncio.create_task(self._submit_results(harness)) if submits_results else None
             try:
-                yield harness, crashing
+                yield harness, crashing_database
             finally:
-                if submitting is not None:
-                    submitting.cancel()
-                    await asyncio.gather(submitting, return_exceptions=True)
+                if submit_task is not None:
+                    submit_task.cancel()
+                    await asyncio.gather(submit_task, return_exceptions=True)
 
     async def send_job(self, harness: AgentHarness, kind: str) -> None:
         number = str(len(self.jobs) + 1)
@@ -109,11 +109,13 @@ async def test_a_crash_at_any_write_loses_nothing_and_repeats_nothing(
         crashes += 1
         # A committed write, and the next one lost, are the same to the database, but not to effects outside of it.
         for loses_write in (True, False) if kind == "plain" and not database.is_shared else (True,):
-            async with processes.start() as (harness, crashing):
-                crashing.crash_at_write(crashes + 1, loses_write=loses_write)  # The first write is the message.
+            async with processes.start() as (harness, crashing_database):
+                crashing_database.crash_at_write(
+                    crashes + 1, loses_write=loses_write
+                )  # The first write is the message.
                 await processes.send_job(harness, kind)
-                await _wait_for_first(crashing.has_crashed.wait(), processes.wait_until_done())
-                is_alive = not crashing.has_crashed.is_set()
+                await _wait_for_first(crashing_database.has_crashed.wait(), processes.wait_until_done())
+                is_alive = not crashing_database.has_crashed.is_set()
             async with processes.start():
                 await asyncio.wait_for(processes.wait_until_done(), 10)
     assert crashes > 10
@@ -128,14 +130,14 @@ async def test_a_result_that_the_next_process_reads_from_its_call_does_not_come_
     database: Database, tmp_path: Path
 ) -> None:
     processes = AgentProcesses(database, tmp_path)
-    async with processes.start(submits_results=False) as (harness, crashing):
+    async with processes.start(submits_results=False) as (harness, crashing_database):
         await processes.send_job(harness, "fetch")
         open_call = await harness.wait_for_open_call()
         # The result comes through another process, for the caller that waits; but that crashes before it gets it.
         await Ledger(database).commit(
             call_transactions.submit, Submission(call_id=open_call.call_id, result={"boss": "1"})
         )
-        crashing.crash()
+        crashing_database.crash()
     async with processes.start():
         await asyncio.wait_for(processes.wait_until_done(), 10)
     await Sweeper(Ledger(database)).clean_up_dead_nodes(now_ms() + 1)  # The crash is noticed after the run has ended.
@@ -150,15 +152,17 @@ class InterruptedProcess:
     def __init__(self, database: Database, directory: Path) -> None:
         self.database = database
         self.directory = directory
-        self.crashing = CrashingDatabase(database)
+        self.crashing_database = CrashingDatabase(database)
 
     async def crash(self) -> None:
         """Crashes, and never returns."""
-        self.crashing.crash()
-        await self.crashing.check_alive()
+        self.crashing_database.crash()
+        await self.crashing_database.check_alive()
 
     def first(self, model: Model, *tools: Any, **options: Any) -> Any:
-        return run_agents(self.crashing, agent("ada", model, **options), tools=tools, session_dir=self.directory)
+        return run_agents(
+            self.crashing_database, agent("ada", model, **options), tools=tools, session_dir=self.directory
+        )
 
     @asynccontextmanager
     async def second(self, model: ScriptedModel, *tools: Any, **options: Any) -> AsyncIterator[AgentHarness]:
@@ -238,7 +242,7 @@ async def test_after_a_crash_during_a_request_the_model_is_asked_again_and_no_en
 
     async with process.first(ScriptedModel([call("act"), crash_during_request]), act) as harness:
         await harness.send_message("Act.")
-        await process.crashing.has_crashed.wait()
+        await process.crashing_database.has_crashed.wait()
     second = ScriptedModel(["Done."])
     async with process.second(second, act) as harness:
         run = await harness.wait_for_run()
@@ -260,7 +264,7 @@ async def test_after_a_crash_before_the_first_response_the_model_is_asked_again(
 
     async with process.first(ScriptedModel([crash_during_request])) as harness:
         await harness.send_message("Hello?")
-        await process.crashing.has_crashed.wait()
+        await process.crashing_database.has_crashed.wait()
     second = ScriptedModel(["Done."])
     async with process.second(second) as harness:
         run = await harness.wait_for_run()
@@ -278,7 +282,7 @@ async def test_a_call_that_was_not_started_is_executed_under_its_stored_id(datab
     @tool(visible=False, annotations=Annotations(read_only=True))
     async def look() -> str:
         """Looks."""
-        if not process.crashing.has_crashed.is_set():
+        if not process.crashing_database.has_crashed.is_set():
             await process.crash()
         return "looked"
 
@@ -292,7 +296,7 @@ async def test_a_call_that_was_not_started_is_executed_under_its_stored_id(datab
     calls = [call("look"), call("enter_space", {"spaceId": "spc_room"}), call("act")]
     async with process.first(ScriptedModel([calls]), look, act) as harness:
         await harness.send_message("Act.")
-        await process.crashing.has_crashed.wait()
+        await process.crashing_database.has_crashed.wait()
     async with process.second(ScriptedModel(["Done."]), look, act) as harness:
         assert (await harness.wait_for_run()).status == "completed"
         stored_turn = (await harness.history())[1].stored_turn
@@ -309,7 +313,7 @@ async def test_a_handoff_arrives_once_after_a_crash_at_the_end_of_its_run(
     handoff = call("router__handoff-to", {"agent": "clerk"})
 
     def crash_at_the_end(request: ModelRequest) -> ModelCall:
-        process.crashing.crash_at_write(3, loses_write=loses_write)
+        process.crashing_database.crash_at_write(3, loses_write=loses_write)
         # The writes are: the step, the end of the call, the end of the run.
         return handoff
 
@@ -320,9 +324,9 @@ async def test_a_handoff_arrives_once_after_a_crash_at_the_end_of_its_run(
         ]
 
     first = agents(ScriptedModel([crash_at_the_end]), ScriptedModel([]))
-    async with run_agents(process.crashing, *first, session_dir=tmp_path) as harness:
+    async with run_agents(process.crashing_database, *first, session_dir=tmp_path) as harness:
         await harness.push_event({"question": "How much?"})
-        await process.crashing.has_crashed.wait()
+        await process.crashing_database.has_crashed.wait()
     await Ledger(database).write(sessions.release_all_leases, "")
     clerk_model = ScriptedModel(["Nothing to do."])
     async with run_agents(database, *agents(ScriptedModel([]), clerk_model), session_dir=tmp_path) as harness:
@@ -360,7 +364,7 @@ async def test_a_message_that_was_streamed_during_the_crash_ends_with_an_error_a
 
     async with process.first(CrashingModel()) as harness:
         await harness.send_message("Say hello.")
-        await process.crashing.has_crashed.wait()
+        await process.crashing_database.has_crashed.wait()
     async with process.second(ScriptedModel([call("send_message", {"text": "Hello."}), "Done."])) as harness:
         assert (await harness.wait_for_run()).status == "completed"
         assert [message.status for message in await harness.messages()] == ["complete", "error", "complete"]
@@ -374,12 +378,12 @@ async def test_a_final_report_before_the_crash_ends_the_run(database: Database, 
 
     def crash_at_the_end(request: ModelRequest) -> ModelCall:
         # The step and the end of the call are stored, the end of the run is not.
-        process.crashing.crash_at_write(3, loses_write=True)
+        process.crashing_database.crash_at_write(3, loses_write=True)
         return report
 
     async with process.first(ScriptedModel([crash_at_the_end])) as harness:
         await harness.send_message("Report.")
-        await process.crashing.has_crashed.wait()
+        await process.crashing_database.has_crashed.wait()
     second = ScriptedModel([])
     async with process.second(second) as harness:
         run = await harness.wait_for_run()
@@ -399,7 +403,7 @@ async def test_a_run_that_is_cancelled_after_the_crash_leaves_nothing_open(datab
 
     async with process.first(ScriptedModel([call("act")]), act) as harness:
         await harness.send_message("Act.")
-        await process.crashing.has_crashed.wait()
+        await process.crashing_database.has_crashed.wait()
     [run] = await Ledger(database).read(run_rows.list_runs)
     await Ledger(database).commit(runs.cancel_run, run.id)
     async with process.second(ScriptedModel(["Hello."]), act) as harness:
@@ -425,14 +429,14 @@ async def test_a_subagent_run_does_not_stay_open_after_the_crash(
     asks = call("agent__child", {"prompt": "Help.", "reason": "a test"})
     parent = agent("ada", ScriptedModel([asks]), agents=("child",))
     child = agent("child", ScriptedModel([crash_during_request]))
-    async with run_agents(process.crashing, parent, child, session_dir=tmp_path) as harness:
+    async with run_agents(process.crashing_database, parent, child, session_dir=tmp_path) as harness:
         await harness.push_event({"do": "get help"})
-        await process.crashing.has_crashed.wait()
+        await process.crashing_database.has_crashed.wait()
     await Ledger(database).write(sessions.release_all_leases, "")
     second = ScriptedModel(["Nobody helped."])
     parent, child = agent("ada", second, agents=("child",)), agent("child", ScriptedModel([]))
     async with run_agents(database, parent, child, session_dir=tmp_path) as harness:
         assert (await harness.wait_for_run()).status == "completed"
         assert "interrupted" in str(second.requests[0].turns[-1])
-        [below] = await harness.runs(entity_id_for("child"))
-        assert below.status in ("failed", "canceled")
+        [child_run] = await harness.runs(entity_id_for("child"))
+        assert child_run.status in ("failed", "canceled")

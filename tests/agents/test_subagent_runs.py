@@ -45,22 +45,26 @@ async def test_a_subagent_run_is_stored_and_streamed(database: Database, tmp_pat
         await harness.push_event({"do": "it"})
         run = await harness.wait_for_run()
         assert last_results(parent) == ["It is 3."]
-        [below] = await harness.runs(entity_id_for("child"))
+        [child_run] = await harness.runs(entity_id_for("child"))
         [parent_call] = await harness.calls(run.id)
-        assert below.trigger == {
+        assert child_run.trigger == {
             "type": "agent",
             "parentRunId": run.id,
             "callId": parent_call.call_id,
             "agent": "parent",
         }
-        assert (below.status, below.steps, below.usage["inputTokens"]) == ("completed", 2, 20)
+        assert (child_run.status, child_run.steps, child_run.usage["inputTokens"]) == ("completed", 2, 20)
         assert run.usage["inputTokens"] == 40
-        [added] = await harness.calls(below.id)
-        assert (added.tool_name, added.agent_entity_id, added.result) == ("add", entity_id_for("child"), 3)
-        streamed = [event.type for event in await harness.events(f"run:{below.id}")]
-        assert streamed[0] == "run.started"
-        assert "tool.streaming" in streamed
-        assert streamed[-1] == "run.done"
+        [added_call] = await harness.calls(child_run.id)
+        assert (added_call.tool_name, added_call.agent_entity_id, added_call.result) == (
+            "add",
+            entity_id_for("child"),
+            3,
+        )
+        event_types = [event.type for event in await harness.events(f"run:{child_run.id}")]
+        assert event_types[0] == "run.started"
+        assert "tool.streaming" in event_types
+        assert event_types[-1] == "run.done"
         assert await harness.history(entity_id_for("child")) == []  # What it has in mind is of its own cycles.
 
 
@@ -86,10 +90,10 @@ async def test_failed_and_handed_off_subagent_runs_are_stored_with_their_status(
 
 
 async def test_canceling_a_subagent_run_stops_it_at_once(database: Database, tmp_path: Path) -> None:
-    reached, stopped = asyncio.Event(), asyncio.Event()
+    reached_event, stopped = asyncio.Event(), asyncio.Event()
 
     async def think(request: ModelRequest) -> str:
-        reached.set()
+        reached_event.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -100,9 +104,9 @@ async def test_canceling_a_subagent_run_stops_it_at_once(database: Database, tmp
     family = (agent("parent", parent, agents=("child",)), agent("child", ScriptedModel([think])))
     async with run_agents(database, *family, session_dir=tmp_path) as harness:
         await harness.push_event({"do": "it"})
-        await reached.wait()
-        [below] = await harness.runs(entity_id_for("child"))
-        await harness.ledger.commit(runs.cancel_run, below.id)
+        await reached_event.wait()
+        [child_run] = await harness.runs(entity_id_for("child"))
+        await harness.ledger.commit(runs.cancel_run, child_run.id)
         await stopped.wait()
         run = await harness.wait_for_run()
         assert run.status == "completed"
@@ -110,10 +114,10 @@ async def test_canceling_a_subagent_run_stops_it_at_once(database: Database, tmp
 
 
 async def test_canceling_the_parent_run_cancels_the_subagent_run(database: Database, tmp_path: Path) -> None:
-    reached, stopped = asyncio.Event(), asyncio.Event()
+    reached_event, stopped = asyncio.Event(), asyncio.Event()
 
     async def think(request: ModelRequest) -> str:
-        reached.set()
+        reached_event.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -126,13 +130,13 @@ async def test_canceling_the_parent_run_cancels_the_subagent_run(database: Datab
     )
     async with run_agents(database, *family, session_dir=tmp_path) as harness:
         await harness.push_event({"do": "it"})
-        await reached.wait()
-        [above] = await harness.runs()
-        await harness.ledger.commit(runs.cancel_run, above.id)
+        await reached_event.wait()
+        [parent_run] = await harness.runs()
+        await harness.ledger.commit(runs.cancel_run, parent_run.id)
         await stopped.wait()
         await harness.wait_for_run()
-        below = await harness.wait_for_run(agent=entity_id_for("child"))
-        assert below.status == "canceled"
+        child_run = await harness.wait_for_run(agent=entity_id_for("child"))
+        assert child_run.status == "canceled"
 
 
 async def test_a_subagent_run_cannot_use_the_inbox(database: Database, tmp_path: Path) -> None:
@@ -142,9 +146,9 @@ async def test_a_subagent_run_cannot_use_the_inbox(database: Database, tmp_path:
     async with run_agents(database, *family, session_dir=tmp_path) as harness:
         await harness.push_event({"do": "it"})
         await harness.wait_for_run()
-        offered = {offered.name for offered in child.requests[0].tools}
-        assert "send_message" in offered
-        assert not {"peek_inbox", "skip"} & offered
+        tool_item = {tool_item.name for tool_item in child.requests[0].tools}
+        assert "send_message" in tool_item
+        assert not {"peek_inbox", "skip"} & tool_item
         assert "this run answers a request" in last_results(child)[0]
         assert "this run answers a request" in last_results(child)[1]
 
@@ -180,13 +184,13 @@ async def test_a_resident_agent_can_have_its_own_tools(database: Database, tmp_p
 async def test_a_subagent_run_ends_when_its_interrupted_call_is_found(database: Database, tmp_path: Path) -> None:
     family = (agent("parent", ScriptedModel()), agent("child", ScriptedModel()))
     async with run_agents(database, *family, session_dir=tmp_path) as harness:
-        below = runs.subagent_run_id("call_lost")
-        handed = runs.subagent_run_id("call_lost", 1)
-        for run_id in (below, handed):
+        child_run = runs.subagent_run_id("call_lost")
+        handoff_run = runs.subagent_run_id("call_lost", 1)
+        for run_id in (child_run, handoff_run):
             await harness.ledger.commit(runs.open_run, entity_id_for("child"), run_id=run_id)
         await harness.ledger.commit(runs.interrupt_call, "call_lost")
         child_runs = await harness.runs(entity_id_for("child"))
-        assert {run.id for run in child_runs} == {below, handed}
+        assert {run.id for run in child_runs} == {child_run, handoff_run}
         assert {run.status for run in child_runs} == {"failed"}
 
 

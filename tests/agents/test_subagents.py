@@ -55,10 +55,10 @@ async def test_a_subagent_has_its_own_conversation() -> None:
     assert last_results(parent) == ["It is 3."]
     assert child.requests[0].turns == (UserTurn("1 + 2?\n\nREASON: a test"),)
     assert 'called by the agent "parent": your answer goes to it' in child.requests[0].system
-    descriptions = {offered.name: offered.description for offered in parent.requests[0].tools}
+    descriptions = {tool_item.name: tool_item.description for tool_item in parent.requests[0].tools}
     assert descriptions["agent__child"] == "Adds numbers."
     assert "agent__parent" not in descriptions
-    assert not {"agent__child", "agent__parent"} & {offered.name for offered in child.requests[0].tools}
+    assert not {"agent__child", "agent__parent"} & {tool_item.name for tool_item in child.requests[0].tools}
 
 
 @pytest.mark.spec("3.40")
@@ -124,9 +124,9 @@ async def test_recursion_through_ancestors_is_refused() -> None:
             "Recursion detected: c → c)",
         ]
         run = AgentRun(Agent("b", agents=["a"]), parent=AgentRun(Agent("a")))
-        refused = await ts.call("agent__a", {"prompt": "x"}, context=ToolContext(agent=run))
-        assert (refused.error, refused.error_kind) == ("Recursion detected: a → b → a", "not_permitted")
-        assert not refused.executed
+        refusal = await ts.call("agent__a", {"prompt": "x"}, context=ToolContext(agent=run))
+        assert (refusal.error, refusal.error_kind) == ("Recursion detected: a → b → a", "not_permitted")
+        assert not refusal.executed
 
 
 @pytest.mark.spec("3.40")
@@ -167,10 +167,10 @@ async def test_an_agent_can_call_only_its_subagents() -> None:
 
 @pytest.mark.spec("3.40")
 async def test_canceling_the_parent_cancels_the_subagent() -> None:
-    reached, stopped = asyncio.Event(), asyncio.Event()
+    reached_event, stopped = asyncio.Event(), asyncio.Event()
 
     async def think(request: ModelRequest) -> str:
-        reached.set()
+        reached_event.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -182,22 +182,22 @@ async def test_canceling_the_parent_cancels_the_subagent() -> None:
         Agent("parent", model=ScriptedModel([call_agent("child"), "Done."]), agents=["child"]),
     ]
     async with Toolspace(agents=agents) as ts:
-        asking = asyncio.create_task(ts.run_agent("parent", "Go."))
-        await reached.wait()
-        asking.cancel()
+        request_task = asyncio.create_task(ts.run_agent("parent", "Go."))
+        await reached_event.wait()
+        request_task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asking
+            await request_task
         assert stopped.is_set()
         assert ts.orchestrator.active_calls.ids == []
 
 
 async def test_canceling_the_call_stops_the_subagent_and_the_parent_continues() -> None:
-    reached, stopped = asyncio.Event(), asyncio.Event()
+    reached_event, stopped = asyncio.Event(), asyncio.Event()
 
     @tool
     async def work() -> None:
         """Works for ever."""
-        reached.set()
+        reached_event.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -209,10 +209,10 @@ async def test_canceling_the_call_stops_the_subagent_and_the_parent_continues() 
         Agent("parent", model=parent, agents=["child"]),
     ]
     async with Toolspace(agents=agents) as ts:
-        asking = asyncio.create_task(ts.run_agent("parent", "Go."))
-        await reached.wait()
+        request_task = asyncio.create_task(ts.run_agent("parent", "Go."))
+        await reached_event.wait()
         assert ts.cancel(ts.orchestrator.active_calls.ids[0])
-        result = await asking
+        result = await request_task
         assert (result.ok, result.text) == (True, "Without the child, then.")
         assert last_results(parent) == ["(tool failed: the call was canceled)"]
         assert stopped.is_set()
@@ -298,15 +298,15 @@ async def test_a_subagent_has_no_more_time_than_its_parent() -> None:
 
 
 async def test_many_subagents_run_in_parallel() -> None:
-    met = 0
-    everyone = asyncio.Event()
+    met_count = 0
+    all_started = asyncio.Event()
 
     async def meet(request: ModelRequest) -> str:
-        nonlocal met
-        met += 1
-        if met == 20:
-            everyone.set()
-        await everyone.wait()
+        nonlocal met_count
+        met_count += 1
+        if met_count == 20:
+            all_started.set()
+        await all_started.wait()
         return "here"
 
     names = [f"c{n}" for n in range(20)]
@@ -383,19 +383,19 @@ class TestAgentProvider(ProviderContract):
 
 
 async def test_canceling_at_any_moment_leaves_nothing_running() -> None:
-    working = 0
+    working_count = 0
 
     @tool
     async def work(n: int) -> int:
         """Waits a few times."""
-        nonlocal working
-        working += 1
+        nonlocal working_count
+        working_count += 1
         try:
             for _ in range(3):
                 await asyncio.sleep(0)
             return n
         finally:
-            working -= 1
+            working_count -= 1
 
     async def think(request: ModelRequest) -> Any:
         await asyncio.sleep(0)
@@ -405,26 +405,26 @@ async def test_canceling_at_any_moment_leaves_nothing_running() -> None:
         await asyncio.sleep(0)
         return [call_agent("child"), call_agent("desk")] if len(request.turns) == 1 else "All done."
 
-    handing = ScriptedModel.loop([call("router__handoff-to", {"agent": "child"})])
+    handoff_model = ScriptedModel.loop([call("router__handoff-to", {"agent": "child"})])
     agents = [
         Agent("child", model=ScriptedModel(think), tools=[work]),
-        Agent("desk", model=handing, destinations=["child"]),
+        Agent("desk", model=handoff_model, destinations=["child"]),
         Agent("parent", model=ScriptedModel(delegate), agents=["child", "desk"]),
     ]
-    ended = canceled = 0
+    ended_count = canceled = 0
     async with Toolspace([work], agents=agents) as ts:
         assert (await ts.run_agent("parent", "Go.")).ok
         for moments in range(40):
-            asking = asyncio.create_task(ts.run_agent("parent", "Go."))
+            request_task = asyncio.create_task(ts.run_agent("parent", "Go."))
             for _ in range(moments):
                 await asyncio.sleep(0)
-            asking.cancel()
+            request_task.cancel()
             try:
-                ended += (await asking).ok
+                ended_count += (await request_task).ok
             except asyncio.CancelledError:
                 canceled += 1
             assert ts.orchestrator.active_calls.ids == []
-            assert working == 0
+            assert working_count == 0
         assert (await ts.run_agent("parent", "Go.")).text == "All done."
     assert canceled > 10
-    assert ended + canceled == 40
+    assert ended_count + canceled == 40

@@ -105,10 +105,10 @@ async def test_equal_calls_in_flight_share_one_execution() -> None:
 
     async with Toolspace(tools=[slow]) as ts:
         tasks = [asyncio.create_task(ts.call("slow", {"n": 1}, call_id=f"c{i}")) for i in range(20)]
-        other = asyncio.create_task(ts.call("slow", {"n": 2}))
+        other_task = asyncio.create_task(ts.call("slow", {"n": 2}))
         await asyncio.sleep(0)
         release.set()
-        results = await asyncio.gather(*tasks, other)
+        results = await asyncio.gather(*tasks, other_task)
     assert runs == 2
     assert [result.result for result in results] == [1] * 20 + [2]
     assert [result.call_id for result in results[:20]] == [f"c{i}" for i in range(20)]
@@ -149,12 +149,12 @@ async def test_a_waiting_call_that_is_cancelled_does_not_affect_the_others() -> 
         return "done"
 
     async with Toolspace(tools=[slow]) as ts:
-        leader, leaving, staying = (asyncio.create_task(ts.call("slow")) for _ in range(3))
+        leader, leaver, follower = (asyncio.create_task(ts.call("slow")) for _ in range(3))
         await asyncio.sleep(0)
-        leaving.cancel()
-        await asyncio.gather(leaving, return_exceptions=True)
+        leaver.cancel()
+        await asyncio.gather(leaver, return_exceptions=True)
         release.set()
-        assert [(await leader).result, (await staying).result] == ["done", "done"]
+        assert [(await leader).result, (await follower).result] == ["done", "done"]
 
 
 @pytest.mark.spec("4.2")
@@ -174,14 +174,14 @@ async def test_null_and_false_are_cached_like_any_result() -> None:
     runs = 0
 
     @tool(cache=60)
-    async def nothing(value: bool | None = None) -> Any:
+    async def empty(value: bool | None = None) -> Any:
         nonlocal runs
         runs += 1
         return value
 
-    async with Toolspace(tools=[nothing]) as ts:
+    async with Toolspace(tools=[empty]) as ts:
         values = [
-            (await ts.call("nothing", arguments)).result for arguments in ({}, {}, {"value": False}, {"value": False})
+            (await ts.call("empty", arguments)).result for arguments in ({}, {}, {"value": False}, {"value": False})
         ]
     assert values == [None, None, False, False]
     assert runs == 2
@@ -236,13 +236,13 @@ class BlockedTool:
 
     def __init__(self, *, cache: float = 60) -> None:
         self.runs = 0
-        self.entered = asyncio.Event()
+        self.entered_event = asyncio.Event()
         self.release = asyncio.Event()
 
         @tool(cache=cache)
         async def look_up() -> dict[str, Any]:
             self.runs += 1
-            self.entered.set()
+            self.entered_event.set()
             await self.release.wait()
             return {"found": [1, 2]}
 
@@ -259,42 +259,42 @@ async def followers(ts: Toolspace, count: int, **more: Any) -> list[asyncio.Task
 
 @pytest.mark.spec("4.2")
 async def test_a_call_in_a_run_and_one_outside_share_one_execution() -> None:
-    blocked = BlockedTool()
-    async with Toolspace(tools=[blocked.tool]) as ts:
+    blocked_tool = BlockedTool()
+    async with Toolspace(tools=[blocked_tool.tool]) as ts:
         first = asyncio.create_task(ts.run().call("look_up"))
-        await blocked.entered.wait()
+        await blocked_tool.entered_event.wait()
         waiting_calls = await followers(ts, 2)
-        blocked.release.set()
+        blocked_tool.release.set()
         assert {str((await task).result) for task in (first, *waiting_calls)} == {"{'found': [1, 2]}"}
-    assert blocked.runs == 1
+    assert blocked_tool.runs == 1
 
 
 @pytest.mark.spec("4.2")
 async def test_calls_that_share_an_execution_do_not_share_its_runs_deadline() -> None:
-    blocked = BlockedTool()
-    async with Toolspace(tools=[blocked.tool]) as ts:
+    blocked_tool = BlockedTool()
+    async with Toolspace(tools=[blocked_tool.tool]) as ts:
         first = asyncio.create_task(ts.run(deadline=0.05).call("look_up"))
-        await blocked.entered.wait()
-        (other,) = await followers(ts, 1)
+        await blocked_tool.entered_event.wait()
+        (other_task,) = await followers(ts, 1)
         assert (await first).error_kind == "timeout"
-        blocked.release.set()
-        assert (await other).ok
-    assert blocked.runs == 2
+        blocked_tool.release.set()
+        assert (await other_task).ok
+    assert blocked_tool.runs == 2
 
 
 async def test_a_shared_result_is_copied_before_its_first_caller_can_change_it() -> None:
-    blocked = BlockedTool()
-    async with Toolspace(tools=[blocked.tool]) as ts:
+    blocked_tool = BlockedTool()
+    async with Toolspace(tools=[blocked_tool.tool]) as ts:
 
         async def spoil() -> None:
             (await ts.call("look_up")).result["found"].clear()
 
         first = asyncio.create_task(spoil())
-        await blocked.entered.wait()
-        (other,) = await followers(ts, 1)
-        blocked.release.set()
+        await blocked_tool.entered_event.wait()
+        (other_task,) = await followers(ts, 1)
+        blocked_tool.release.set()
         await first
-        assert (await other).result == {"found": [1, 2]}
+        assert (await other_task).result == {"found": [1, 2]}
 
 
 async def test_equal_calls_of_two_event_loops_at_once_both_get_their_answer() -> None:
@@ -315,15 +315,15 @@ async def test_equal_calls_of_two_event_loops_at_once_both_get_their_answer() ->
 
 
 async def test_a_call_cancelled_before_it_would_wait_for_an_equal_one_does_not_wait() -> None:
-    blocked = BlockedTool()
-    async with Toolspace(tools=[blocked.tool]) as ts:
+    blocked_tool = BlockedTool()
+    async with Toolspace(tools=[blocked_tool.tool]) as ts:
         first = asyncio.create_task(ts.call("look_up"))
-        await blocked.entered.wait()
+        await blocked_tool.entered_event.wait()
         ts.bus.subscribe(lambda event: ts.cancel("late") and None, EventType.TOOL_CALL_REQUESTED)
         async with asyncio.timeout(5):
             late = await ts.call("look_up", call_id="late")
         assert (late.error_kind, late.executed) == ("canceled", False)
-        blocked.release.set()
+        blocked_tool.release.set()
         assert (await first).ok
 
 

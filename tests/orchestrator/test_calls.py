@@ -166,11 +166,11 @@ async def test_invalid_parameters_name_each_path_expected_and_actual_value() -> 
 @pytest.mark.spec("1.3")
 async def test_plain_functions_run_in_a_thread_and_see_their_context() -> None:
     @tool
-    def where(context: ToolContext) -> dict[str, Any]:
+    def describe_place(context: ToolContext) -> dict[str, Any]:
         return {"thread": threading.current_thread().name, "user": context.user_id, "call": context.call_id}
 
-    async with Toolspace(tools=[where]) as ts:
-        result = await ts.call("where", context=ToolContext(user_id="ann"), call_id="c1")
+    async with Toolspace(tools=[describe_place]) as ts:
+        result = await ts.call("describe_place", context=ToolContext(user_id="ann"), call_id="c1")
     assert result.result["thread"] != threading.main_thread().name
     assert (result.result["user"], result.result["call"]) == ("ann", "c1")
 
@@ -322,8 +322,8 @@ def test_import_is_light() -> None:
     import subprocess
 
     code = "import sys, toolspace; print([m for m in ('asyncio', 'pydantic', 'msgspec', 'yaml') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "[]"
 
 
 class Stop(BaseException):
@@ -423,7 +423,7 @@ async def test_any_exception_of_a_tool_is_a_result(kind: type[BaseException], st
 @pytest.mark.spec("1.3")
 async def test_a_stream_may_give_nothing_or_none() -> None:
     @tool
-    async def nothing() -> AsyncIterator[str]:
+    async def empty() -> AsyncIterator[str]:
         return
         yield "never"
 
@@ -432,8 +432,8 @@ async def test_a_stream_may_give_nothing_or_none() -> None:
         yield None
         yield None
 
-    async with Toolspace(tools=[nothing, nones]) as ts:
-        assert (await ts.call("nothing")).result == ""
+    async with Toolspace(tools=[empty, nones]) as ts:
+        assert (await ts.call("empty")).result == ""
         assert (await ts.call("nones")).result == [None, None]
 
 

@@ -83,11 +83,11 @@ async def test_read_output_is_listed_only_after_something_is_stored() -> None:
         assert "agent__read_output" not in [listed_tool.name for listed_tool in ts.list_tools()]
         await ts.call("text", {"size": 5_000})
         assert "agent__read_output" in [listed_tool.name for listed_tool in ts.list_tools()]
-        other = ToolContext(session_id="another")
-        assert "agent__read_output" not in [listed_tool.name for listed_tool in ts.list_tools(context=other)]
+        other_context = ToolContext(session_id="another")
+        assert "agent__read_output" not in [listed_tool.name for listed_tool in ts.list_tools(context=other_context)]
 
 
-async def _stored(ts: Toolspace, name: str, arguments: Any, **call: Any) -> str:
+async def _store(ts: Toolspace, name: str, arguments: Any, **call: Any) -> str:
     result = await ts.call(name, arguments, **call)
     return result.result["tool_output"]["handle"]
 
@@ -95,7 +95,7 @@ async def _stored(ts: Toolspace, name: str, arguments: Any, **call: Any) -> str:
 @pytest.mark.spec("3.33")
 async def test_lines_are_read_by_offset_and_limit_to_the_very_end() -> None:
     async with Toolspace(tools=[lines], settings=small()) as ts:
-        handle = await _stored(ts, "lines", {"count": 1_000})
+        handle = await _store(ts, "lines", {"count": 1_000})
         page = (await ts.call("agent__read_output", {"handle": handle, "offset": 998, "limit": 2})).result
         assert (page["content"], page["totalLines"], page["nextOffset"]) == ("line 998\nline 999", 1_000, 1_000)
         last = (await ts.call("agent__read_output", {"handle": handle, "offset": 1_000})).result
@@ -112,7 +112,7 @@ async def test_everything_can_be_read_back_piece_by_piece() -> None:
             ("lines", {"count": 5_000}, "\n".join(f"line {n}" for n in range(1, 5_001))),
             ("text", {"size": 50_000}, "x" * 50_000),
         ):
-            handle = await _stored(ts, name, arguments)
+            handle = await _store(ts, name, arguments)
             offset: int | None = 1
             pieces: list[str] = []
             while offset is not None:
@@ -128,7 +128,7 @@ async def test_everything_can_be_read_back_piece_by_piece() -> None:
 @pytest.mark.spec("3.33")
 async def test_lines_are_found_by_pattern_with_their_numbers() -> None:
     async with Toolspace(tools=[lines], settings=small()) as ts:
-        handle = await _stored(ts, "lines", {"count": 1_000})
+        handle = await _store(ts, "lines", {"count": 1_000})
         matches = (await ts.call("agent__read_output", {"handle": handle, "pattern": r"^line 9\d9$"})).result
         assert [match["line"] for match in matches["matches"]] == [909, 919, 929, 939, 949, 959, 969, 979, 989, 999]
         wrong = await ts.call("agent__read_output", {"handle": handle, "pattern": "("})
@@ -138,7 +138,7 @@ async def test_lines_are_found_by_pattern_with_their_numbers() -> None:
 @pytest.mark.spec("3.33")
 async def test_a_pattern_that_takes_too_long_is_stopped() -> None:
     async with Toolspace(tools=[text], settings=small()) as ts:
-        handle = await _stored(ts, "text", {"size": 1_500, "word": "a"})
+        handle = await _store(ts, "text", {"size": 1_500, "word": "a"})
         result = await ts.call("agent__read_output", {"handle": handle, "pattern": r"(a|aa)+$b"})
     assert result.error_kind == "execution_error"
     assert "takes longer than" in (result.error or "")
@@ -148,7 +148,7 @@ async def test_a_pattern_that_takes_too_long_is_stopped() -> None:
 @pytest.mark.parametrize("pattern", ["(?:(?:a|bc){1000}){1000}", "((a{1000}){1000}){1000}", "(?R)", "(a" * 500])
 async def test_a_hostile_pattern_is_refused(pattern: str) -> None:
     async with Toolspace(tools=[text], settings=small()) as ts:
-        handle = await _stored(ts, "text", {"size": 1_500, "word": "a"})
+        handle = await _store(ts, "text", {"size": 1_500, "word": "a"})
         assert (await ts.call("agent__read_output", {"handle": handle, "pattern": pattern})).error_kind == (
             "invalid_parameters"
         )
@@ -157,7 +157,7 @@ async def test_a_hostile_pattern_is_refused(pattern: str) -> None:
 @pytest.mark.spec("3.33")
 async def test_json_is_read_by_path() -> None:
     async with Toolspace(tools=[rows, lines], settings=small()) as ts:
-        handle = await _stored(ts, "rows", {"count": 300})
+        handle = await _store(ts, "rows", {"count": 300})
         value = (await ts.call("agent__read_output", {"handle": handle, "jsonPath": "$[299].name"})).result
         assert value["values"] == ["row 299"]
         many = (await ts.call("agent__read_output", {"handle": handle, "jsonPath": "$[*].id", "limit": 3})).result
@@ -168,14 +168,14 @@ async def test_json_is_read_by_path() -> None:
             assert len(wrong.error or "") < 500
         every = (await ts.call("agent__read_output", {"handle": handle, "jsonPath": "$..*"})).result
         assert every["truncated"]
-        plain = await _stored(ts, "lines", {"count": 500})
+        plain = await _store(ts, "lines", {"count": 500})
         assert "not JSON" in ((await ts.call("agent__read_output", {"handle": plain, "jsonPath": "$.a"})).error or "")
 
 
 @pytest.mark.spec("3.33")
 async def test_results_of_read_output_are_bounded_and_never_stored() -> None:
     async with Toolspace(tools=[text], settings=small(500)) as ts:
-        handle = await _stored(ts, "text", {"size": 100_000})
+        handle = await _store(ts, "text", {"size": 100_000})
         page = (await ts.call("agent__read_output", {"handle": handle})).result
     assert 500 < len(page["content"]) <= 16_500
     assert "tool_output" not in page
@@ -185,7 +185,7 @@ async def test_results_of_read_output_are_bounded_and_never_stored() -> None:
 async def test_an_output_belongs_to_its_session_and_its_user() -> None:
     async with Toolspace(tools=[text], settings=small()) as ts:
         owner_context = ToolContext(session_id="one", user_id="ann")
-        handle = await _stored(ts, "text", {"size": 5_000}, context=owner_context)
+        handle = await _store(ts, "text", {"size": 5_000}, context=owner_context)
 
         async def reads(context: ToolContext) -> bool:
             return (await ts.call("agent__read_output", {"handle": handle}, context=context)).ok
@@ -201,7 +201,7 @@ async def test_an_expired_output_cannot_be_read(tmp_path: Path) -> None:
     now = 1_000.0
     outputs = DiskOutputs(tmp_path / "outputs", ttl=60, clock=lambda: now)
     async with Toolspace(tools=[text], settings=small(), outputs=outputs) as ts:
-        handle = await _stored(ts, "text", {"size": 5_000})
+        handle = await _store(ts, "text", {"size": 5_000})
         now = 1_059.0
         assert (await ts.call("agent__read_output", {"handle": handle})).ok
         now = 1_061.0
@@ -262,12 +262,12 @@ async def test_a_large_stream_is_stored_while_it_runs(kind: str, store: str, tmp
         output = result.result["tool_output"]
         stored_output = await outputs.find(output["handle"], session=ts.orchestrator.session, owner=None)
         assert stored_output is not None
-        stored = await outputs.text(stored_output, limit=10_000_000)
+        stored_text = await outputs.text(stored_output, limit=10_000_000)
     if kind == "text":
-        assert stored == "".join(f"line {n}\n" for n in range(1_000))
+        assert stored_text == "".join(f"line {n}\n" for n in range(1_000))
     else:
-        assert json.loads(stored) == [{"n": n} for n in range(1_000)]
-    assert output["bytes"] == len(stored)
+        assert json.loads(stored_text) == [{"n": n} for n in range(1_000)]
+    assert output["bytes"] == len(stored_text)
 
 
 @pytest.mark.spec("4.6")
@@ -332,7 +332,7 @@ async def test_a_handle_is_never_served_from_the_cache_to_someone_else() -> None
 
     async with Toolspace(tools=[big], settings=small()) as ts:
         handles = [
-            await _stored(ts, "big", None, context=ToolContext(session_id=name, user_id=name)) for name in ("a", "b")
+            await _store(ts, "big", None, context=ToolContext(session_id=name, user_id=name)) for name in ("a", "b")
         ]
         read = await ts.call(
             "agent__read_output", {"handle": handles[1]}, context=ToolContext(session_id="b", user_id="b")
@@ -393,11 +393,11 @@ class Pausing(MemoryOutputs):
 
     def __init__(self) -> None:
         super().__init__(ttl=60)
-        self.reached = asyncio.Event()
+        self.reached_event = asyncio.Event()
         self.go = asyncio.Event()
 
     async def create(self, *, session: str, owner: str | None, tool: str) -> OutputWriter:
-        self.reached.set()
+        self.reached_event.set()
         await self.go.wait()
         return await super().create(session=session, owner=owner, tool=tool)
 
@@ -407,11 +407,11 @@ async def test_tokens_used_while_a_result_is_stored_are_counted_once() -> None:
     outputs = Pausing()
     async with Toolspace(tools=[text], outputs=outputs) as ts:
         run = ts.run(context_window=400)
-        storing = asyncio.create_task(run.call("text", {"size": 50_000}))
-        await outputs.reached.wait()
+        store_task = asyncio.create_task(run.call("text", {"size": 50_000}))
+        await outputs.reached_event.wait()
         assert (await run.call("text", {"size": 300, "word": "word "})).ok
         outputs.go.set()
-        await storing
+        await store_task
         assert run.tokens_used <= 400
 
 

@@ -101,13 +101,13 @@ async def test_a_namespace_of_a_layer_hides_the_same_namespace_of_the_parent() -
     async with (
         Toolspace(providers=[Notes("read", "write")]) as parent,
         Toolspace(providers=[Notes("read")], parent=parent) as layer,
-        Toolspace([high], parent=parent) as other,
+        Toolspace([high], parent=parent) as other_toolspace,
     ):
         assert names(layer) == ["notes__read"]
-        assert names(other) == ["high", "notes__read", "notes__write"]
+        assert names(other_toolspace) == ["high", "notes__read", "notes__write"]
         assert layer.orchestrator.instructions() == "## notes\nNotes of read."
-        assert other.orchestrator.instructions() == "## notes\nNotes of read, write."
-        result = await other.call("notes__write")
+        assert other_toolspace.orchestrator.instructions() == "## notes\nNotes of read, write."
+        result = await other_toolspace.call("notes__write")
         assert (result.result, result.kind, result.namespace) == ("write", "notes", "notes")
 
 
@@ -136,9 +136,9 @@ async def test_queues_caches_rules_and_policies_of_the_parent_apply() -> None:
     async with (
         Toolspace([slow, low, both_low], settings=settings) as parent,
         Toolspace([high], parent=parent) as layer,
-        Toolspace(parent=parent) as other,
+        Toolspace(parent=parent) as other_toolspace,
     ):
-        await asyncio.gather(*(ts.call("slow", {"n": n}) for ts in (layer, other, parent) for n in (1, 2, 3)))
+        await asyncio.gather(*(ts.call("slow", {"n": n}) for ts in (layer, other_toolspace, parent) for n in (1, 2, 3)))
         assert (ran, most) == (3, 1)
         assert [(await layer.call(name)).error_kind for name in ("low", "high")] == ["not_permitted"] * 2
         assert (await layer.call("both")).error_kind == "unknown_tool"
@@ -149,11 +149,11 @@ async def test_queues_caches_rules_and_policies_of_the_parent_apply() -> None:
 
 async def test_subscribers_of_the_parent_see_the_calls_of_its_layers() -> None:
     tool_names: list[str] = []
-    around: list[str] = []
+    stage_names: list[str] = []
 
     def stage(plan: StageContext, next: CallHandler, /) -> CallHandler:
         async def run(call: Any) -> ToolResult:
-            around.append(call.entry.tool.name)
+            stage_names.append(call.entry.tool.name)
             return await next(call)
 
         return run
@@ -167,25 +167,25 @@ async def test_subscribers_of_the_parent_see_the_calls_of_its_layers() -> None:
         remove()
         await layer.call("high")
         assert tool_names == ["high", "low", "high", "high"]
-        assert around == ["low", "high"]
+        assert stage_names == ["low", "high"]
         assert [record.tool for record in parent.orchestrator.call_log.recent] == tool_names
 
 
 async def test_a_parent_cancels_calls_of_its_layers_and_closing_a_layer_leaves_it_open() -> None:
-    reached = asyncio.Event()
+    reached_event = asyncio.Event()
 
     @tool
     async def hang() -> None:
         """Hangs."""
-        reached.set()
+        reached_event.set()
         await asyncio.Event().wait()
 
     async with Toolspace([low]) as parent:
         async with Toolspace([hang], parent=parent) as layer:
-            calling = asyncio.create_task(layer.call("hang", call_id="call_1"))
-            await reached.wait()
+            call_task = asyncio.create_task(layer.call("hang", call_id="call_1"))
+            await reached_event.wait()
             assert parent.cancel("call_1")
-            assert (await calling).error_kind == "canceled"
+            assert (await call_task).error_kind == "canceled"
         assert (await layer.call("low")).error_kind == "canceled"
         assert (await parent.call("low")).result == "low"
 

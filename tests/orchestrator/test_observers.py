@@ -57,31 +57,31 @@ async def test_an_added_stage_sees_every_call_between_its_events() -> None:
 
 @pytest.mark.spec("4.8")
 async def test_listeners_get_new_runs_and_the_end_of_traces() -> None:
-    ended: list[str] = []
+    endings: list[str] = []
     runs: list[Run] = []
 
-    def began(run: Run) -> None:
+    def on_start(run: Run) -> None:
         runs.append(run)
-        run.trace.on_end = lambda operation: ended.append(f"{operation.kind} {operation.status}")
+        run.trace.on_end = lambda operation: endings.append(f"{operation.kind} {operation.status}")
 
     async with Toolspace(tools=[add]) as ts:
-        forget = ts.orchestrator.on_run(began)
+        forget = ts.orchestrator.on_run(on_start)
         async with ts.run() as run:
-            assert ended == []
+            assert endings == []
         run.close()
         forget()
         ts.run()
 
     assert runs == [run]
-    assert ended == ["run ok"]
+    assert endings == ["run ok"]
 
 
 @pytest.mark.spec("4.10")
-@pytest.mark.parametrize("when", ["before", "after"])
-async def test_an_added_stage_that_raises_gives_a_failed_result(when: str) -> None:
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_an_added_stage_that_raises_gives_a_failed_result(moment: str) -> None:
     def broken(plan: StageContext, next: CallHandler, /) -> CallHandler:
         async def run(call: Call) -> ToolResult:
-            if when == "after":
+            if moment == "after":
                 await next(call)
             raise ValueError("lost the thread")
 
@@ -91,6 +91,6 @@ async def test_an_added_stage_that_raises_gives_a_failed_result(when: str) -> No
         ts.orchestrator.add_stage(broken)
         recorder = EventRecorder(ts)
         result = await ts.call("add", {"a": 1, "b": 2})
-        assert (result.error_kind, result.executed) == ("internal_error", when == "after")
+        assert (result.error_kind, result.executed) == ("internal_error", moment == "after")
         assert result.error == "ValueError: lost the thread"
         assert recorder.types() == ["TOOL_CALL_REQUESTED", "TOOL_CALL_FAILED"]

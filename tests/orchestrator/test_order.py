@@ -62,13 +62,13 @@ async def test_a_cache_hit_takes_no_slot_in_the_queue(in_run: bool) -> None:
         ts.add_tool(hold)
         await ts.call("square", {"n": 3})
         recorder = EventRecorder(ts)
-        holding = asyncio.create_task(ts.call("hold"))
+        hold_task = asyncio.create_task(ts.call("hold"))
         await recorder.wait_for_start("hold")
         call = ts.run().call if in_run else ts.call
         hit = await asyncio.wait_for(call("square", {"n": 3}), 10)
-        assert not holding.done()
+        assert not hold_task.done()
         release.set()
-        assert (await holding).ok
+        assert (await hold_task).ok
     assert (hit.result, hit.executed) == (9, False)
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.orchestrator.test_name_resolution import Echo, names
+from tests.orchestrator.test_catalog import Echo, names
 from toolspace import EventType, ProviderError, Tool, ToolContext, ToolProvider, ToolResult, Toolspace, tool
 from toolspace.core.events import ToolsChanged
+from toolspace.orchestrator.provider_startup import StartupWait
 from toolspace.orchestrator.settings import ProviderRules, ToolRules
 from toolspace.testing import EventRecorder
 
@@ -105,11 +106,11 @@ async def test_tools_are_allowed_and_denied_by_globs_and_deny_wins(
 
 @pytest.mark.spec("4.1")
 async def test_a_denied_call_never_reaches_the_provider() -> None:
-    reached: list[str] = []
+    reached_names: list[str] = []
 
     class Watched(Echo):
         async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
-            reached.append(name)
+            reached_names.append(name)
             return await super().execute(name, parameters, context)
 
     ts = Toolspace()
@@ -118,7 +119,7 @@ async def test_a_denied_call_never_reaches_the_provider() -> None:
         await ts.call("s__a", {"q": "x"})
         await ts.call("s__b", {"q": "x"})
         await ts.call("s__a", {"wrong": "x"})
-    assert reached == ["a"]
+    assert reached_names == ["a"]
 
 
 @pytest.mark.spec("3.2")
@@ -134,10 +135,10 @@ async def test_rules_of_a_provider_apply_to_its_tools() -> None:
     )
     async with ts:
         result = await ts.call("s__x", {"q": "1"})
-        explained = ts.orchestrator.explain("s__x")
+        explanation = ts.orchestrator.explain("s__x")
     assert result.error == "Tool execution timed out after 20ms"
-    assert explained is not None
-    assert explained[1].timeout.source == "file:3 (mcpServers.s.timeout)"
+    assert explanation is not None
+    assert explanation[1].timeout.source == "file:3 (mcpServers.s.timeout)"
 
 
 @pytest.mark.spec("4.4")
@@ -209,7 +210,7 @@ async def test_an_exception_of_a_provider_is_a_failed_result() -> None:
 
 
 async def test_arguments_are_validated_and_coerced_before_the_provider() -> None:
-    got: list[dict[str, Any]] = []
+    received_items: list[dict[str, Any]] = []
 
     class Typed(ToolProvider):
         kind, namespace = "typed", "t"
@@ -218,13 +219,13 @@ async def test_arguments_are_validated_and_coerced_before_the_provider() -> None
             return [Tool("n", "", {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})]
 
         async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
-            got.append(parameters)
+            received_items.append(parameters)
             return ToolResult(ok=True, result=None)
 
     async with Toolspace(providers=[Typed()]) as ts:
         assert (await ts.call("t__n", '{"n": "5"}')).ok
         assert (await ts.call("t__n", {"n": "five"})).error_kind == "invalid_parameters"
-    assert got == [{"n": 5}]
+    assert received_items == [{"n": 5}]
 
 
 @pytest.mark.spec("3.2")
@@ -257,10 +258,10 @@ async def test_overrides_hold_key_by_key_and_the_most_specific_wins() -> None:
     ts.orchestrator.register(Echo("s", "get_user", "get_repo", "put"), ProviderRules(overrides=overrides))
     async with ts:
         assert names(ts) == ["s__get_user", "s__put"]
-        explained = ts.orchestrator.explain("s__get_user")
-        assert explained is not None
-        assert (explained[1].timeout.value, explained[1].timeout.source) == (7, "b.timeout")
-        assert (explained[1].cache.value, explained[1].cache.source) == (60, "a.cache")
+        explanation = ts.orchestrator.explain("s__get_user")
+        assert explanation is not None
+        assert (explanation[1].timeout.value, explanation[1].timeout.source) == (7, "b.timeout")
+        assert (explanation[1].cache.value, explanation[1].cache.source) == (60, "a.cache")
         assert (await ts.call("s__get_repo", {"q": "1"})).error_kind == "not_permitted"
 
 
@@ -281,41 +282,41 @@ class Hanging(Echo):
 @pytest.mark.spec("3.2")
 async def test_a_provider_that_hangs_delays_the_start_only_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolspace.orchestrator.provider_startup.DEFAULT_WAIT_SECONDS", 0.05)
-    flaky, hanging = Flaky(), Hanging()
+    flaky, hanging_provider = Flaky(), Hanging()
     flaky.broken = False
-    async with asyncio.timeout(5), Toolspace(providers=[hanging, flaky]) as ts:
+    async with asyncio.timeout(5), Toolspace(providers=[hanging_provider, flaky]) as ts:
         assert names(ts) == ["flaky__work"]
         assert ts.orchestrator.unavailable_providers() == {
             "hanging": "it has not started within 50ms; it is still starting"
         }
         failed = await ts.call("hanging__work", {"q": "x"})
         assert (failed.error_kind, failed.executed) == ("transport_error", False)
-    assert hanging.stopped
+    assert hanging_provider.stopped
 
 
-async def test_a_required_provider_that_hangs_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolspace.orchestrator.provider_startup.DEFAULT_WAIT_SECONDS", 0.05)
-    hanging = Hanging()
+async def test_a_required_provider_that_hangs_fails_the_start() -> None:
+    hanging_provider = Hanging()
     ts = Toolspace()
-    ts.orchestrator.register(hanging, ProviderRules(required=True))
+    ts.startup_wait = StartupWait(seconds=0.05)
+    ts.orchestrator.register(hanging_provider, ProviderRules(required=True))
     async with asyncio.timeout(5):
         with pytest.raises(ProviderError, match="hanging: it has not started within 50ms"):
             await ts.__aenter__()
-    assert hanging.stopped
+    assert hanging_provider.stopped
 
 
 async def test_tools_of_a_fast_provider_are_available_while_a_slow_one_starts() -> None:
-    flaky, hanging = Flaky(), Hanging()
+    flaky, hanging_provider = Flaky(), Hanging()
     flaky.broken = False
-    ts = Toolspace(providers=[hanging, flaky])
+    ts = Toolspace(providers=[hanging_provider, flaky])
     recorder = EventRecorder(ts)
-    opening = asyncio.create_task(ts.__aenter__())
+    open_task = asyncio.create_task(ts.__aenter__())
     await recorder.wait_for(lambda event: isinstance(event, ToolsChanged) and event.namespace == "flaky")
     assert names(ts) == ["flaky__work"]
-    opening.cancel()
+    open_task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await opening
-    assert hanging.stopped
+        await open_task
+    assert hanging_provider.stopped
 
 
 async def test_a_provider_whose_start_is_cancelled_from_inside_fails_alone() -> None:
@@ -338,21 +339,21 @@ async def test_a_provider_removed_during_its_start_is_not_retried(monkeypatch: p
     class Slow(Flaky):
         def __init__(self) -> None:
             super().__init__("slow")
-            self.reached = asyncio.Event()
+            self.reached_names = asyncio.Event()
             self.go = asyncio.Event()
 
         async def warmup(self) -> None:
-            self.reached.set()
+            self.reached_names.set()
             await self.go.wait()
             await super().warmup()
 
     slow = Slow()
     async with Toolspace() as ts:
-        adding = asyncio.create_task(ts.add_provider(slow))
-        await slow.reached.wait()
+        add_task = asyncio.create_task(ts.add_provider(slow))
+        await slow.reached_names.wait()
         await ts.orchestrator.unregister(slow)
         slow.go.set()
-        await adding
+        await add_task
         assert ts.orchestrator.unavailable_providers() == {}
         assert slow.tries == 0
 

@@ -17,21 +17,21 @@ class Gate:
     """A tool body that waits until it is released, and counts how many calls are inside at once."""
 
     def __init__(self) -> None:
-        self.inside = 0
+        self.active_count = 0
         self.most = 0
         self.order: list[int] = []
         self.open = asyncio.Event()
-        self.entered = asyncio.Event()
+        self.entered_event = asyncio.Event()
 
     async def __call__(self, n: int) -> int:
         self.order.append(n)
-        self.inside += 1
-        self.most = max(self.most, self.inside)
-        self.entered.set()
+        self.active_count += 1
+        self.most = max(self.most, self.active_count)
+        self.entered_event.set()
         try:
             await self.open.wait()
         finally:
-            self.inside -= 1
+            self.active_count -= 1
         return n
 
 
@@ -45,15 +45,15 @@ def space(gate: Gate, **spec: Any) -> Toolspace:
 
 @pytest.mark.spec("4.3")
 async def test_ten_thousand_calls_at_once_through_a_queue_of_ten() -> None:
-    inside = most = 0
+    active_count = most = 0
 
     @tool(queue="q")
     async def work(n: int) -> int:
-        nonlocal inside, most
-        inside += 1
-        most = max(most, inside)
+        nonlocal active_count, most
+        active_count += 1
+        most = max(most, active_count)
         await asyncio.sleep(0)
-        inside -= 1
+        active_count -= 1
         return n
 
     async with Toolspace(tools=[work], settings=Settings(queues={"q": QueueSpec(concurrent=10)})) as ts:
@@ -67,7 +67,7 @@ async def test_calls_are_served_in_the_order_they_came() -> None:
     gate = Gate()
     async with space(gate, concurrent=2) as ts:
         tasks = [asyncio.create_task(ts.call("work", {"n": n})) for n in range(50)]
-        await gate.entered.wait()
+        await gate.entered_event.wait()
         gate.open.set()
         await asyncio.gather(*tasks)
     assert gate.order == list(range(50))
@@ -79,10 +79,10 @@ async def test_a_full_queue_refuses_at_once() -> None:
     gate = Gate()
     async with space(gate, concurrent=1, max_waiting=2) as ts:
         tasks = [asyncio.create_task(ts.call("work", {"n": n})) for n in range(3)]
-        await gate.entered.wait()
-        refused = await ts.call("work", {"n": 9})
-        assert (refused.error_kind, refused.executed) == ("limit_exceeded", False)
-        assert 'queue "q" is full' in (refused.error or "")
+        await gate.entered_event.wait()
+        refusal = await ts.call("work", {"n": 9})
+        assert (refusal.error_kind, refusal.executed) == ("limit_exceeded", False)
+        assert 'queue "q" is full' in (refusal.error or "")
         gate.open.set()
         assert [result.result for result in await asyncio.gather(*tasks)] == [0, 1, 2]
 
@@ -92,7 +92,7 @@ async def test_a_call_that_waits_too_long_fails_without_running() -> None:
     gate = Gate()
     async with space(gate, concurrent=1, wait_timeout=0.03) as ts:
         first = asyncio.create_task(ts.call("work", {"n": 1}))
-        await gate.entered.wait()
+        await gate.entered_event.wait()
         late = await ts.call("work", {"n": 2})
         assert (late.error_kind, late.executed) == ("limit_exceeded", False)
         gate.open.set()
@@ -106,12 +106,12 @@ async def test_cancelling_a_waiting_call_removes_it_from_the_queue_at_once() -> 
     gate = Gate()
     async with space(gate, concurrent=1) as ts:
         first = asyncio.create_task(ts.call("work", {"n": 1}))
-        await gate.entered.wait()
-        waiting = asyncio.create_task(ts.call("work", {"n": 2}, call_id="second"))
+        await gate.entered_event.wait()
+        waiting_task = asyncio.create_task(ts.call("work", {"n": 2}, call_id="second"))
         third = asyncio.create_task(ts.call("work", {"n": 3}))
         await asyncio.sleep(0)
         assert ts.cancel("second")
-        result = await waiting
+        result = await waiting_task
         assert (result.error_kind, result.executed) == ("canceled", False)
         gate.open.set()
         await asyncio.gather(first, third)
@@ -154,15 +154,15 @@ async def test_a_call_inside_a_call_never_waits_for_its_ancestors_slot() -> None
 
 @pytest.mark.spec("4.3")
 async def test_parallel_children_take_turns_on_the_slot_of_their_parent() -> None:
-    inside = most = 0
+    active_count = most = 0
 
     @tool(queue="q")
     async def leaf(n: int) -> int:
-        nonlocal inside, most
-        inside += 1
-        most = max(most, inside)
+        nonlocal active_count, most
+        active_count += 1
+        most = max(most, active_count)
         await asyncio.sleep(0)
-        inside -= 1
+        active_count -= 1
         return n
 
     @tool(queue="q")
@@ -187,11 +187,11 @@ async def test_cancelled_children_pass_the_lent_slot_on() -> None:
     @tool(queue="q")
     async def parent(context: ToolContext) -> Any:
         tasks = [asyncio.create_task(context.call("leaf", {"n": n})) for n in range(3)]
-        await gate.entered.wait()
+        await gate.entered_event.wait()
         tasks[1].cancel()
         gate.open.set()
-        done = await asyncio.gather(*tasks, return_exceptions=True)
-        return [getattr(item, "result", "cancelled") for item in done]
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        return [getattr(item, "result", "cancelled") for item in results]
 
     async with Toolspace(tools=[leaf, parent], settings=Settings(queues={"q": QueueSpec(concurrent=1)})) as ts:
         result = await asyncio.wait_for(ts.call("parent"), 20)
@@ -228,15 +228,15 @@ async def test_a_rate_limit_admits_waiting_calls_as_time_passes() -> None:
 
 @pytest.mark.spec("4.3")
 async def test_a_run_bounds_its_own_concurrency_and_a_batch_fits_inside() -> None:
-    inside = most = 0
+    active_count = most = 0
 
     @tool
     async def work(n: int) -> int:
-        nonlocal inside, most
-        inside += 1
-        most = max(most, inside)
+        nonlocal active_count, most
+        active_count += 1
+        most = max(most, active_count)
         await asyncio.sleep(0)
-        inside -= 1
+        active_count -= 1
         return n
 
     async with Toolspace(tools=[work]) as ts:
@@ -297,7 +297,7 @@ async def test_a_call_interrupted_from_inside_its_parent_releases_its_slot() -> 
     settings = Settings(queues={"q": QueueSpec(concurrent=1)})
     async with Toolspace(tools=[work, suicidal], settings=settings) as ts:
         first = asyncio.create_task(ts.call("work", {"n": 1}))
-        await gate.entered.wait()
+        await gate.entered_event.wait()
         assert (await ts.call("suicidal")).error_kind == "canceled"
         gate.open.set()
         assert (await first).ok
@@ -325,14 +325,14 @@ async def test_a_higher_limit_admits_waiting_calls_at_once() -> None:
     gate = Gate()
     async with space(gate, concurrent=1) as ts:
         tasks = [asyncio.create_task(ts.call("work", {"n": n})) for n in range(3)]
-        await gate.entered.wait()
+        await gate.entered_event.wait()
         await asyncio.sleep(0)
-        assert gate.inside == 1
+        assert gate.active_count == 1
         ts.orchestrator.configure(queues={"q": QueueSpec(concurrent=3)})
         async with asyncio.timeout(5):
-            while gate.inside < 3:
-                gate.entered.clear()
-                await gate.entered.wait()
+            while gate.active_count < 3:
+                gate.entered_event.clear()
+                await gate.entered_event.wait()
         gate.open.set()
         await asyncio.gather(*tasks)
 
@@ -341,7 +341,7 @@ async def test_a_call_cancelled_before_it_would_wait_in_a_queue_does_not_wait() 
     gate = Gate()
     async with space(gate, concurrent=1) as ts:
         first = asyncio.create_task(ts.call("work", {"n": 1}))
-        await gate.entered.wait()
+        await gate.entered_event.wait()
         ts.bus.subscribe(lambda event: ts.cancel("late") and None, EventType.TOOL_CALL_REQUESTED)
         async with asyncio.timeout(5):
             late = await ts.call("work", {"n": 2}, call_id="late")
@@ -352,12 +352,12 @@ async def test_a_call_cancelled_before_it_would_wait_in_a_queue_does_not_wait() 
 
 @pytest.mark.spec("4.3")
 async def test_a_slot_released_on_one_event_loop_reaches_a_call_on_another() -> None:
-    entered, release = threading.Event(), threading.Event()
+    entered_event, release = threading.Event(), threading.Event()
 
     @tool(queue="q", timeout=5)
     async def work(n: int) -> int:
         if n == 1:
-            entered.set()
+            entered_event.set()
             await asyncio.to_thread(release.wait, 10)
         return n
 
@@ -374,7 +374,7 @@ async def test_a_slot_released_on_one_event_loop_reaches_a_call_on_another() -> 
         return await task
 
     first = asyncio.create_task(asyncio.to_thread(asyncio.run, call(1)))
-    await asyncio.to_thread(entered.wait, 10)
+    await asyncio.to_thread(entered_event.wait, 10)
     second = asyncio.create_task(asyncio.to_thread(asyncio.run, call(2)))
     assert (await first).ok
     assert (await second).result == 2

@@ -102,11 +102,11 @@ async def test_a_run_may_have_a_policy_of_its_own() -> None:
 @pytest.mark.spec("4.8")
 async def test_every_call_is_recorded_however_it_ended() -> None:
     async with Toolspace(tools=[add, fail]) as ts:
-        who = ToolContext(user_id="ann", agent_id="a1")
+        caller = ToolContext(user_id="ann", agent_id="a1")
         run = ts.run()
-        await run.call("add", '{"a": 20, "b": 22}', context=who)
-        await run.call("fail", context=who)
-        await run.call("nothing", context=who)
+        await run.call("add", '{"a": 20, "b": 22}', context=caller)
+        await run.call("fail", context=caller)
+        await run.call("nothing", context=caller)
         records = [record.to_dict() for record in ts.orchestrator.call_log.recent]
     assert [(r["tool"], r["status"], r.get("errorKind")) for r in records] == [
         ("add", "ok", None),
@@ -194,45 +194,45 @@ async def test_each_call_has_one_beginning_and_one_end_in_order() -> None:
 
 @pytest.mark.spec("4.10")
 async def test_completion_is_emitted_only_after_it_is_recorded() -> None:
-    recorded: list[bool] = []
+    was_recorded: list[bool] = []
     async with Toolspace(tools=[add]) as ts:
         ts.bus.subscribe(
-            lambda event: recorded.append(ts.orchestrator.call_log.recent[-1].call_id == event.call_id),
+            lambda event: was_recorded.append(ts.orchestrator.call_log.recent[-1].call_id == event.call_id),
             EventType.TOOL_CALL_COMPLETED,
         )
         await ts.call("add", {"a": 1})
-    assert recorded == [True]
+    assert was_recorded == [True]
 
 
 @pytest.mark.spec("4.10")
 async def test_subscribers_choose_types_and_can_unsubscribe() -> None:
     async with Toolspace(tools=[add, fail]) as ts:
-        got: list[str] = []
-        leave = ts.bus.subscribe(lambda event: got.append(event.type.name), EventType.TOOL_CALL_FAILED)
+        received_items: list[str] = []
+        leave = ts.bus.subscribe(lambda event: received_items.append(event.type.name), EventType.TOOL_CALL_FAILED)
         await ts.call("add", {"a": 1})
         await ts.call("fail")
         leave()
         leave()
         await ts.call("fail")
-    assert got == ["TOOL_CALL_FAILED"]
+    assert received_items == ["TOOL_CALL_FAILED"]
 
 
 @pytest.mark.spec("4.10")
 async def test_a_subscriber_that_raises_fails_no_call_and_an_async_one_is_awaited_at_the_end() -> None:
-    done: list[str] = []
+    finished_names: list[str] = []
 
     def broken(event: Any) -> None:
         raise RuntimeError("subscriber broke")
 
     async def slow(event: Any) -> None:
         await asyncio.sleep(0.01)
-        done.append(event.type.name)
+        finished_names.append(event.type.name)
 
     async with Toolspace(tools=[add]) as ts:
         ts.bus.subscribe(broken)
         ts.bus.subscribe(slow, EventType.TOOL_CALL_COMPLETED)
         assert (await ts.call("add", {"a": 1})).ok
-    assert done == ["TOOL_CALL_COMPLETED"]
+    assert finished_names == ["TOOL_CALL_COMPLETED"]
 
 
 @pytest.mark.spec("4.10")
@@ -288,14 +288,14 @@ async def test_a_stage_can_be_replaced_by_itself() -> None:
     from toolspace.orchestrator.pipeline import STAGES
     from toolspace.orchestrator.stages.admission import validate
 
-    def trusting(plan: Any, next: Any) -> Any:
+    def trusting_stage(plan: Any, next: Any) -> Any:
         async def run(call: Any) -> Any:
             call.values = dict(call.arguments)
             return await next(call)
 
         return run
 
-    stages = [trusting if stage is validate else stage for stage in STAGES]
+    stages = [trusting_stage if stage is validate else stage for stage in STAGES]
     orchestrator = ToolOrchestrator(stages=stages)
     orchestrator.register(ToolRegistry([add]))
     assert (await orchestrator.execute("add", {"a": "un", "b": "checked"})).result == "unchecked"
@@ -310,7 +310,7 @@ async def test_a_tool_has_only_the_stages_that_it_needs() -> None:
 
     skipped: list[Any] = []
 
-    def watched(stage: Any) -> Any:
+    def watch_stage(stage: Any) -> Any:
         def wrap(context: Any, next: Any) -> Any:
             handler = stage(context, next)
             if handler is next:
@@ -319,7 +319,7 @@ async def test_a_tool_has_only_the_stages_that_it_needs() -> None:
 
         return wrap
 
-    orchestrator = ToolOrchestrator(stages=[watched(stage) for stage in STAGES])
+    orchestrator = ToolOrchestrator(stages=[watch_stage(stage) for stage in STAGES])
     orchestrator.register(ToolRegistry([add]))
     assert (await orchestrator.execute("add", {"a": 1, "b": 2})).result == 3
     assert {cache, limits, permission, queue} <= set(skipped)
@@ -327,38 +327,38 @@ async def test_a_tool_has_only_the_stages_that_it_needs() -> None:
 
 async def test_a_call_in_a_run_has_the_runs_caller_in_every_interface() -> None:
     @tool
-    async def who(context: ToolContext) -> list[Any]:
+    async def caller(context: ToolContext) -> list[Any]:
         return [context.user_id, context.space_id]
 
     @tool
     async def ask(context: ToolContext) -> Any:
-        return (await context.call("who")).result
+        return (await context.call("caller")).result
 
-    async with Toolspace(tools=[who, ask]) as ts:
+    async with Toolspace(tools=[caller, ask]) as ts:
         run = ts.run(context=ToolContext(user_id="ada"))
         more = ToolContext(space_id="s")
-        assert (await run.call("who")).result == ["ada", None]
-        assert (await ts.call("who", run=run)).result == ["ada", None]
+        assert (await run.call("caller")).result == ["ada", None]
+        assert (await ts.call("caller", run=run)).result == ["ada", None]
         assert (await ts.call("ask", run=run)).result == ["ada", None]
-        assert (await run.call("who", context=more)).result == ["ada", "s"]
+        assert (await run.call("caller", context=more)).result == ["ada", "s"]
         assert (await run.call("ask", context=more)).result == ["ada", "s"]
         assert {entry.user_id for entry in ts.orchestrator.call_log.recent} == {"ada"}
 
 
 @pytest.mark.spec("4.5")
 async def test_a_tool_that_cancels_its_run_ends_where_it_next_waits() -> None:
-    reached: list[str] = []
+    reached_names: list[str] = []
 
     @tool
     async def give_up() -> None:
         run.cancel()
         await asyncio.sleep(0)
-        reached.append("never")
+        reached_names.append("never")
 
     async with Toolspace(tools=[give_up]) as ts:
         run = ts.run()
         assert (await run.call("give_up")).error_kind == "canceled"
-    assert reached == []
+    assert reached_names == []
 
 
 @pytest.mark.spec("4.1")
@@ -390,8 +390,8 @@ async def test_calls_of_an_async_subscriber_are_not_children_of_the_call() -> No
         run = ts.run(max_tool_calls_per_turn=1)
         await run.call("add", {"a": 1})
         await ts.bus.aclose()
-        noted = ts.orchestrator.call_log.recent[-1]
-    assert (noted.tool, noted.status, noted.parent_id, noted.run_id) == ("note", "ok", None, None)
+        entry = ts.orchestrator.call_log.recent[-1]
+    assert (entry.tool, entry.status, entry.parent_id, entry.run_id) == ("note", "ok", None, None)
 
 
 async def test_a_token_counter_that_fails_does_not_fail_a_call() -> None:
@@ -403,5 +403,5 @@ async def test_a_token_counter_that_fails_does_not_fail_a_call() -> None:
         assert result.result == 3
         long = await ts.call("x" * 1_000, {"a": 1})
         assert long.error_kind == "unknown_tool"
-        counted = [entry.tokens_out for entry in ts.orchestrator.call_log.recent]
-        assert counted == [estimate_tokens(result.text), estimate_tokens(long.text)]
+        token_counts = [entry.tokens_out for entry in ts.orchestrator.call_log.recent]
+        assert token_counts == [estimate_tokens(result.text), estimate_tokens(long.text)]

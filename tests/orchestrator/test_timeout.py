@@ -20,27 +20,27 @@ from toolspace.testing import EventRecorder
 
 @pytest.mark.spec("4.4")
 async def test_a_timeout_cancels_the_coroutine() -> None:
-    ended: list[str] = []
+    endings: list[str] = []
 
     @tool(timeout=0.05)
     async def slow() -> None:
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
-            ended.append("cancelled")
+            endings.append("cancelled")
             raise
 
     async with Toolspace(tools=[slow]) as ts:
         result = await ts.call("slow")
     assert (result.error_kind, result.executed) == ("timeout", True)
     assert result.error == "Tool execution timed out after 50ms"
-    assert ended == ["cancelled"]
+    assert endings == ["cancelled"]
 
 
 @pytest.mark.spec("4.4")
 async def test_the_tools_own_timeout_beats_the_default_and_configuration_beats_both() -> None:
     @tool(timeout=0.02)
-    async def own() -> None:
+    async def own_task() -> None:
         await asyncio.sleep(60)
 
     @tool
@@ -52,8 +52,8 @@ async def test_the_tools_own_timeout_beats_the_default_and_configuration_beats_b
         await asyncio.sleep(60)
 
     settings = Settings(tool_timeout=0.03, overrides={"over*": ToolRules(timeout=0.01)})
-    async with Toolspace(tools=[own, default, overridden], settings=settings) as ts:
-        errors = [(await ts.call(name)).error for name in ("own", "default", "overridden")]
+    async with Toolspace(tools=[own_task, default, overridden], settings=settings) as ts:
+        errors = [(await ts.call(name)).error for name in ("own_task", "default", "overridden")]
     assert errors == [f"Tool execution timed out after {n}ms" for n in (20, 30, 10)]
 
 
@@ -81,7 +81,7 @@ async def test_a_tool_that_ignores_cancellation_is_closed_all_the_same(monkeypat
 
 @pytest.mark.spec("4.4")
 async def test_cleaning_up_after_a_timeout_may_take_a_moment() -> None:
-    cleaned: list[bool] = []
+    cleanups: list[bool] = []
 
     @tool(timeout=0.02)
     async def careful() -> None:
@@ -89,11 +89,11 @@ async def test_cleaning_up_after_a_timeout_may_take_a_moment() -> None:
             await asyncio.sleep(60)
         finally:
             await asyncio.sleep(0.02)
-            cleaned.append(True)
+            cleanups.append(True)
 
     async with Toolspace(tools=[careful]) as ts:
         assert (await ts.call("careful")).error_kind == "timeout"
-    assert cleaned == [True]
+    assert cleanups == [True]
 
 
 @pytest.mark.spec("4.4")
@@ -101,16 +101,16 @@ async def test_an_abandoned_thread_is_counted_and_its_result_discarded() -> None
     release, canceled = threading.Event(), threading.Event()
 
     @tool(timeout=0.05)
-    def stuck(context: ToolContext) -> str:
+    def block(context: ToolContext) -> str:
         while not context.canceled:
             release.wait(0.01)
         canceled.set()
         release.wait()
         return "late"
 
-    async with Toolspace(tools=[stuck]) as ts:
+    async with Toolspace(tools=[block]) as ts:
         recorder = EventRecorder(ts)
-        result = await ts.call("stuck")
+        result = await ts.call("block")
         assert result.error_kind == "timeout"
         assert await asyncio.to_thread(canceled.wait, 10)
         assert ts.orchestrator.abandoned_count == 1
@@ -125,16 +125,16 @@ async def test_stuck_threads_do_not_use_up_the_limit() -> None:
     release = threading.Event()
 
     @tool(timeout=0.3)
-    def stuck() -> None:
+    def block() -> None:
         release.wait()
 
     @tool
     def quick(n: int) -> int:
         return n
 
-    async with Toolspace(tools=[stuck, quick]) as ts:
+    async with Toolspace(tools=[block, quick]) as ts:
         try:
-            failed = await asyncio.gather(*(ts.call("stuck") for _ in range(80)))
+            failed = await asyncio.gather(*(ts.call("block") for _ in range(80)))
             assert {result.error_kind for result in failed} == {"timeout"}
             assert (await ts.call("quick", {"n": 4})).result == 4
         finally:
@@ -240,10 +240,10 @@ async def test_a_run_cancels_all_of_its_calls_and_refuses_new_ones() -> None:
         await asyncio.sleep(60)
 
     async with Toolspace(tools=[wait]) as ts:
-        run, other = ts.run(), ts.run()
+        run, other_run = ts.run(), ts.run()
         recorder = EventRecorder(ts)
         tasks = [asyncio.create_task(run.call("wait")) for _ in range(3)]
-        survivor = asyncio.create_task(other.call("wait", call_id="other"))
+        survivor = asyncio.create_task(other_run.call("wait", call_id="other"))
         await recorder.wait_for(lambda _: len(recorder.of_type(EventType.TOOL_CALL_REQUESTED)) == 4)
         run.cancel()
         results = await asyncio.gather(*tasks)
@@ -256,21 +256,21 @@ async def test_a_run_cancels_all_of_its_calls_and_refuses_new_ones() -> None:
 
 
 async def test_a_call_that_cancels_itself_ends_where_it_next_waits() -> None:
-    reached: list[str] = []
+    reached_names: list[str] = []
 
     @tool
     async def suicidal(context: ToolContext) -> None:
         assert ts.cancel(context.call_id)
-        reached.append("still running")
+        reached_names.append("still running")
         await asyncio.sleep(60)
-        reached.append("never")
+        reached_names.append("never")
 
     ts = Toolspace(tools=[suicidal])
     async with ts:
         result = await ts.call("suicidal")
         await asyncio.sleep(0)  # The caller's own next await is not cancelled.
     assert result.error_kind == "canceled"
-    assert reached == ["still running"]
+    assert reached_names == ["still running"]
 
 
 async def test_a_cancel_for_a_tool_that_ignores_it_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,10 +361,10 @@ class SlowOutputs(MemoryOutputs):
 
     def __init__(self) -> None:
         super().__init__(ttl=60)
-        self.reached = asyncio.Event()
+        self.reached_event = asyncio.Event()
 
     async def create(self, *, session: str, owner: str | None, tool: str) -> OutputWriter:
-        self.reached.set()
+        self.reached_event.set()
         await asyncio.sleep(60)
         raise AssertionError("never")
 
@@ -372,13 +372,13 @@ class SlowOutputs(MemoryOutputs):
 class SlowCache(MemoryCache):
     def __init__(self) -> None:
         super().__init__()
-        self.reached = asyncio.Event()
+        self.reached_event = asyncio.Event()
 
     def peek(self, key: str) -> CachedResult | None:
         return None
 
     async def get(self, key: str) -> CachedResult | None:
-        self.reached.set()
+        self.reached_event.set()
         await asyncio.sleep(60)
         return None
 
@@ -389,7 +389,9 @@ def _large() -> tuple[Toolspace, asyncio.Event]:
         return "x" * 2_000
 
     outputs = SlowOutputs()
-    return Toolspace(tools=[large], outputs=outputs, settings=Settings(tool_response_max_bytes=1_000)), outputs.reached
+    return Toolspace(
+        tools=[large], outputs=outputs, settings=Settings(tool_response_max_bytes=1_000)
+    ), outputs.reached_event
 
 
 def _cached() -> tuple[Toolspace, asyncio.Event]:
@@ -398,7 +400,7 @@ def _cached() -> tuple[Toolspace, asyncio.Event]:
         return "x"
 
     cache = SlowCache()
-    return Toolspace(tools=[large], cache=cache), cache.reached
+    return Toolspace(tools=[large], cache=cache), cache.reached_event
 
 
 @pytest.mark.spec("4.5")
@@ -406,11 +408,11 @@ def _cached() -> tuple[Toolspace, asyncio.Event]:
 async def test_a_caller_cancelled_while_its_call_stores_or_reads_the_cache_is_cancelled(
     make: Callable[[], tuple[Toolspace, asyncio.Event]], executed: bool
 ) -> None:
-    ts, reached = make()
+    ts, reached_event = make()
     async with ts:
         recorder = EventRecorder(ts)
         task = asyncio.create_task(ts.call("large"))
-        await reached.wait()
+        await reached_event.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -424,10 +426,10 @@ async def test_a_caller_cancelled_while_its_call_stores_or_reads_the_cache_is_ca
 async def test_a_call_can_be_cancelled_while_it_stores_its_result_or_reads_the_cache(
     make: Callable[[], tuple[Toolspace, asyncio.Event]], executed: bool
 ) -> None:
-    ts, reached = make()
+    ts, reached_event = make()
     async with ts:
         task = asyncio.create_task(ts.call("large", call_id="c"))
-        await reached.wait()
+        await reached_event.wait()
         assert ts.cancel("c")
         result = await task
     assert (result.error_kind, result.executed) == ("canceled", executed)
@@ -474,7 +476,7 @@ async def test_a_tool_that_ignores_cancellation_and_keeps_failing_inside_is_clos
     monkeypatch.setattr(timeout, "GRACE_SECONDS", 0.05)
     loop = asyncio.get_running_loop()
 
-    def failing() -> asyncio.Future[None]:
+    def failing_future() -> asyncio.Future[None]:
         future: asyncio.Future[None] = loop.create_future()
         loop.call_later(0.01, lambda: future.done() or future.set_exception(ValueError("again")))
         return future
@@ -483,7 +485,7 @@ async def test_a_tool_that_ignores_cancellation_and_keeps_failing_inside_is_clos
     async def stubborn() -> None:
         while True:
             try:
-                await failing()
+                await failing_future()
             except (asyncio.CancelledError, ValueError):
                 continue
 
@@ -493,7 +495,7 @@ async def test_a_tool_that_ignores_cancellation_and_keeps_failing_inside_is_clos
 
 @pytest.mark.spec("4.5")
 async def test_when_all_calls_are_cancelled_no_parent_continues() -> None:
-    reached: list[str] = []
+    reached_names: list[str] = []
 
     @tool
     async def child() -> None:
@@ -502,7 +504,7 @@ async def test_when_all_calls_are_cancelled_no_parent_continues() -> None:
     @tool
     async def parent(context: ToolContext) -> None:
         await context.call("child")
-        reached.append("went on")
+        reached_names.append("went on")
 
     async with Toolspace(tools=[child, parent]) as ts:
         recorder = EventRecorder(ts)
@@ -512,12 +514,12 @@ async def test_when_all_calls_are_cancelled_no_parent_continues() -> None:
         assert (await task).error_kind == "canceled"
         assert task.cancelling() == 0
         assert len(recorder.of_type(EventType.TOOL_CALL_FAILED)) == 2
-    assert reached == []
+    assert reached_names == []
 
 
 @pytest.mark.spec("4.5")
 async def test_a_tool_that_cancels_all_calls_stops_its_parent_too() -> None:
-    reached: list[str] = []
+    reached_names: list[str] = []
 
     @tool
     async def child() -> None:
@@ -527,13 +529,13 @@ async def test_a_tool_that_cancels_all_calls_stops_its_parent_too() -> None:
     @tool
     async def parent(context: ToolContext) -> None:
         await context.call("child")
-        reached.append("went on")
+        reached_names.append("went on")
 
     ts = Toolspace(tools=[child, parent])
     async with ts:
         assert (await ts.call("parent")).error_kind == "canceled"
         await asyncio.sleep(0)
-    assert reached == []
+    assert reached_names == []
 
 
 @pytest.mark.spec("4.5")
@@ -542,11 +544,11 @@ async def test_canceling_a_call_stops_its_child_calls() -> None:
     async def child() -> None:
         await asyncio.sleep(60)
 
-    below: list[asyncio.Task[Any]] = []
+    child_tasks: list[asyncio.Task[Any]] = []
 
     @tool
     async def parent(context: ToolContext) -> None:
-        below.append(asyncio.create_task(context.call("child")))
+        child_tasks.append(asyncio.create_task(context.call("child")))
         await asyncio.sleep(60)
 
     async with Toolspace(tools=[child, parent]) as ts:
@@ -555,7 +557,7 @@ async def test_canceling_a_call_stops_its_child_calls() -> None:
         await recorder.wait_for_start("child")
         assert ts.cancel("p")
         assert (await task).error_kind == "canceled"
-        assert (await below[0]).error_kind == "canceled"
+        assert (await child_tasks[0]).error_kind == "canceled"
 
 
 async def test_a_caller_cancelled_in_the_moment_its_call_is_cancelled_is_still_cancelled() -> None:
@@ -601,20 +603,20 @@ async def test_a_call_that_cancels_itself_keeps_the_cancellation_of_its_caller()
 
 @pytest.mark.spec("4.5")
 async def test_a_thread_can_cancel_a_call() -> None:
-    entered = threading.Event()
+    entered_event = threading.Event()
     release = threading.Event()
 
     @tool
     def stop(context: ToolContext) -> None:
         assert ts.cancel(context.call_id)
-        entered.set()
+        entered_event.set()
         release.wait(10)
 
     ts = Toolspace(tools=[stop])
     async with ts:
         # Nothing else happens on the loop: only the thread can wake it.
         result = await ts.call("stop")
-        assert entered.wait(10)  # It may not have started yet
+        assert entered_event.wait(10)  # It may not have started yet
         release.set()
     assert result.error_kind == "canceled"
 
@@ -633,7 +635,7 @@ async def test_closing_a_toolspace_inside_a_tool_of_another_leaves_that_call_alo
 
 @pytest.mark.spec("4.5")
 async def test_a_closed_toolspace_has_recorded_and_announced_every_end() -> None:
-    cleaned: list[str] = []
+    cleanups: list[str] = []
 
     @tool
     async def wait() -> None:
@@ -641,14 +643,14 @@ async def test_a_closed_toolspace_has_recorded_and_announced_every_end() -> None
             await asyncio.sleep(60)
         finally:
             await asyncio.sleep(0.01)
-            cleaned.append("up")
+            cleanups.append("up")
 
     ts = Toolspace(tools=[wait])
     recorder = EventRecorder(ts)
     async with ts:
         task = asyncio.create_task(ts.call("wait"))
         await recorder.wait_for_start("wait")
-    assert cleaned == ["up"]
+    assert cleanups == ["up"]
     assert recorder.types()[-1] == "TOOL_CALL_FAILED"
     assert [entry.error_kind for entry in ts.orchestrator.call_log.recent] == ["canceled"]
     assert (await task).error_kind == "canceled"

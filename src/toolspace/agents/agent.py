@@ -66,21 +66,6 @@ class Agent:
     `destinations` the agents that it may hand a request off to: `Agent` objects or names.
     """
 
-    __slots__ = (
-        "_agents",
-        "_destinations",
-        "description",
-        "destinations",
-        "limits",
-        "model",
-        "name",
-        "settings",
-        "spec",
-        "subagents",
-        "system",
-        "tools",
-    )
-
     def __init__(
         self,
         name: str,
@@ -118,32 +103,18 @@ class Agent:
     @classmethod
     def from_spec(cls, spec: AgentSpec) -> Agent:
         """Creates the agent that configuration describes."""
-        model, loop, limits = spec.model, spec.loop, spec.limits
         return cls(
             spec.name,
             description=spec.description,
             system=spec.system,
-            model=model,
+            model=spec.model,
             agents=spec.agents,
             destinations=spec.router.destinations,
-            settings=LoopSettings(
-                max_steps=loop.max_steps,
-                tool_choice=loop.tool_choice,
-                max_tool_calls_per_turn=loop.max_tool_calls_per_turn,
-                review=loop.review,
-                model_settings=ModelSettings(
-                    temperature=model.temperature,
-                    max_output_tokens=model.max_output_tokens,
-                    reasoning=model.reasoning,
-                    timeout=model.timeout,
-                ),
+            settings=msgspec.structs.replace(
+                msgspec.convert(spec.loop, LoopSettings, from_attributes=True),
+                model_settings=msgspec.convert(spec.model, ModelSettings, from_attributes=True),
             ),
-            limits=RunLimits(
-                max_tokens=limits.max_tokens,
-                max_cost=limits.max_cost,
-                timeout=limits.timeout,
-                max_depth=limits.max_depth,
-            ),
+            limits=msgspec.convert(spec.limits, RunLimits, from_attributes=True),
             spec=spec,
         )
 

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from toolspace.agents.agent import Agent, entity_id_for
-from toolspace.agents.cycle_runner import RETRY_DELAYS_MS, CycleRunner
+from toolspace.agents.cycle import RETRY_DELAYS_MS, CycleRunner
 from toolspace.agents.registry import AgentRegistry
 from toolspace.agents.scheduler import Scheduler
 from toolspace.core.defaults import MAX_ACTIVE_AGENTS
 from toolspace.core.ids import derived_id
 from toolspace.errors import StorageError, ToolspaceError
+from toolspace.orchestrator.call import cancel_all, start_in_background
 from toolspace.spaces.document_library import DocumentLibrary
 from toolspace.spaces.ledger import Effects
 from toolspace.spaces.pending_calls import PendingCalls
@@ -47,8 +48,8 @@ class AgentHost:
         self._agents = agents
         self._names: dict[str, str] = {}
         """The names of the registered agents by entity id."""
-        self._registering = asyncio.Lock()
-        self._reading_documents = asyncio.Lock()
+        self._registration_lock = asyncio.Lock()
+        self._documents_lock = asyncio.Lock()
         self._background: set[asyncio.Task[Any]] = set()
         self._is_closed = False
         runner = CycleRunner(pending_calls, agents, self._names, session_dir=session_dir, retry_delays=retry_delays)
@@ -63,27 +64,25 @@ class AgentHost:
     async def __aexit__(self, *_: object) -> None:
         self._is_closed = True
         await self.scheduler.__aexit__()
-        for task in self._background:
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        await cancel_all(self._background)
 
     async def register_agents(self) -> None:
         """Gives every configured agent its entity, session and spaces, and stops watching removed agents."""
-        async with self._registering:  # One after the other: the last one sees the current agents.
+        async with self._registration_lock:  # One after the other: the last one sees the current agents.
             agents = list(self._agents)
             for agent in agents:
                 entity_id = entity_id_for(agent.name)
                 await self._ledger.commit(_register, entity_id, agent)
                 self._names[entity_id] = agent.name
-                self.scheduler.watch(entity_id, entity_id)
+                self.scheduler.watch(entity_id)
             for removed_id in self._names.keys() - {entity_id_for(agent.name) for agent in agents}:
                 self.scheduler.unwatch(removed_id)
                 del self._names[removed_id]
         if self._library is not None:
-            self._run_in_background(self._read_documents(self._library, agents))
+            start_in_background(self._background, self._read_documents(self._library, agents))
 
     def _on_agents_changed(self) -> asyncio.Task[None] | None:
-        return None if self._is_closed else self._run_in_background(self._register_again())
+        return None if self._is_closed else start_in_background(self._background, self._register_again())
 
     async def _register_again(self) -> None:
         previous_ids = frozenset(self._names)
@@ -99,19 +98,13 @@ class AgentHost:
 
     async def _read_documents(self, library: DocumentLibrary, agents: Sequence[Agent]) -> None:
         """Reads the configured documents of the agents. Removes those of agents that have none any more."""
-        async with self._reading_documents:
+        async with self._documents_lock:
             for agent in agents:
                 paths = agent.spec.knowledge if agent.spec is not None else ()
                 try:
                     await library.sync_folders(entity_id_for(agent.name), paths)
                 except (OSError, ToolspaceError) as error:
                     _log.warning('agent "%s": its documents could not be read: %s', agent.name, error)
-
-    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-        return task
 
 
 def _register(effects: Effects, entity_id: str, agent: Agent) -> Program[None]:

@@ -1,308 +1,300 @@
-"""Runs one cycle of one session: the loop, with each step stored before it has an effect.
+"""Runs one cycle of a leased session, and stores how it ended: completed, paused, postponed, failed or cancelled.
 
-The cycle runner (`cycle_runner.py`) starts it and stores its end. A cycle that was interrupted continues from its last
-stored step and does not repeat calls that have ended: docs/internals/agents.md lists the cases.
+The scheduler decides which session runs and has its lease; `durable_loop.py` runs the model and the tools. Background
+tasks and reflections are sessions, too: they differ in their preparation and in what is written when they end.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
-import time
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any, cast
+from collections import Counter
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from toolspace.agents import session_transactions
-from toolspace.agents.history import RestoredConversation, restore, shorten
-from toolspace.agents.live_output import LiveOutput
-from toolspace.agents.loop import AgentLoop, LoopHooks, PlannedCall, RunOutcome, changes_space, is_prebuilt_action
-from toolspace.agents.prompt_builder import build_system_prompt, load_prompt_context
-from toolspace.agents.run_state import AgentRun, Handoff, PreparedAgent, TaskInstructions
-from toolspace.agents.session_transactions import CycleStep, LeaseLost, SessionLease, StartedCycle
+from toolspace.agents import compaction, handoff, session_transactions, tasks
+from toolspace.agents.agent import Agent, entity_id_for
+from toolspace.agents.durable_loop import DurableLoop
+from toolspace.agents.loop import RunOutcome
+from toolspace.agents.registry import AgentRegistry
+from toolspace.agents.run_state import PreparedAgent
+from toolspace.agents.session_transactions import (
+    CycleStep,
+    LeaseLost,
+    RunEnded,
+    SessionLease,
+    StartedCycle,
+    WriteProgram,
+)
+from toolspace.config.agent_settings import ConsciousnessSettings
 from toolspace.core import json_text
-from toolspace.core.context import ToolContext
-from toolspace.core.ids import new_id
-from toolspace.core.interfaces import Allow, Decision, Deny
-from toolspace.core.model import ModelListener, ModelTurn, ResultsTurn, Turn, Usage, UserTurn
-from toolspace.core.records import OPEN_CALL, CallRecord
-from toolspace.core.result import PENDING_CALL_KEY, ToolResult
-from toolspace.core.tool import Tool
-from toolspace.errors import ErrorKind, ModelError
-from toolspace.spaces import call_transactions, messaging, runs
-from toolspace.spaces.call_context import GatewayCallHost
-from toolspace.spaces.call_recorder import build_new_call
-from toolspace.spaces.ledger import Ledger
+from toolspace.core.json_text import single_line
+from toolspace.core.names import sanitise
+from toolspace.core.records import ENDED_RUN
+from toolspace.core.secret_masking import mask_secrets
+from toolspace.errors import ModelError, StorageError, ToolspaceError
+from toolspace.orchestrator.call import cancel_all, start_in_background
 from toolspace.spaces.pending_calls import PendingCalls
-from toolspace.storage.queries.calls import NewCall
+from toolspace.storage.queries import runs as run_rows
+from toolspace.storage.queries.sessions import SessionRecord
+
+if TYPE_CHECKING:
+    from toolspace.agents.scheduler import ActiveSession
 
 _log = logging.getLogger("toolspace.agents")
-now = time.monotonic
-_FINAL_REPORT = "agent__final_report"
-_HANDOFF = "router__handoff-to"
-_MAX_SHORTENINGS = 12
+RETRY_DELAYS_MS = (1_000, 5_000, 30_000, 120_000)
+"""When a run continues whose model did not answer; after the last delay it has failed."""
+_MAX_RETRY_MS = 600_000
+_MAX_LOGGED = 2_000
 
 
-class Cycle(LoopHooks):
-    """One run of an agent, or of one of its background tasks."""
+class CycleRunner:
+    """Runs the cycles of all sessions of one process."""
 
     def __init__(
-        self, pending_calls: PendingCalls, prepared: PreparedAgent, lease: SessionLease, started: StartedCycle
+        self,
+        pending_calls: PendingCalls,
+        agents: AgentRegistry,
+        agent_names: Mapping[str, str],
+        *,
+        session_dir: Path,
+        retry_delays: Sequence[int] = RETRY_DELAYS_MS,
     ) -> None:
-        self._ledger: Ledger = pending_calls.ledger
-        self.prepared = prepared
-        self.lease = lease
-        self.started = started
-        self.run_id = started.run.id
-        self.agent_run = AgentRun(prepared.agent, steps=started.run.steps)
-        if started.run.usage:
-            self.agent_run.budget.usage = msgspec.convert(started.run.usage, Usage)
-        self.lease_confirmed_at = now()
-        """When this process last knew that it has the lease."""
-        self._call_host = GatewayCallHost(
-            pending_calls,
-            run_id=started.run.id,
-            agent_entity_id=lease.agent_entity_id,
-            space_id=started.run.space_id,
-            confirms_delivery=False,
-        )
-        self._planned: Sequence[PlannedCall] = ()
-        """The calls of the model's last turn."""
-        self._output: LiveOutput | None = None
-        self._has_new_events = True
-        self._preview: UserTurn | None = None
+        """`agent_names`: the names of this process's agents by entity id. `session_dir`: where archives are, unless an
+        agent's configuration names another directory."""
+        self._pending_calls = pending_calls
+        self._ledger = pending_calls.ledger
+        self._agents = agents
+        self._agent_names = agent_names
+        self._session_dir = session_dir
+        self._retry_delays = retry_delays
+        self.cycle_counts: Counter[str] = Counter()
+        """How many cycles ended, by reason: that of their loop, `failed` or `canceled`."""
+        self._checks: set[asyncio.Task[Any]] = set()
+        self._final_writes: set[asyncio.Task[Any]] = set()
 
-    async def run(self) -> RunOutcome:
-        """Runs the cycle to its end. Raises `ModelError`, `LeaseLost`, `RunEnded`, `StorageError`."""
-        if not self.started.events:
-            # A message that was being written when the cycle was interrupted is written again, or not at all.
-            await self._ledger.commit(messaging.abandon_messages_of_run, self.run_id)
-        conversation = await self._load_conversation()
-        stop_listening = self._ledger.waiters.listen(f"inbox:{self.lease.agent_entity_id}", self._on_inbox_event)
+    async def aclose(self) -> None:
+        """Waits for the writes that must not be lost."""
+        await asyncio.gather(*self._final_writes, return_exceptions=True)
+        await cancel_all(self._checks)
+
+    def find_agent(self, session: SessionRecord) -> Agent | None:
+        """The agent of a session; None if this process does not have it."""
+        name = self._agent_names.get(session.agent_entity_id)
+        return self._agents.find(name) if name is not None else None
+
+    async def reopen(self, session: SessionRecord, lease: SessionLease) -> StartedCycle | None:
+        """Returns the cycle that is under way in the session; None if its run has ended."""
+        return await self._ledger.commit(session_transactions.reopen, lease, self._completion(session))
+
+    async def run(self, session: SessionRecord, active: ActiveSession, started: StartedCycle) -> float | None:
+        """Runs a cycle until it ends, pauses or is postponed. Raises `LeaseLost` and `StorageError`.
+
+        Returns None if the session is free for its next cycle. Otherwise returns the seconds after which the same run
+        continues: 0 is at once; for a longer time, the lease has been released.
+        """
+        assert active.lease is not None
+        lease, run_id = active.lease, started.run.id
+        active.run_id = run_id
+        stop_listening = self._ledger.waiters.listen(f"run:{run_id}", lambda _: self._check_run(active, run_id))
+        loop: DurableLoop | None = None
         try:
-            loop = await self._create_loop()
-            unfinished = None
-            if (turn := conversation.unfinished) is not None:
-                self.agent_run.turns.append(turn)
-                self._planned = loop.plan_calls(turn, conversation.call_ids)
-                await self._adopt_calls(loop)
-                unfinished = (turn, self._planned)
-            return await self._run_loop(loop, unfinished)
+            async with self._prepare(session) as prepared_agent:
+                loop = active.loop = DurableLoop(self._pending_calls, prepared_agent, lease, started)
+                if active.is_stopping:
+                    return None
+                outcome = await loop.run()
+                active.run_id = None  # From here on, a cancelled run must not interrupt the writes of its end.
+                stop_listening()
+                continues = await self._end(session, loop, outcome)
+                if outcome.end not in ("stopped", "paused"):
+                    await self._compact(session, loop)
+                return 0.0 if continues else None
+        except asyncio.CancelledError:
+            if active.is_lost or active.is_stopping:
+                raise  # Another process continues the run.
+            task = asyncio.current_task()
+            if task is None or not task.cancelling():
+                # Not this task was cancelled, but something that the run waited for.
+                await self._fail(session, lease, started, loop, "what the run waited for was canceled")
+                return None
+            task.uncancel()  # The run was cancelled, not the session.
+            has_ended = await asyncio.shield(self.finish_write(self._abandon(session, lease, run_id)))
+            return None if has_ended else 0.0
+        except RunEnded:
+            return None if await self._abandon(session, lease, run_id) else 0.0
+        except (LeaseLost, StorageError):
+            raise
+        except ToolspaceError as error:
+            delay = await self._postpone(session, lease, started, loop, error)
+            if delay is None:
+                await self._fail(session, lease, started, loop, str(error))
+            else:
+                active.lease = None  # Postponing has released it.
+            return delay
+        except Exception as error:
+            _log.exception("session %s: a cycle failed", session.id)
+            await self._fail(session, lease, started, loop, f"internal error: {error!r}")
+            return None
         finally:
+            active.run_id, active.loop = None, None
             stop_listening()
-            if self._output is not None:
-                await self._output.abort()
 
-    def detach(self) -> None:
-        """Leaves the run to another process: calls that are cancelled from now on stay open for it."""
-        self._call_host.run_moves_on = True
-
-    def unsaved_step(self) -> CycleStep:
-        """The turns that are not stored yet."""
-        return CycleStep(
-            run_id=self.run_id,
-            cycle=self.started.cycle,
-            turns=[self._mark_awaited_results(turn) for turn in self.agent_run.unsaved_turns],
-            number=self.agent_run.steps,
-            usage=self.agent_run.budget.usage,
+    async def end_without_agent(self, session: SessionRecord, lease: SessionLease, run_id: str) -> None:
+        """Ends an interrupted run whose agent no process has any more."""
+        reason = "no process has this agent any more"
+        await self._ledger.commit(
+            session_transactions.end_without_agent, lease, run_id, reason, self._completion(session)
         )
 
-    # The hooks of the loop
+    # Before a cycle
 
-    async def preview_inbox(self) -> UserTurn | None:
-        if self._has_new_events and self.prepared.task is None:
-            self._has_new_events = False
-            self._preview = await self._ledger.read(session_transactions.inbox_preview, self.lease.agent_entity_id)
-        return self._preview
-
-    def new_listener(self) -> ModelListener | None:
-        check_lease = partial(session_transactions.renew, self.lease)
-        self._output = LiveOutput(self._call_host, self.prepared.tools.find, check_lease=check_lease)
-        return self._output
-
-    def get_call_id(self, index: int) -> str:
-        return self._output.call_id(index) if self._output is not None else new_id("call")
-
-    async def save_step(self, turns: Sequence[Turn], planned: Sequence[PlannedCall], step: int) -> None:
-        output = self._output
-        self._planned = planned
-        if any(plan.tool is not None and is_prebuilt_action(plan.tool, "peek_inbox") for plan in planned):
-            self._has_new_events = True
-        new_step = CycleStep(
-            run_id=self.run_id,
-            cycle=self.started.cycle,
-            turns=turns,
-            planned_calls=planned,
-            number=step,
-            usage=self.agent_run.budget.usage,
-            new_calls=self._build_new_calls(planned),
-            write_stream=await output.finish() if output is not None else None,
-        )
-        started_at = now()
-        calls = await self._ledger.commit(session_transactions.save_step, self.lease, new_step)
-        self._call_host.stored_calls.update(calls)
-        self.lease_confirmed_at, self._output = started_at, None
-
-    async def before_call(self) -> None:
-        started_at = now()
-        if started_at - self.lease_confirmed_at > session_transactions.LEASE_MS / 1000:
-            # The lease has expired, so another process may execute this call, too: check before doing it.
-            await self._ledger.write(session_transactions.renew, self.lease)
-            self.lease_confirmed_at = started_at
-
-    def after_call(self, call: PlannedCall) -> None:
-        if self._call_host.duplicate_call_id == call.call_id:
-            # The process that had the lease before has executed it after this one had read the state of its calls.
-            raise LeaseLost(f'the call "{call.call_id}" was executed by another process')
-
-    # The parts of a cycle
-
-    async def _load_conversation(self) -> RestoredConversation:
-        run = self.agent_run
-        summary, rows, path = await self._ledger.read(
-            session_transactions.load_conversation, self.lease, self.started.run
-        )
-        first_turn = next((row.stored_turn.turn for row in rows if row.run_id == self.run_id), None)
-        run.previous_agents = path
-        run.request = first_turn.text if isinstance(first_turn, UserTurn) else ""
-        conversation = restore(rows, run_id=self.run_id, summary=summary)
-        run.turns = conversation.turns
-        return conversation
-
-    async def _create_loop(self) -> AgentLoop:
-        prepared, task = self.prepared, self.prepared.task
-        context = ToolContext(
-            agent_id=prepared.agent.name,
-            agent_entity_id=self.lease.agent_entity_id,
-            run_id=self.run_id,
-            task_id=task.task_id if task is not None else "",
-            session_dir=prepared.session_dir,
-            tasks=prepared.task_service,
-            host=self._call_host,
-            agent=self.agent_run,
-        )
-        tool_run = prepared.open_tool_run(
-            id=self.run_id,
-            context=context,
-            policy=_TaskToolPolicy(task) if task is not None else None,
-            session=f"session-{self.lease.session_id}",  # The next cycle can read the outputs that this one stores.
-            seconds=self.agent_run.budget.remaining_seconds,
-        )
-        if task is not None:
-            system = task.prompt
-        else:
-            entity_id = self.lease.agent_entity_id
-            system = build_system_prompt(
-                prepared.agent,
-                await self._ledger.read(load_prompt_context, entity_id),
-                tool_instructions=prepared.tools.instructions(context=context),
-                entity_id=entity_id,
+    @contextlib.asynccontextmanager
+    async def _prepare(self, session: SessionRecord) -> AsyncGenerator[PreparedAgent]:
+        """Prepares the agent of a session. Raises `ModelError` or another `ToolspaceError` if it cannot run."""
+        entity_id = session.agent_entity_id
+        async with self._agents.acquire(self._agent_names[entity_id]) as prepared_agent:
+            spec = prepared_agent.agent.spec
+            own_dir = spec.config.tools.session_dir if spec is not None and spec.config is not None else None
+            prepared_agent = msgspec.structs.replace(
+                prepared_agent,
+                session_dir=(own_dir or self._session_dir) / sanitise(prepared_agent.agent.name),
+                task_service=tasks.TaskService(self._ledger, entity_id, is_task=session.kind != "agent"),
             )
-        return AgentLoop(prepared, self.agent_run, tool_run, system=system, context=context, hooks=self)
+            if session.kind == "task":
+                prepared_agent = await tasks.prepare_task(self._ledger, prepared_agent, session)
+            elif session.kind == "reflection":
+                prepared_agent = await tasks.prepare_reflection(prepared_agent, session)
+            yield prepared_agent
 
-    async def _run_loop(
-        self, loop: AgentLoop, unfinished: tuple[ModelTurn, Sequence[PlannedCall]] | None
-    ) -> RunOutcome:
-        """Runs the loop; shortens the conversation and tries again if it is too long for the model."""
-        turns, shortenings = self.agent_run.turns, 0
-        while True:
-            try:
-                return await loop.run(unfinished)
-            except ModelError as error:
-                shortenings += 1
-                if error.kind != "too_long" or shortenings > _MAX_SHORTENINGS or not shorten(turns, keep=2):
-                    raise
-                _log.info(
-                    'agent "%s": the conversation is too long for %s; shortening it and asking again',
-                    self.agent_run.name,
-                    self.prepared.model.name,
-                )
-                unfinished = None  # Its calls have been executed: the request after them failed.
+    # After a cycle
 
-    async def _adopt_calls(self, loop: AgentLoop) -> None:
-        """Finds out which calls of the interrupted turn have ended, and which must be executed."""
-        adopted = await self._ledger.commit(
-            session_transactions.adopt_calls, self.lease, [plan.call_id for plan in self._planned], self._ledger.node_id
+    def _completion(
+        self, session: SessionRecord, outcome: RunOutcome | None = None, loop: DurableLoop | None = None
+    ) -> WriteProgram | None:
+        """The writes that are committed together with the end of a run. No outcome: the run failed or was cancelled."""
+        if session.kind == "reflection":
+            return tasks.reflection_completion(session.id, outcome)
+        if session.kind == "task":
+            reflects = loop is not None and tasks.can_reflect(loop.prepared_agent.tools)
+            return tasks.task_completion(session.id, outcome, reflects=reflects)
+        if outcome is None or outcome.handoff is None or loop is None:
+            return None
+        return handoff.build_handoff(
+            loop.agent_run,
+            outcome.handoff,
+            run_id=loop.run_id,
+            agent_id=session.agent_entity_id,
+            destination_id=entity_id_for(outcome.handoff.agent),
         )
-        for plan in self._planned:
-            if plan.call_id not in adopted:
-                continue  # It was not started: the loop executes it.
-            record, goes_to_inbox = adopted[plan.call_id]
-            if record.status == "running":
-                if plan.tool is not None and is_repeatable(plan.tool):
-                    self._call_host.stored_calls[plan.call_id] = call_transactions.StartedCall(record, is_new=True)
-                    continue
-                record = await self._ledger.commit(runs.interrupt_call, plan.call_id) or record
-            loop.known_results[plan.call_id] = result_from_record(record, goes_to_inbox=goes_to_inbox)
-            self._restore_decision(loop, record)
 
-    def _restore_decision(self, loop: AgentLoop, call: CallRecord) -> None:
-        """Restores the final report or the handoff that a call has set before the interruption."""
-        if call.is_error or call.status in OPEN_CALL:
+    async def _end(self, session: SessionRecord, loop: DurableLoop, outcome: RunOutcome) -> bool:
+        """Stores the end of a cycle. Returns whether its run continues at once."""
+        self.cycle_counts[outcome.end] += 1
+        step = loop.unsaved_step()
+        if outcome.end == "stopped":
+            if step.turns:
+                await self._ledger.commit(session_transactions.save_step, loop.lease, step)
+            return False
+        if outcome.end == "paused":
+            return not await self._ledger.commit(session_transactions.pause, loop.lease, step)
+        await self._ledger.commit(
+            session_transactions.end,
+            loop.lease,
+            step,
+            status="failed" if outcome.end in ("max_steps", "limit", "gave_up") else "completed",
+            error=outcome.reason,
+            also=self._completion(session, outcome, loop),
+        )
+        return False
+
+    async def _compact(self, session: SessionRecord, loop: DurableLoop) -> None:
+        """Compacts the conversation of an agent. Those of tasks stay as they are, for `task_replay`."""
+        prepared_agent = loop.prepared_agent
+        agent = self._agents.find(prepared_agent.agent.name)
+        if session.kind != "agent" or agent is None or prepared_agent.session_dir is None:
             return
-        result, args = cast("Mapping[str, Any]", call.result), cast("Mapping[str, Any]", call.args)
-        if call.tool_name == _FINAL_REPORT:
-            loop.tool_run.final_report = {key: value for key, value in result.items() if key != "accepted"}
-        elif call.tool_name == _HANDOFF:
-            self.agent_run.handoff = Handoff(str(args.get("agent")), args.get("message"))
-
-    def _build_new_calls(self, planned: Sequence[PlannedCall]) -> list[NewCall]:
-        """The calls to store with the step: those that run in this process, up to one that changes the space."""
-        new_calls: list[NewCall] = []
-        for plan in planned:
-            if plan.tool is None:
-                continue
-            arguments = plan.call.arguments or "{}"
-            call = build_new_call(plan.tool, arguments, plan.call_id, self._call_host)
-            if call is not None:
-                new_calls.append(call)
-            if changes_space(plan.tool):
-                break
-        return new_calls
-
-    def _mark_awaited_results(self, turn: Turn) -> Turn:
-        """Marks the missing results of calls that pause the run: the results will be inserted there."""
-        if not isinstance(turn, ResultsTurn) or len(turn.results) != len(self._planned):
-            return turn
-        results = tuple(
-            msgspec.structs.replace(result, text=f"{session_transactions.AWAITING_RESULT} {result.text}")
-            if plan.tool is not None and plan.tool.pauses_run and not result.is_error
-            else result
-            for plan, result in zip(self._planned, turn.results, strict=True)
+        await compaction.compact(
+            self._ledger,
+            loop.lease,
+            prepared_agent.model,
+            agent.spec.consciousness if agent.spec is not None else ConsciousnessSettings(),
+            archive_dir=prepared_agent.session_dir,
+            settings=prepared_agent.settings.model_settings,
         )
-        return ResultsTurn(results)
 
-    def _on_inbox_event(self, _: Any) -> None:
-        self._has_new_events = True
+    async def _postpone(
+        self,
+        session: SessionRecord,
+        lease: SessionLease,
+        started: StartedCycle,
+        loop: DurableLoop | None,
+        error: ToolspaceError,
+    ) -> float | None:
+        """Postpones a run whose model did not answer. Returns the seconds until it continues, or None if it has failed.
+
+        A run of an agent without a step fails instead: its events return to the inbox and are tried again.
+        """
+        step = _unsaved_step(started, loop)
+        if not isinstance(error, ModelError) or not error.is_transient:
+            return None
+        if session.kind == "agent" and not step.number:
+            return None
+        at_least = min(round((error.retry_after or 0) * 1000), _MAX_RETRY_MS)
+        delay = await self._ledger.commit(
+            session_transactions.postpone, lease, step, self._retry_delays, at_least=at_least
+        )
+        if delay is None:
+            return None
+        _log.warning("session %s: its run continues in %d ms: %s", session.id, delay, error)
+        return max(delay, 1) / 1000
+
+    async def _fail(
+        self, session: SessionRecord, lease: SessionLease, started: StartedCycle, loop: DurableLoop | None, error: str
+    ) -> None:
+        self.cycle_counts["failed"] += 1
+        error = str(mask_secrets(json_text.storable_text(error)))  # Errors of libraries may contain secrets.
+        _log.warning("session %s: its run %s failed: %s", session.id, started.run.id, single_line(error, _MAX_LOGGED))
+        await self._ledger.commit(
+            session_transactions.end,
+            lease,
+            _unsaved_step(started, loop),
+            status="failed",
+            error=error,
+            retries_events=session.kind == "agent",
+            also=self._completion(session, None, loop),
+        )
+
+    async def _abandon(self, session: SessionRecord, lease: SessionLease, run_id: str) -> bool:
+        """Cleans up after a run that was ended from outside. Returns whether it has ended."""
+        self.cycle_counts["canceled"] += 1
+        with contextlib.suppress(LeaseLost):
+            return await self._ledger.commit(
+                session_transactions.abandon, lease, run_id, "the run was canceled", self._completion(session)
+            )
+        return True
+
+    # Background work
+
+    def _check_run(self, active: ActiveSession, run_id: str) -> None:
+        start_in_background(self._checks, self._interrupt_if_ended(active, run_id))
+
+    async def _interrupt_if_ended(self, active: ActiveSession, run_id: str) -> None:
+        """Interrupts the session if its run was ended from outside."""
+        with contextlib.suppress(StorageError):
+            record = await self._ledger.read(run_rows.find, run_id)
+            if (record is None or record.status in ENDED_RUN) and active.run_id == run_id:
+                active.task.cancel()
+
+    def finish_write(self, write: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Runs a write to its end, even if its caller is cancelled or the process is stopping."""
+        return start_in_background(self._final_writes, write)
 
 
-class _TaskToolPolicy:
-    """Denies a background task the tools that it must not use, even if it knows their names."""
-
-    rule = "tools for this kind of work"
-
-    def __init__(self, task: TaskInstructions) -> None:
-        self._is_allowed = task.is_allowed_tool
-
-    def decide(self, tool: Tool, context: ToolContext) -> Decision:
-        return Allow() if self._is_allowed(tool) else Deny(f'"{tool.name}" is not for this kind of work')
-
-
-def is_repeatable(tool: Tool) -> bool:
-    """Whether an interrupted call of the tool may be executed again without another effect."""
-    return bool(tool.annotations.read_only or tool.annotations.idempotent)
-
-
-def result_from_record(call: CallRecord, *, goes_to_inbox: bool) -> ToolResult:
-    """The result that the caller of a stored call would have received."""
-    if goes_to_inbox or call.status in OPEN_CALL:
-        value = {"status": "pending", PENDING_CALL_KEY: call.call_id}
-        extras = {PENDING_CALL_KEY: call.call_id}
-        return ToolResult(True, value, extras=extras, tool=call.tool_name, call_id=call.call_id)
-    if not call.is_error:
-        return ToolResult(True, call.result, tool=call.tool_name, call_id=call.call_id)
-    text = call.result if isinstance(call.result, str) else json_text.describe(call.result, 500)
-    kinds: Mapping[str, ErrorKind] = {"canceled": "canceled", "expired": "timeout"}
-    kind: ErrorKind = kinds.get(call.status, "execution_error")
-    return ToolResult(False, error=text, error_kind=kind, tool=call.tool_name, call_id=call.call_id)
+def _unsaved_step(started: StartedCycle, loop: DurableLoop | None) -> CycleStep:
+    """The turns of a run that are not stored yet."""
+    return loop.unsaved_step() if loop is not None else CycleStep(run_id=started.run.id, cycle=started.cycle, turns=())

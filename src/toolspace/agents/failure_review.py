@@ -6,10 +6,11 @@ The loop asks a reviewer after each step with a failed call. Executes no calls.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol, cast
+from typing import Literal, cast
 
 import msgspec
 
+from toolspace.agents.history import turn_lines
 from toolspace.core import json_text
 from toolspace.core.json_text import quote_name, single_line
 from toolspace.core.model import (
@@ -19,8 +20,6 @@ from toolspace.core.model import (
     ModelRequest,
     ModelSettings,
     ModelToolResult,
-    ModelTurn,
-    ResultsTurn,
     Turn,
     Usage,
     UserTurn,
@@ -57,14 +56,6 @@ class FailedCall(msgspec.Struct, frozen=True):
     result: ModelToolResult
 
 
-class Reviewer(Protocol):
-    """Reviews the steps of one run in which a call failed; learns of the steps in which none did."""
-
-    async def review(self, failed: Sequence[FailedCall], turns: Sequence[Turn]) -> Review: ...
-
-    def on_success(self) -> None: ...
-
-
 CONTINUE = Review(verdict="continue")
 
 
@@ -83,21 +74,21 @@ class RuleReviewer:
 
     async def review(self, failed: Sequence[FailedCall], turns: Sequence[Turn]) -> Review:
         self._failed_steps += 1
-        repeated: list[str] = []
+        repeated_names: list[str] = []
         for failure in failed:
             key = (failure.call.name, failure.call.arguments)
             self._failure_counts[key] = self._failure_counts.get(key, 0) + 1
             if self._failure_counts[key] >= self._replan_after:
-                repeated.append(failure.call.name)
-        if not repeated and self._failed_steps < self._replan_after:
+                repeated_names.append(failure.call.name)
+        if not repeated_names and self._failed_steps < self._replan_after:
             return CONTINUE
         if self._replans >= self._give_up_after:
             return Review(verdict="complete", assessment=f"tools kept failing: {_describe(failed)}")
         self._replans += 1
         self._failed_steps = 0
         self._failure_counts.clear()
-        names = ", ".join(map(quote_name, dict.fromkeys(repeated)))
-        problem = f"The same call of {names} keeps failing" if repeated else "Calls keep failing"
+        names = ", ".join(map(quote_name, dict.fromkeys(repeated_names)))
+        problem = f"The same call of {names} keeps failing" if repeated_names else "Calls keep failing"
         return Review(
             verdict="replan",
             assessment=f"{problem}: {_describe(failed)}",
@@ -117,23 +108,25 @@ perhaps with another tool. "complete": what has been done is as good as it gets;
 """
 
 
-class ModelReviewer:
+class ModelReviewer(RuleReviewer):
     """Asks a model. If the request fails or the answer is malformed, the rules decide."""
 
     def __init__(self, model: Model, settings: ModelSettings = DEFAULT_SETTINGS) -> None:
+        super().__init__()
         self._model = model
         self._settings = settings
-        self._rules = RuleReviewer()
 
     async def review(self, failed: Sequence[FailedCall], turns: Sequence[Turn]) -> Review:
-        by_rule = await self._rules.review(failed, turns)
+        by_rule = await super().review(failed, turns)
         if by_rule.verdict == "complete":
             return by_rule  # A model that always says "continue" must not keep a run alive.
         calls = "\n".join(
             f"{failure.call.name} {failure.call.arguments[:2_000]} → {failure.result.text[:2_000]}"
             for failure in failed
         )
-        prompt = f"WHAT HAPPENED:\n{_render_turns(turns)}\n\nThese calls failed:\n{calls}\nYour judgement, as JSON:"
+        # As text: not every provider accepts calls in a request without tools.
+        history = "\n".join(line[:_MAX_LINE] for turn in turns[-_MAX_TURNS:] for line in turn_lines(turn))
+        prompt = f"WHAT HAPPENED:\n{history}\n\nThese calls failed:\n{calls}\nYour judgement, as JSON:"
         request = ModelRequest(system=_QUESTION, turns=[UserTurn(prompt)], settings=self._settings)
         try:
             turn = await self._model.respond(request)
@@ -144,22 +137,6 @@ class ModelReviewer:
         except ValueError:
             review = by_rule
         return msgspec.structs.replace(review, usage=turn.usage)
-
-    def on_success(self) -> None:
-        self._rules.on_success()
-
-
-def _render_turns(turns: Sequence[Turn]) -> str:
-    """The last turns as text: not every provider accepts calls in a request without tools."""
-    lines: list[str] = []
-    for turn in turns[-_MAX_TURNS:]:
-        if isinstance(turn, ModelTurn):
-            lines += [turn.text, *(f"→ {call.name} {call.arguments}" for call in turn.calls)]
-        elif isinstance(turn, ResultsTurn):
-            lines += [f"← {result.name}: {result.text}" for result in turn.results]
-        else:
-            lines.append(turn.text)
-    return "\n".join(line[:_MAX_LINE] for line in lines if line)
 
 
 def _parse(text: str) -> Review:

@@ -1,23 +1,104 @@
-"""Stores a handoff on the gateway: the request goes to another agent's inbox in the commit that ends the run.
+"""Hand-offs between agents: the tool `router__handoff-to`, and how the gateway stores a handoff.
 
-Cycle transactions and the cycle runner use it. The tool that starts a handoff is in `subagents.py`.
+A handoff ends the run of the agent that calls the tool; the other agent answers the request. On the gateway, the
+request goes to the other agent's inbox in the commit that ends the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
-from toolspace.agents.run_state import AgentRun, Handoff
+from toolspace.agents.run_state import AgentRun, Handoff, find_agent_run
+from toolspace.core.context import ToolContext
 from toolspace.core.inbox_text import HANDOFF_PREFIX
+from toolspace.core.interfaces import ToolProvider
+from toolspace.core.names import did_you_mean
 from toolspace.core.records import InboxEvent, RunRecord
-from toolspace.spaces.ledger import Effects
-from toolspace.storage.database import Program
+from toolspace.core.result import ToolResult
+from toolspace.core.tool import Tool, ToolCategory
+from toolspace.errors import ToolExecutionError, ToolNotFoundError, ToolValidationError
 from toolspace.storage.queries import entities_and_spaces, inbox, messages
 from toolspace.storage.queries import runs as run_rows
 
+if TYPE_CHECKING:
+    from toolspace.spaces.ledger import Effects
+    from toolspace.storage.database import Program
+
+HANDOFF_TOOL = "handoff-to"
+_HANDOFF_INPUT: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {
+        "agent": {"type": "string", "description": "The agent that is to answer."},
+        "message": {"type": "string", "description": "Advice for it. It sees what you were asked, as you do."},
+    },
+    "required": ["agent"],
+    "additionalProperties": False,
+}
 _MAX_HANDOFFS = 16
 """How many handoffs `is_answer_to_handoff` follows back. Configuration rejects routers that form a circle."""
+
+
+class RouterProvider(ToolProvider):
+    """Provides `router__handoff-to` to agents that have destinations."""
+
+    kind = "router"
+    namespace = "router"
+    exact_names = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tools = [
+            Tool(
+                HANDOFF_TOOL,
+                "Hands the request that you were given to another agent, which answers in your place. Ends your run.",
+                _HANDOFF_INPUT,
+                category=ToolCategory.AGENT,
+                visible=False,
+            )
+        ]
+
+    def list_tools(self) -> Sequence[Tool]:
+        return self._tools
+
+    def is_offered(self, tool: Tool, context: ToolContext) -> bool:
+        run = find_agent_run(context)
+        return run is not None and bool(run.agent.destinations)
+
+    async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
+        if name != HANDOFF_TOOL:
+            raise ToolNotFoundError(f'Tool "router__{name}" not found')
+        run = find_agent_run(context)
+        if run is None or not run.agent.destinations:
+            raise ToolExecutionError(
+                "only an agent that has destinations can hand a request off (router.destinations)", executed=False
+            )
+        destination, message = parameters["agent"], parameters.get("message")
+        _check_handoff(run, destination)
+        run.handoff = Handoff(destination, message or None)
+        return ToolResult(ok=True, result={"handedTo": destination})
+
+
+def _check_handoff(run: AgentRun, destination: str) -> None:
+    """Raises `ToolError` if a run may not hand its request off to that agent."""
+    destinations = run.agent.destinations
+    if destination not in destinations:
+        hint = did_you_mean(destination, destinations)
+        raise ToolValidationError(
+            f'agent: "{destination}" is not a destination of "{run.name}"{hint or ""}; '
+            f"it may hand over to {', '.join(destinations)}"
+        )
+    path = (*run.previous_agents, run.name)
+    if destination in path:
+        raise ToolValidationError(
+            f"agent: a cycle: {' → '.join((*path, destination))}; answer it yourself, or hand it to another agent"
+        )
+    run.check_recursion(destination)
+    if run.handoff is not None:
+        raise ToolExecutionError(f'the request was handed to "{run.handoff.agent}" already', executed=False)
+
+
+# Storing it
 
 
 def build_handoff(
@@ -45,13 +126,14 @@ def build_handoff(
                 events.append({"eventId": event.event_id, "type": event.type, "data": event.data})
             else:
                 shared_ids.append(event_id)
-            space_id = _space_id_of(event.data) or space_id
+            event_space_id = event_data(event).get("spaceId")
+            if isinstance(event_space_id, str) and event_space_id:
+                space_id = event_space_id
         if space_id is not None and not (yield from entities_and_spaces.is_member(space_id, agent_id)):
             space_id = None  # An agent cannot add another agent to a space that it is not a member of itself.
         if space_id is not None:
-            yield from entities_and_spaces.add_member(
-                space_id, destination_id
-            )  # The destination answers in that space.
+            # The destination answers in that space.
+            yield from entities_and_spaces.add_member(space_id, destination_id)
         data = {
             "handoff": {"from": agent_run.name, "message": handoff.message},
             "spaceId": space_id,
@@ -67,8 +149,7 @@ def build_handoff(
 
 def trigger_event_ids(run: RunRecord) -> list[str]:
     """The ids of the inbox events that triggered a run."""
-    trigger: Any = run.trigger
-    ids = cast("dict[str, Any]", trigger).get("events") if isinstance(trigger, dict) else None
+    ids = as_mapping(run.trigger).get("events")
     return [str(event_id) for event_id in cast("list[Any]", ids)] if isinstance(ids, list) else []
 
 
@@ -77,15 +158,14 @@ def handoff_path(run: RunRecord) -> Program[tuple[str, ...]]:
     for event_id in trigger_event_ids(run):
         if event_id.startswith(HANDOFF_PREFIX):
             event = yield from inbox.find(run.agent_entity_id, event_id)
-            path: Any = cast("dict[str, Any]", event.data).get("path") if event is not None else None
+            path = event_data(event).get("path") if event is not None else None
             return tuple(map(str, path or ()))
     return ()
 
 
 def is_answer_to_handoff(agent_entity_id: str, event: InboxEvent) -> Program[bool]:
     """Whether an event is a message about a request that this agent has handed off, directly or through others."""
-    data: Any = event.data
-    message_id = str(cast("dict[str, Any]", data).get("messageId")) if isinstance(data, dict) else ""
+    message_id = str(event_data(event).get("messageId", ""))
     message = (yield from messages.find(message_id)) if event.type == "space_message" else None
     run_id = message.run_id if message is not None else None
     for _ in range(_MAX_HANDOFFS):
@@ -103,6 +183,10 @@ def is_answer_to_handoff(agent_entity_id: str, event: InboxEvent) -> Program[boo
     return False
 
 
-def _space_id_of(data: Any) -> str | None:
-    space_id = cast("dict[str, Any]", data).get("spaceId") if isinstance(data, dict) else None
-    return space_id if isinstance(space_id, str) else None
+def event_data(event: InboxEvent) -> Mapping[str, Any]:
+    """The data of an event; empty if it is not an object."""
+    return as_mapping(event.data)
+
+
+def as_mapping(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}

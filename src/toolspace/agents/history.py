@@ -1,4 +1,4 @@
-"""Converts the stored turns of a session: to the conversation that a model gets, and to records that people read.
+"""Converts the stored turns and calls of a session: to what a model gets, and to records that people read.
 
 Cycles restore and shorten conversations with it; task tools and API routes list turns. Reads no database.
 """
@@ -6,15 +6,19 @@ Cycles restore and shorten conversations with it; task tools and API routes list
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.model import ModelCall, ModelToolResult, ModelTurn, ResultsTurn, Turn, UserTurn
-from toolspace.core.records import TurnCall, TurnRecord, TurnResult
-from toolspace.storage.queries.sessions import HistoryTurn
+from toolspace.core.records import OPEN_CALL, CallRecord, TurnCall, TurnRecord, TurnResult
+from toolspace.core.result import PENDING_CALL_KEY, ToolResult
+from toolspace.errors import ErrorKind
+
+if TYPE_CHECKING:
+    from toolspace.storage.queries.sessions import HistoryTurn
 
 _NO_RESULT = "(no result: the run ended before there was one)"
 _MAX_RESULT, _MAX_TEXT = 400, 4_000
@@ -31,7 +35,7 @@ class RestoredConversation(msgspec.Struct, frozen=True):
     """A conversation, without its last turn if that is the model's and has no results yet."""
 
     turns: list[Turn]
-    unfinished: ModelTurn | None = None
+    unfinished_turn: ModelTurn | None = None
     """The last turn, if it is the model's and of the run that continues: its calls must be executed or adopted."""
     call_ids: tuple[str, ...] = ()
     """The ids of the calls of the unfinished turn."""
@@ -117,6 +121,20 @@ def _truncate(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - len(_MARK)]}{_MARK}"
 
 
+def result_from_record(call: CallRecord, *, goes_to_inbox: bool) -> ToolResult:
+    """The result that the caller of a stored call would have received."""
+    if goes_to_inbox or call.status in OPEN_CALL:
+        value = {"status": "pending", PENDING_CALL_KEY: call.call_id}
+        extras = {PENDING_CALL_KEY: call.call_id}
+        return ToolResult(True, value, extras=extras, tool=call.tool_name, call_id=call.call_id)
+    if not call.is_error:
+        return ToolResult(True, call.result, tool=call.tool_name, call_id=call.call_id)
+    text = call.result if isinstance(call.result, str) else json_text.describe(call.result, 500)
+    kinds: Mapping[str, ErrorKind] = {"canceled": "canceled", "expired": "timeout"}
+    kind: ErrorKind = kinds.get(call.status, "execution_error")
+    return ToolResult(False, error=text, error_kind=kind, tool=call.tool_name, call_id=call.call_id)
+
+
 # For people and agents that look back
 
 
@@ -125,17 +143,18 @@ def render_transcript(rows: Sequence[HistoryTurn], *, max_result: int | None = N
     parts: list[str] = []
     for cycle, cycle_rows in itertools.groupby(rows, key=lambda row: row.cycle):
         parts.append(f"## Cycle {cycle}")
-        for row in cycle_rows:
-            turn = row.stored_turn.turn
-            if isinstance(turn, UserTurn):
-                parts.append(turn.text)
-            elif isinstance(turn, ModelTurn):
-                text = [turn.text] if turn.text else []
-                parts.append("\n".join([*text, *(f"→ {call.name} {call.arguments}" for call in turn.calls)]))
-            else:
-                results = (f"← {result.name}: {shorten_text(result.text, max_result)}" for result in turn.results)
-                parts.append("\n".join(results))
+        parts += ["\n".join(turn_lines(row.stored_turn.turn, max_result=max_result)) for row in cycle_rows]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def turn_lines(turn: Turn, *, max_result: int | None = None) -> list[str]:
+    """A turn as text: what was said, and one line for each call or result."""
+    if isinstance(turn, ResultsTurn):
+        return [f"← {result.name}: {shorten_text(result.text, max_result)}" for result in turn.results]
+    lines = [turn.text] if turn.text else []
+    return (
+        [*lines, *(f"→ {call.name} {call.arguments}" for call in turn.calls)] if isinstance(turn, ModelTurn) else lines
+    )
 
 
 def shorten_text(text: str, limit: int | None) -> str:

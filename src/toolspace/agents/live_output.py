@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from toolspace.agents.loop import changes_space, is_prebuilt_action
 from toolspace.agents.session_transactions import WriteProgram
 from toolspace.core.ids import new_id
@@ -49,24 +51,24 @@ class LiveOutput:
         self._calls: list[_StreamedCall] = []
         self._text: list[str] = []
         self._text_id: str | None = None
-        self._received = 0
+        self._received_length = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._publishing: asyncio.Task[None] | None = None
+        self._publication: asyncio.Task[None] | None = None
         self._is_finished = False
         self._changes_space = False
         """Whether the turn has a call that changes the space: later calls of the turn do not belong to this space."""
 
     def __call__(self, part: ModelStreamPart) -> None:
         if isinstance(part, CallDelta):
-            self._received += len(part.text)
-            if self._received <= _MAX_STREAMED and 0 <= part.index < len(self._calls):
+            self._received_length += len(part.text)
+            if self._received_length <= _MAX_STREAMED and 0 <= part.index < len(self._calls):
                 self._calls[part.index].add(part.text)
         elif isinstance(part, CallStarted):
             while len(self._calls) <= part.index < _MAX_STREAMED_CALLS:
                 self._calls.append(self._start_call(part.name))
         elif isinstance(part, TextDelta):
-            self._received += len(part.text)
-            if self._received <= _MAX_STREAMED:
+            self._received_length += len(part.text)
+            if self._received_length <= _MAX_STREAMED:
                 self._text.append(part.text)
         elif isinstance(part, ResponseRestarted):
             self._restart()
@@ -88,18 +90,18 @@ class LiveOutput:
         """Ends the streaming of a turn that will not be completed. Its messages end with an error."""
         await self._stop_publishing()
         message_ids = [call.message_id for call in self._calls if call.is_message and call.is_started]
-        if message_ids:
-            try:
+        try:
+            if message_ids:
                 await self._call_host.ledger.commit(_abandon_messages, message_ids)
-            except StorageError as error:
-                _log.warning("messages %s stay open until the session continues: %s", message_ids, error)
+        except StorageError as error:
+            _log.warning("messages %s stay open until the session continues: %s", message_ids, error)
 
     async def _stop_publishing(self) -> None:
         self._is_finished = True
         if self._timer is not None:
             self._timer.cancel()
-        while self._publishing is not None:
-            await asyncio.shield(self._publishing)
+        while self._publication is not None:
+            await asyncio.shield(self._publication)
 
     def _start_call(self, name: str) -> _StreamedCall:
         tool = self._find_tool(name)
@@ -107,23 +109,23 @@ class LiveOutput:
         if tool is not None and changes_space(tool):
             self._changes_space = True
         is_message = tool is not None and is_prebuilt_action(tool, "send_message") and space_id is not None
-        return _StreamedCall(name, tool, call_host=self._call_host, space_id=space_id, is_message=is_message)
+        return _StreamedCall(name=name, tool=tool, call_host=self._call_host, space_id=space_id, is_message=is_message)
 
     def _restart(self) -> None:
         # The calls keep their ids; subscribers are told to discard what they have received of them.
         for call in self._calls:
             call.restart()
         self._text.clear()
-        self._received = 0
+        self._received_length = 0
 
     def _schedule(self) -> None:
-        if self._timer is None and self._publishing is None and not self._is_finished:
+        if self._timer is None and self._publication is None and not self._is_finished:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush)
 
     def _flush(self) -> None:
         self._timer = None
         if writes := self._collect():
-            self._publishing = asyncio.get_running_loop().create_task(self._publish_now(writes))
+            self._publication = asyncio.get_running_loop().create_task(self._publish_now(writes))
 
     async def _publish_now(self, writes: Sequence[WriteProgram]) -> None:
         try:
@@ -131,8 +133,8 @@ class LiveOutput:
         except ToolspaceError as error:
             _log.warning("run %s: a part of the live output was not published: %s", self._call_host.run_id, error)
         finally:
-            self._publishing = None
-        if self._text or any(call.has_more for call in self._calls):
+            self._publication = None
+        if self._text or any(call.pending_parts for call in self._calls):
             self._schedule()
 
     def _collect(self) -> list[WriteProgram]:
@@ -141,99 +143,77 @@ class LiveOutput:
         if self._text and self._call_host.run_id is not None:
             text = "".join(self._text)
             self._text.clear()
-            is_first, self._text_id = self._text_id is None, self._text_id or new_id("msg")
-            writes.append(
-                partial(
-                    _publish_text, call_host=self._call_host, message_id=self._text_id, text=text, is_first=is_first
-                )
-            )
-        writes.extend(call.collect() for call in self._calls if call.has_more)
+            is_first, message_id = self._text_id is None, self._text_id or new_id("msg")
+            self._text_id = message_id
+            publish = partial(_publish_text, call_host=self._call_host, message_id=message_id)
+            writes.append(partial(publish, text=text, is_first=is_first))
+        writes.extend(call.collect() for call in self._calls if call.pending_parts)
         return writes
 
 
-class _StreamedCall:
+class _StreamedCall(msgspec.Struct, eq=False, kw_only=True):
     """A call that the model is writing."""
 
-    __slots__ = (
-        "_call_host",
-        "_is_restarted",
-        "_name",
-        "_pending",
-        "_space_id",
-        "_text_field",
-        "_tool",
-        "call_id",
-        "is_message",
-        "is_started",
-    )
-
-    def __init__(
-        self, name: str, tool: Tool | None, *, call_host: GatewayCallHost, space_id: str | None, is_message: bool
-    ) -> None:
-        self.call_id = new_id("call")
-        self.is_message = is_message
-        self.is_started = False
-        """Whether subscribers have received a part of it."""
-        self._call_host = call_host
-        self._space_id = space_id
-        self._pending: list[str] = []
-        self._name = name
-        self._tool = tool
-        self._text_field = StreamedTextField("text")
-        self._is_restarted = False
+    name: str
+    tool: Tool | None
+    call_host: GatewayCallHost
+    space_id: str | None
+    is_message: bool
+    call_id: str = msgspec.field(default_factory=partial(new_id, "call"))
+    is_started: bool = False
+    """Whether subscribers have received a part of it."""
+    is_restarted: bool = False
+    pending_parts: list[str] = []
+    text_field: StreamedTextField = msgspec.field(default_factory=partial(StreamedTextField, "text"))
 
     @property
     def message_id(self) -> str:
         return messaging.message_id_for_call(self.call_id)
 
-    @property
-    def has_more(self) -> bool:
-        return bool(self._pending)
-
     def add(self, piece: str) -> None:
-        text = self._text_field.feed(piece) if self.is_message else piece
+        text = self.text_field.feed(piece) if self.is_message else piece
         if text:
-            self._pending.append(text)
+            self.pending_parts.append(text)
 
     def restart(self) -> None:
-        self._pending.clear()
-        self._text_field = StreamedTextField("text")
-        self._is_restarted = self.is_started
+        self.pending_parts.clear()
+        self.text_field = StreamedTextField("text")
+        self.is_restarted = self.is_started
 
     def collect(self) -> WriteProgram:
-        piece, is_first, is_restarted = "".join(self._pending), not self.is_started, self._is_restarted
-        self._pending.clear()
-        self.is_started, self._is_restarted = True, False
+        piece, is_first, is_restarted = "".join(self.pending_parts), not self.is_started, self.is_restarted
+        self.pending_parts.clear()
+        self.is_started, self.is_restarted = True, False
         if self.is_message:
             return partial(self._extend_message, piece=piece, is_first=is_first, is_restarted=is_restarted)
         return partial(self._publish_arguments, piece=piece, is_restarted=is_restarted)
 
     def _extend_message(self, effects: Effects, *, piece: str, is_first: bool, is_restarted: bool) -> Program[None]:
-        host = self._call_host
-        assert self._space_id is not None
+        host = self.call_host
+        assert self.space_id is not None
         assert host.agent_entity_id is not None
         if is_first:
             try:
                 yield from messaging.start_message(
-                    effects, self._space_id, host.agent_entity_id, self.message_id, host.run_id
+                    effects, self.space_id, host.agent_entity_id, self.message_id, host.run_id
                 )
             except RefusedError:
                 return  # The space is gone, or the agent is not a member any more: the call will report it.
         yield from messaging.append_to_message(effects, self.message_id, piece, restart=is_restarted)
 
     def _publish_arguments(self, effects: Effects, *, piece: str, is_restarted: bool) -> Program[None]:
-        tool, host = self._tool, self._call_host
+        tool, host = self.tool, self.call_host
         is_prebuilt = tool is not None and tool.execution_type == "prebuilt"
         is_visible = tool is not None and tool.visible and not is_prebuilt
         visibility: Visibility = "full" if is_visible else "name" if is_prebuilt else "none"
-        data: dict[str, Any] = {"toolCallId": self.call_id, "toolName": self._name, "inputDelta": piece}
+        data: dict[str, Any] = {"toolCallId": self.call_id, "toolName": self.name, "inputDelta": piece}
         if is_restarted:
             data["restart"] = True
         event = NewEvent("tool.streaming", data, visibility)
         if host.run_id is not None:
             effects.emit(run_stream(host.run_id), event)
-        if self._space_id is not None and visibility != "none":
-            effects.emit(space_stream(self._space_id), event)
+        if self.space_id is not None and visibility != "none":
+            effects.emit(space_stream(self.space_id), event)
         return
         yield  # Makes this a program, though it runs no statement.
 

@@ -1,7 +1,7 @@
 """Runs the loop of model and tools: asks the model, executes its calls and returns the results, until the run ends.
 
-Cycles (`cycle.py`) and requests (`agent_request.py`) use it. It knows nothing of inboxes, spaces or storage: its caller
-stores what must survive, through `LoopHooks`.
+Cycles (`durable_loop.py`) and requests (`subagents.py`) use it. It knows nothing of inboxes, spaces or storage: its
+caller stores what must survive, through `LoopHooks`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from toolspace.core.model import (
     ModelToolResult,
     ModelTurn,
     ResultsTurn,
-    ToolChoice,
     Turn,
     UserTurn,
 )
 from toolspace.core.result import PENDING_CALL_KEY, AudioPart, ImagePart, ResourcePart, ToolResult
 from toolspace.core.tool import Tool
 from toolspace.errors import ModelError
-from toolspace.orchestrator import call as calls
+from toolspace.orchestrator import call as call_module
 from toolspace.orchestrator.run import Run
 
 EndReason = Literal[
@@ -97,9 +96,9 @@ class LoopHooks:
 
     def get_call_id(self, index: int) -> str:
         """The id of a call in the turn that the model has just written."""
-        return next(calls.call_ids)
+        return next(call_module.call_ids)
 
-    async def save_step(self, turns: Sequence[Turn], planned: Sequence[PlannedCall], step: int) -> None:
+    async def save_step(self, turns: Sequence[Turn], calls: Sequence[PlannedCall], step: int) -> None:
         """Stores turns, the last of them the model's, before its calls are executed."""
 
     async def before_call(self) -> None:
@@ -114,7 +113,7 @@ class AgentLoop:
 
     def __init__(
         self,
-        prepared: PreparedAgent,
+        prepared_agent: PreparedAgent,
         agent_run: AgentRun,
         tool_run: Run,
         *,
@@ -126,22 +125,22 @@ class AgentLoop:
         self.tool_run = tool_run
         self.known_results: dict[str, ToolResult] = {}
         """Results by call id of calls that an earlier process has executed: they are not executed again."""
-        self._prepared = prepared
+        self._prepared_agent = prepared_agent
         self._system = system
         self._context = context
         self._hooks = hooks
-        self._reviewer = prepared.new_reviewer()
+        self._reviewer = prepared_agent.new_reviewer()
         self._has_reminded_of_report = False
         self._is_first_request = True
         self._offered_tools: tuple[object, tuple[Tool, ...]] | None = None
 
-    async def run(self, unfinished: tuple[ModelTurn, Sequence[PlannedCall]] | None = None) -> RunOutcome:
-        """Runs until the loop ends. `unfinished`: the last turn of the conversation and its calls, if its results
+    async def run(self, unfinished_turn: tuple[ModelTurn, Sequence[PlannedCall]] | None = None) -> RunOutcome:
+        """Runs until the loop ends. `unfinished_turn`: the last turn of the conversation and its calls, if its results
         are missing. Raises `ModelError`, and what the hooks raise."""
-        run, settings = self.agent_run, self._prepared.settings
-        if unfinished is not None:
+        run, settings = self.agent_run, self._prepared_agent.settings
+        if unfinished_turn is not None:
             self._is_first_request = False
-            if (outcome := await self._finish_turn(*unfinished)) is not None:
+            if (outcome := await self._finish_turn(*unfinished_turn)) is not None:
                 return outcome
         while True:
             if self._hooks.should_stop:
@@ -158,11 +157,11 @@ class AgentLoop:
             if turn.usage.tokens:
                 self.tool_run.tokens_used = turn.usage.tokens  # Every request contains the whole conversation.
             turn, dropped_calls = _truncate(turn)
-            planned = self.plan_calls(turn)
+            calls = self.plan_calls(turn)
             run.add_turn(turn)
-            await self._hooks.save_step(run.unsaved_turns, planned, run.steps)
+            await self._hooks.save_step(run.unsaved_turns, calls, run.steps)
             run.unsaved_turns = []
-            if (outcome := await self._finish_turn(turn, planned)) is not None:
+            if (outcome := await self._finish_turn(turn, calls)) is not None:
                 return outcome
             if dropped_calls:
                 note = f"REVIEW: {dropped_calls} calls of your turn were not executed; make fewer calls at once."
@@ -170,7 +169,7 @@ class AgentLoop:
 
     def plan_calls(self, turn: ModelTurn, call_ids: Sequence[str] = ()) -> list[PlannedCall]:
         """The calls of a turn, with new ids, or with the ids that they were stored with."""
-        hooks, find = self._hooks, self._prepared.tools.find
+        hooks, find = self._hooks, self._prepared_agent.tools.find
         return [
             PlannedCall(call, call_ids[index] if index < len(call_ids) else hooks.get_call_id(index), find(call.name))
             for index, call in enumerate(turn.calls)
@@ -183,10 +182,6 @@ class AgentLoop:
         run, budget = self.agent_run, self.agent_run.budget
         run.is_waiting_for_model = True
         try:
-            if budget.is_unlimited:
-                turn = await self._request()
-                budget.add_usage(turn.usage)
-                return turn
             await budget.begin_request()
             try:
                 if budget.exhausted_reason() is not None:
@@ -200,7 +195,7 @@ class AgentLoop:
             run.is_waiting_for_model = False
 
     async def _request(self) -> ModelTurn:
-        run, model, settings = self.agent_run, self._prepared.model, self._prepared.settings
+        run, model, settings = self.agent_run, self._prepared_agent.model, self._prepared_agent.settings
         if self._is_first_request:
             self._is_first_request = False  # A new tool run is at its first turn already.
         else:
@@ -211,11 +206,14 @@ class AgentLoop:
         if preview is not None or is_last_step:
             notes = [preview] if preview is not None else []
             turns = [*turns, *notes, *([UserTurn(_LAST_STEP)] if is_last_step else [])]
+        tool_choice = settings.tool_choice
+        if run.steps and tool_choice not in ("auto", "required", "none"):
+            tool_choice = "auto"  # Forced in every step, a named tool would keep the run from ending.
         request = ModelRequest(
             system=self._system,
             turns=turns,
             tools=self._list_tools(),
-            tool_choice=self._tool_choice(),
+            tool_choice=tool_choice,
             settings=settings.model_settings,
         )
         listener = self._hooks.new_listener()
@@ -228,31 +226,26 @@ class AgentLoop:
         except TimeoutError:
             raise ModelError("unavailable", f"{model.name} did not answer within the run's limits.timeout") from None
 
-    def _tool_choice(self) -> ToolChoice:
-        choice = self._prepared.settings.tool_choice
-        # A named tool is forced in the first step only: forced in every step, the run would never end.
-        return choice if not self.agent_run.steps or choice in ("auto", "required", "none") else "auto"
-
     def _list_tools(self) -> tuple[Tool, ...]:
         """The tools that the model may call now. Returns the same tuple while nothing changes: models cache by it."""
-        tools, run = self._prepared.tools, self.tool_run
+        tools, run = self._prepared_agent.tools, self.tool_run
         state = (tools.revision, len(run.discovered_tools), run.session in tools.stored_sessions)
         if self._offered_tools is None or self._offered_tools[0] != state:
-            offered = tuple(tools.tools_for_model(run, context=self._context))
-            if self._offered_tools is not None and self._offered_tools[1] == offered:
-                offered = self._offered_tools[1]
-            self._offered_tools = (state, offered)
+            new_tools = tuple(tools.tools_for_model(run, context=self._context))
+            if self._offered_tools is not None and self._offered_tools[1] == new_tools:
+                new_tools = self._offered_tools[1]
+            self._offered_tools = (state, new_tools)
         return self._offered_tools[1]
 
     # Executing its calls
 
-    async def _finish_turn(self, turn: ModelTurn, planned: Sequence[PlannedCall]) -> RunOutcome | None:
+    async def _finish_turn(self, turn: ModelTurn, calls: Sequence[PlannedCall]) -> RunOutcome | None:
         """Executes the calls of a turn. Returns the outcome if the run ends with this turn."""
         run = self.agent_run
-        if not planned:
+        if not calls:
             return self._end_or_remind(turn)
-        results = await self._execute_all(planned)
-        model_results = tuple(to_model_result(plan.call, result) for plan, result in zip(planned, results, strict=True))
+        results = await self._execute_all(calls)
+        model_results = tuple(to_model_result(plan.call, result) for plan, result in zip(calls, results, strict=True))
         run.add_turn(ResultsTurn(model_results))
         if self.tool_run.is_finished:
             return self._end("reported", turn.text)
@@ -260,16 +253,15 @@ class AgentLoop:
             return self._end("handed_off", turn.text)
         if run.is_skipped:
             return self._end("skipped", turn.text)
-        if any(_pauses_run(plan, result) for plan, result in zip(planned, results, strict=True)):
-            return self._end("paused", turn.text)
-        return await self._review_failures(turn, planned, model_results)
+        for plan, result in zip(calls, results, strict=True):
+            if plan.tool is not None and plan.tool.pauses_run and result.ok and PENDING_CALL_KEY in result.extras:
+                return self._end("paused", turn.text)
+        return await self._review_failures(turn, calls, model_results)
 
     async def _review_failures(
-        self, turn: ModelTurn, planned: Sequence[PlannedCall], results: Sequence[ModelToolResult]
+        self, turn: ModelTurn, calls: Sequence[PlannedCall], results: Sequence[ModelToolResult]
     ) -> RunOutcome | None:
-        failed = [
-            FailedCall(plan.call, result) for plan, result in zip(planned, results, strict=True) if result.is_error
-        ]
+        failed = [FailedCall(plan.call, result) for plan, result in zip(calls, results, strict=True) if result.is_error]
         if not failed:
             self._reviewer.on_success()
             return None
@@ -291,28 +283,28 @@ class AgentLoop:
             return None
         return self._end("answered", turn.text)
 
-    async def _execute_all(self, planned: Sequence[PlannedCall]) -> list[ToolResult]:
-        if len(planned) == 1:
-            return [await self._execute(planned[0])]
+    async def _execute_all(self, calls: Sequence[PlannedCall]) -> list[ToolResult]:
+        if len(calls) == 1:
+            return [await self._execute(calls[0])]
         results: dict[int, ToolResult] = {}
-        for group in _group_calls(planned):
+        for group in _group_calls(calls):
             if len(group) == 1 and len(group[0]) == 1:
                 index = group[0][0]
-                results[index] = await self._execute(planned[index])
+                results[index] = await self._execute(calls[index])
                 continue
             try:
                 async with asyncio.TaskGroup() as tasks:
                     for lane in group:
-                        tasks.create_task(self._execute_lane(planned, lane, results))
+                        tasks.create_task(self._execute_lane(calls, lane, results))
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None  # The first error has stopped the other lanes.
-        return [results[index] for index in range(len(planned))]
+        return [results[index] for index in range(len(calls))]
 
     async def _execute_lane(
-        self, planned: Sequence[PlannedCall], lane: Sequence[int], results: dict[int, ToolResult]
+        self, calls: Sequence[PlannedCall], lane: Sequence[int], results: dict[int, ToolResult]
     ) -> None:
         for index in lane:
-            results[index] = await self._execute(planned[index])
+            results[index] = await self._execute(calls[index])
 
     async def _execute(self, plan: PlannedCall) -> ToolResult:
         result = self.known_results.pop(plan.call_id, None)
@@ -320,7 +312,7 @@ class AgentLoop:
             await self._hooks.before_call()
             # The name of a tool that does not exist is stored with the failed call, so it must be storable.
             name = plan.call.name if plan.tool is not None else json_text.storable_text(plan.call.name[:_MAX_NAME])
-            result = await self._prepared.tools.execute(
+            result = await self._prepared_agent.tools.execute(
                 name,
                 plan.call.arguments or "{}",  # Providers send an empty text for calls without arguments.
                 context=self._context,
@@ -337,12 +329,7 @@ class AgentLoop:
         if text is None:
             text = next((turn.text for turn in reversed(run.turns) if isinstance(turn, ModelTurn)), "")
         return RunOutcome(
-            end=end,
-            text=text,
-            report=self.tool_run.final_report,
-            handoff=run.handoff,
-            steps=run.steps,
-            reason=reason,
+            end=end, text=text, report=self.tool_run.final_report, handoff=run.handoff, steps=run.steps, reason=reason
         )
 
 
@@ -381,11 +368,7 @@ def changes_space(tool: Tool) -> bool:
     return is_prebuilt_action(tool, *_SPACE_CHANGING_ACTIONS)
 
 
-def _pauses_run(plan: PlannedCall, result: ToolResult) -> bool:
-    return plan.tool is not None and plan.tool.pauses_run and result.ok and PENDING_CALL_KEY in result.extras
-
-
-def _group_calls(planned: Sequence[PlannedCall]) -> list[list[list[int]]]:
+def _group_calls(calls: Sequence[PlannedCall]) -> list[list[list[int]]]:
     """Decides which calls run at the same time. Groups run one after the other, the lanes of a group at the same time,
     the calls of a lane in order.
 
@@ -394,7 +377,7 @@ def _group_calls(planned: Sequence[PlannedCall]) -> list[list[list[int]]]:
     groups: list[list[list[int]]] = []
     lanes: list[list[int]] = []
     prebuilt_lane: list[int] = []
-    for index, plan in enumerate(planned):
+    for index, plan in enumerate(calls):
         tool = plan.tool
         if tool is not None and changes_space(tool):
             groups += [lanes] if lanes else []

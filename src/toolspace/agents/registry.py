@@ -1,7 +1,7 @@
 """Holds all agents of a toolspace by name, and opens the model and the tools of an agent when it first runs.
 
-The toolspace owns the registry; requests, cycles and the agents' tools read it. Runs no agent. An agent that never
-runs costs only its description.
+The toolspace owns the registry; requests, cycles and the agents' tools read it. It counts the requests to the models
+that it opens, for the metrics endpoint. Runs no agent. An agent that never runs costs only its description.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import msgspec
+
 from toolspace.agents.agent import Agent
 from toolspace.agents.loop import LoopHooks
 from toolspace.agents.run_state import AgentRun, PreparedAgent
@@ -22,71 +24,13 @@ from toolspace.core.context import ToolContext
 from toolspace.core.model import NO_USAGE, Model, ModelListener, ModelRequest, ModelTurn, Usage
 from toolspace.core.names import agent_tool_name, did_you_mean
 from toolspace.errors import ModelError, RegistrationError, ToolNotFoundError
-from toolspace.orchestrator.call import context_without_call
+from toolspace.orchestrator.call import context_without_call, start_in_background
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
-
-# MERGED from model_usage: Counts the requests to models since the process started: results, tokens and cost, by model.
-
-SUCCEEDED = "ok"
-
-
-class ModelUsage:
-    """The requests to one model."""
-
-    __slots__ = ("requests", "usage")
-
-    def __init__(self) -> None:
-        self.requests: dict[str, int] = {}
-        """Counts by result: `ok`, `canceled`, or the kind of error."""
-        self.usage: Usage = NO_USAGE
-
-    def add(self, result: str, usage: Usage = NO_USAGE) -> None:
-        self.requests[result] = self.requests.get(result, 0) + 1
-        self.usage = self.usage + usage
-
-
-class ModelUsageCounter:
-    """Counts the requests to all models that it wraps."""
-
-    def __init__(self) -> None:
-        self._usage_by_model: dict[str, ModelUsage] = {}
-
-    @property
-    def by_model(self) -> Mapping[str, ModelUsage]:
-        """By name of the model, such as `openai:gpt-5`."""
-        return self._usage_by_model
-
-    def wrap(self, model: Model) -> Model:
-        """Returns the same model, with its requests counted."""
-        return _CountingModel(model, self._usage_by_model.setdefault(model.name, ModelUsage()))
-
-
-class _CountingModel(Model):
-    def __init__(self, model: Model, usage: ModelUsage) -> None:
-        self.name = model.name
-        self.context_window = model.context_window
-        self._model = model
-        self._usage = usage
-
-    async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
-        try:
-            turn = await self._model.respond(request, listen)
-        except ModelError as error:
-            self._usage.add(error.kind)
-            raise
-        except asyncio.CancelledError:
-            self._usage.add("canceled")
-            raise
-        self._usage.add(SUCCEEDED, turn.usage)
-        return turn
-
-    async def aclose(self) -> None:
-        await self._model.aclose()
-
 
 if TYPE_CHECKING:
     from toolspace.models.http import ModelHttpClient
 
+SUCCEEDED = "ok"
 FinalRunStatus = Literal["completed", "failed", "canceled"]
 _log = logging.getLogger("toolspace.agents")
 
@@ -109,11 +53,9 @@ class AgentToolspace(Protocol):
 class RunRecorder(LoopHooks):
     """The hooks of a run that answers a request of a program or of another agent. This base class stores nothing."""
 
-    def __init__(self, context: ToolContext, *, run_id: str | None = None, listen: ModelListener | None = None) -> None:
+    def __init__(self, *, run_id: str | None = None, listen: ModelListener | None = None) -> None:
         self.run_id = run_id
         """None: the orchestrator chooses it."""
-        self.context = context
-        """The context of the run's calls."""
         self.stop_run: Callable[[], None] | None = None
         """Stops the run; set while the run is under way."""
         self._listen = listen
@@ -125,30 +67,21 @@ class RunRecorder(LoopHooks):
         """Stores the end of the run."""
 
 
-class RunRecorders(Protocol):
-    """Stores the runs that answer requests. The gateway has one; without it, such runs are in memory only."""
-
-    async def open(
-        self, agent_run: AgentRun, caller: ToolContext, context: ToolContext, tools: ToolOrchestrator
-    ) -> RunRecorder:
-        """Stores the start of a run for a call with the context `caller`. `context` is that of the run's calls; the
-        recorder completes it."""
-        ...
+OpenRunRecorder = Callable[[AgentRun, ToolContext, ToolContext, ToolOrchestrator], Awaitable[RunRecorder]]
+"""Stores the start of a run, for a call with the first context. The second is that of the run's calls; the recorder
+completes it."""
 
 
-class _OpenAgent:
+class _OpenAgent(msgspec.Struct, eq=False):
     """An agent whose tools are open."""
 
-    __slots__ = ("active_runs", "agent", "is_retired", "own_toolspace", "tools")
-
-    def __init__(self, agent: Agent, tools: ToolOrchestrator, own_toolspace: AgentToolspace | None = None) -> None:
-        self.agent = agent
-        self.tools = tools
-        self.own_toolspace = own_toolspace
-        """None: it uses the shared tools."""
-        self.active_runs = 0
-        self.is_retired = False
-        """Whether its toolspace closes after the last active run."""
+    agent: Agent
+    tools: ToolOrchestrator
+    own_toolspace: AgentToolspace | None = None
+    """None: it uses the shared tools."""
+    active_runs: int = 0
+    is_retired: bool = False
+    """Whether its toolspace closes after the last active run."""
 
 
 class AgentRegistry:
@@ -162,8 +95,8 @@ class AgentRegistry:
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         self.shared_tools = shared_tools
-        self.run_recorders: RunRecorders | None = None
-        """Stores the runs that answer requests; None: they are in memory only."""
+        self.open_run_recorder: OpenRunRecorder | None = None
+        """Stores the runs that answer requests; the gateway sets it. None: they are in memory only."""
         self.model_usage = ModelUsageCounter()
         """Counts the requests to the models that the registry opens."""
         self._make_tools = make_tools
@@ -173,7 +106,7 @@ class AgentRegistry:
         self._pending_updates: Sequence[Awaitable[object]] = ()
         """What the listeners of the last change still do."""
         self._open_agents: dict[str, _OpenAgent] = {}
-        self._opening: dict[str, asyncio.Lock] = {}
+        self._opening_locks: dict[str, asyncio.Lock] = {}
         self._models: dict[object, Model] = {}
         self._http: ModelHttpClient | None = None
         self._background: set[asyncio.Task[None]] = set()
@@ -265,7 +198,7 @@ class AgentRegistry:
             self._get_model(agent)  # Raises before the agent counts as open.
             open_agent = self._open_agents[name] = _OpenAgent(agent, self.shared_tools)
             return open_agent
-        async with self._opening.setdefault(name, asyncio.Lock()):
+        async with self._opening_locks.setdefault(name, asyncio.Lock()):
             if (open_agent := self._open_agents.get(name)) is not None:
                 return open_agent
             agent = self.get(name)
@@ -277,7 +210,7 @@ class AgentRegistry:
                 await toolspace.aclose()
                 raise ToolNotFoundError(f'the agent "{name}" cannot run: the toolspace is closed')
             open_agent = self._open_agents[name] = _OpenAgent(agent, toolspace.orchestrator, toolspace)
-        self._opening.pop(name, None)
+        self._opening_locks.pop(name, None)
         return open_agent
 
     def _get_model(self, agent: Agent) -> Model:
@@ -323,10 +256,7 @@ class AgentRegistry:
 
     def run_in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Runs work to its end, even if its caller is cancelled. `aclose` waits for it."""
-        task = asyncio.get_running_loop().create_task(_log_failure(work), context=context_without_call())
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-        return task
+        return start_in_background(self._background, _log_failure(work))
 
     async def aclose(self) -> None:
         """Closes the toolspaces and models that the registry opened."""
@@ -339,6 +269,53 @@ class AgentRegistry:
             await _log_failure(model.aclose())
         if self._http is not None:
             await self._http.aclose()
+
+
+class ModelUsage(msgspec.Struct):
+    """The requests to one model."""
+
+    requests: dict[str, int] = {}
+    """Counts by result: `ok`, `canceled`, or the kind of error."""
+    usage: Usage = NO_USAGE
+
+    def add(self, result: str, usage: Usage = NO_USAGE) -> None:
+        self.requests[result] = self.requests.get(result, 0) + 1
+        self.usage = self.usage + usage
+
+
+class ModelUsageCounter:
+    """Counts the requests to all models that it wraps."""
+
+    def __init__(self) -> None:
+        self.by_model: dict[str, ModelUsage] = {}
+        """By name of the model, such as `openai:gpt-5`."""
+
+    def wrap(self, model: Model) -> Model:
+        """Returns the same model, with its requests counted."""
+        return _CountingModel(model, self.by_model.setdefault(model.name, ModelUsage()))
+
+
+class _CountingModel(Model):
+    def __init__(self, model: Model, usage: ModelUsage) -> None:
+        self.name = model.name
+        self.context_window = model.context_window
+        self._model = model
+        self._usage = usage
+
+    async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
+        try:
+            turn = await self._model.respond(request, listen)
+        except ModelError as error:
+            self._usage.add(error.kind)
+            raise
+        except asyncio.CancelledError:
+            self._usage.add("canceled")
+            raise
+        self._usage.add(SUCCEEDED, turn.usage)
+        return turn
+
+    async def aclose(self) -> None:
+        await self._model.aclose()
 
 
 async def _log_failure(work: Coroutine[Any, Any, None]) -> None:
@@ -363,7 +340,7 @@ def _validate(agents: Iterable[Agent]) -> dict[str, Agent]:
             raise RegistrationError(
                 f'the agents "{other_name}" and "{agent.name}" would be one tool, {tool_name}; rename one'
             )
-        queue += [other for other in agent.referenced_agents() if by_name.get(other.name) is not other]
+        queue += [item for item in agent.referenced_agents() if by_name.get(item.name) is not item]
     for agent in by_name.values():
         for setting, names in (("agents", agent.subagents), ("destinations", agent.destinations)):
             for name in names:

@@ -1,129 +1,28 @@
-"""What runs an agent: the opened model and tools (`PreparedAgent`) and the state of one run (`AgentRun`).
+"""What runs an agent: the opened model and tools (`PreparedAgent`), the state of one run (`AgentRun`) and its budget.
 
 `registry.py` creates prepared agents. Cycles and requests create a run for each piece of work; the run's tools find it
-in `ToolContext.agent`. Calls no model and no tool.
+in `ToolContext.agent`. A run's budget limits its tokens, cost and time together with those of the agents that it calls.
+Calls no model and no tool.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from toolspace.agents.agent import Agent, LoopSettings, RunLimits
-from toolspace.agents.failure_review import ModelReviewer, Reviewer, RuleReviewer
+from toolspace.agents.failure_review import ModelReviewer, RuleReviewer
 from toolspace.core.context import TaskHost, ToolContext
 from toolspace.core.interfaces import Policy
 from toolspace.core.model import NO_USAGE, Model, Turn, Usage
-from toolspace.core.tool import Tool
 from toolspace.errors import ToolLimitError, ToolPermissionError
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
 from toolspace.orchestrator.run import Run
-
-# MERGED from run_budget: Limits the tokens, cost and time of one run, together with the runs of the agents that it cal
-
-
-class RunBudget:
-    """What one run has used, and whether it may use more. Usage counts for the calling runs, too."""
-
-    __slots__ = (
-        "_active_requests",
-        "_agent_name",
-        "_largest_request",
-        "_limits",
-        "_parent",
-        "_waiters",
-        "expires_at",
-        "is_unlimited",
-        "usage",
-    )
-
-    def __init__(self, agent_name: str, limits: RunLimits, *, parent: RunBudget | None = None) -> None:
-        self._agent_name = agent_name
-        self._limits = limits
-        self._parent = parent
-        self.usage: Usage = NO_USAGE
-        """Of this run and of all runs below it."""
-        self.expires_at = time.monotonic() + limits.timeout if limits.timeout is not None else float("inf")
-        if parent is not None:
-            self.expires_at = min(self.expires_at, parent.expires_at)
-        has_limit = limits.max_tokens is not None or limits.max_cost is not None or self.expires_at != float("inf")
-        self.is_unlimited = not has_limit and (parent is None or parent.is_unlimited)
-        """Whether neither this run nor a calling run has a limit."""
-        self._active_requests = 0
-        """Model requests under way, in this run and in the runs below it."""
-        self._largest_request = (0, 0.0)
-        """The most tokens, and the highest cost, of one request so far."""
-        self._waiters: list[asyncio.Future[None]] = []
-
-    def _lineage(self) -> Iterator[RunBudget]:
-        """This budget, the budget of the calling run, and so on."""
-        budget: RunBudget | None = self
-        while budget is not None:
-            yield budget
-            budget = budget._parent
-
-    def add_usage(self, usage: Usage) -> None:
-        """Adds the usage of one model request to this run and to all calling runs."""
-        budget: RunBudget | None = self
-        while budget is not None:
-            budget.usage = budget.usage + usage
-            tokens, cost = budget._largest_request
-            budget._largest_request = (max(tokens, usage.tokens), max(cost, usage.cost))
-            budget = budget._parent
-
-    async def begin_request(self) -> None:
-        """Waits while the requests under way may use up the rest of a budget. Call `end_request` afterwards.
-
-        Without this, agents that are called at the same time would each see the same unspent rest.
-        """
-        while (full := next((budget for budget in self._lineage() if budget._is_full()), None)) is not None:
-            waiter = asyncio.get_running_loop().create_future()
-            full._waiters.append(waiter)
-            await waiter
-        for budget in self._lineage():
-            budget._active_requests += 1
-
-    def end_request(self) -> None:
-        """Ends a request whose usage has been added, and wakes the requests that wait."""
-        for budget in self._lineage():
-            budget._active_requests -= 1
-            waiters, budget._waiters = budget._waiters, []
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
-
-    def _is_full(self) -> bool:
-        """Whether one more request may exceed a limit. Never if no request is under way: `exhausted_reason` decides."""
-        limits, requests = self._limits, self._active_requests + 1
-        if requests == 1:
-            return False
-        tokens, cost = self._largest_request
-        if limits.max_tokens is not None and self.usage.tokens + requests * tokens > limits.max_tokens:
-            return True
-        return limits.max_cost is not None and self.usage.cost + requests * cost > limits.max_cost
-
-    @property
-    def remaining_seconds(self) -> float:
-        return self.expires_at - time.monotonic()
-
-    def exhausted_reason(self) -> str | None:
-        """Why this run may use no more, because of its own limits or those of a calling run. None: it may."""
-        if self.is_unlimited:
-            return None
-        for budget in self._lineage():
-            limits, name = budget._limits, budget._agent_name
-            if limits.max_tokens is not None and budget.usage.tokens >= limits.max_tokens:
-                return f'the agent "{name}" has used its {limits.max_tokens} tokens (limits.maxTokens)'
-            if limits.max_cost is not None and budget.usage.cost >= limits.max_cost:
-                return f'the agent "{name}" has spent its ${limits.max_cost:g} (limits.maxCost)'
-        if self.remaining_seconds <= 0:
-            return f'the agent "{self._agent_name}" has used up its time (limits.timeout)'
-        return None
 
 
 class TaskInstructions(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +31,8 @@ class TaskInstructions(msgspec.Struct, frozen=True, kw_only=True):
     task_id: str
     prompt: str
     """The system prompt."""
-    is_allowed_tool: Callable[[Tool], bool]
+    policy: Policy
+    """Denies the tools that are not for this kind of work."""
 
 
 class PreparedAgent(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +50,7 @@ class PreparedAgent(msgspec.Struct, frozen=True, kw_only=True):
     task: TaskInstructions | None = None
     """None: a run of the agent itself."""
 
-    def new_reviewer(self) -> Reviewer:
+    def new_reviewer(self) -> RuleReviewer:
         """Creates the reviewer of one run's failed calls."""
         if self.settings.review == "model":
             return ModelReviewer(self.model, self.settings.model_settings)
@@ -184,20 +84,6 @@ class AgentRecursionError(ToolPermissionError):
 
 class AgentRun:
     """The state of one run: its request, conversation and budget, and what its tools decided."""
-
-    __slots__ = (
-        "agent",
-        "budget",
-        "handoff",
-        "is_skipped",
-        "is_waiting_for_model",
-        "parent",
-        "previous_agents",
-        "request",
-        "steps",
-        "turns",
-        "unsaved_turns",
-    )
 
     def __init__(
         self,
@@ -243,9 +129,9 @@ class AgentRun:
 
     def check_call(self, name: str) -> None:
         """Raises `ToolPermissionError` or `ToolLimitError` if this agent may not call that agent now."""
-        allowed = self.agent.subagents
-        if name not in allowed:
-            hint = f"it may call {', '.join(allowed)}" if allowed else "it may call none"
+        subagents = self.agent.subagents
+        if name not in subagents:
+            hint = f"it may call {', '.join(subagents)}" if subagents else "it may call none"
             raise ToolPermissionError(f'the agent "{self.name}" may not call the agent "{name}"; {hint}')
         self.check_depth(name)
 
@@ -271,3 +157,83 @@ def find_agent_run(context: ToolContext) -> AgentRun | None:
     """The agent run that a call belongs to. None: no agent makes the call."""
     run = context.agent
     return run if isinstance(run, AgentRun) else None
+
+
+class RunBudget:
+    """What one run has used, and whether it may use more. Usage counts for the calling runs, too."""
+
+    def __init__(self, agent_name: str, limits: RunLimits, *, parent: RunBudget | None = None) -> None:
+        self._agent_name = agent_name
+        self._limits = limits
+        self._parent = parent
+        self.usage: Usage = NO_USAGE
+        """Of this run and of all runs below it."""
+        self.expires_at = time.monotonic() + limits.timeout if limits.timeout is not None else float("inf")
+        if parent is not None:
+            self.expires_at = min(self.expires_at, parent.expires_at)
+        self._active_requests = 0
+        """Model requests under way, in this run and in the runs below it."""
+        self._largest_request = (0, 0.0)
+        """The most tokens, and the highest cost, of one request so far."""
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def _lineage(self) -> Iterator[RunBudget]:
+        """This budget, the budget of the calling run, and so on."""
+        budget: RunBudget | None = self
+        while budget is not None:
+            yield budget
+            budget = budget._parent
+
+    def add_usage(self, usage: Usage) -> None:
+        """Adds the usage of one model request to this run and to all calling runs."""
+        for budget in self._lineage():
+            budget.usage = budget.usage + usage
+            tokens, cost = budget._largest_request
+            budget._largest_request = (max(tokens, usage.tokens), max(cost, usage.cost))
+
+    async def begin_request(self) -> None:
+        """Waits while the requests under way may use up the rest of a budget. Call `end_request` afterwards.
+
+        Without this, agents that are called at the same time would each see the same unspent rest.
+        """
+        while (full := next((budget for budget in self._lineage() if budget._is_full()), None)) is not None:
+            waiter = asyncio.get_running_loop().create_future()
+            full._waiters.append(waiter)
+            await waiter
+        for budget in self._lineage():
+            budget._active_requests += 1
+
+    def end_request(self) -> None:
+        """Ends a request whose usage has been added, and wakes the requests that wait."""
+        for budget in self._lineage():
+            budget._active_requests -= 1
+            waiters, budget._waiters = budget._waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def _is_full(self) -> bool:
+        """Whether one more request may exceed a limit. Never if no request is under way: `exhausted_reason` decides."""
+        limits, requests = self._limits, self._active_requests + 1
+        if requests == 1:
+            return False
+        tokens, cost = self._largest_request
+        if limits.max_tokens is not None and self.usage.tokens + requests * tokens > limits.max_tokens:
+            return True
+        return limits.max_cost is not None and self.usage.cost + requests * cost > limits.max_cost
+
+    @property
+    def remaining_seconds(self) -> float:
+        return self.expires_at - time.monotonic()
+
+    def exhausted_reason(self) -> str | None:
+        """Why this run may use no more, because of its own limits or those of a calling run. None: it may."""
+        for budget in self._lineage():
+            limits, name = budget._limits, budget._agent_name
+            if limits.max_tokens is not None and budget.usage.tokens >= limits.max_tokens:
+                return f'the agent "{name}" has used its {limits.max_tokens} tokens (limits.maxTokens)'
+            if limits.max_cost is not None and budget.usage.cost >= limits.max_cost:
+                return f'the agent "{name}" has spent its ${limits.max_cost:g} (limits.maxCost)'
+        if self.remaining_seconds <= 0:
+            return f'the agent "{self._agent_name}" has used up its time (limits.timeout)'
+        return None

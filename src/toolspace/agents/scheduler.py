@@ -1,25 +1,27 @@
 """Decides which session runs next, and keeps the leases of the sessions that run in this process.
 
 A session becomes ready when its agent's inbox gets an event, when a task starts, or when its process has died. The
-host starts the scheduler; `cycle_runner.py` runs the cycles.
+host starts the scheduler; `cycle.py` runs the cycles.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from toolspace.agents import session_transactions
-from toolspace.agents.cycle_runner import ActiveSession, CycleRunner
+from toolspace.agents.cycle import CycleRunner
+from toolspace.agents.durable_loop import DurableLoop
 from toolspace.agents.session_transactions import LeaseLost, SessionLease
 from toolspace.core.defaults import MAX_ACTIVE_AGENTS
 from toolspace.core.ids import now_ms
 from toolspace.errors import StorageError
-from toolspace.orchestrator.call import context_without_call
+from toolspace.orchestrator.call import cancel_all, context_without_call, start_in_background
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.queries import sessions, tasks
 from toolspace.storage.queries.sessions import SessionRecord
@@ -62,8 +64,8 @@ class Scheduler:
         if not self._ledger.database.is_shared:
             await self._ledger.write(sessions.release_all_leases, self._ledger.node_id)
         self._stop_listening = self._ledger.waiters.listen("sessions", lambda _: self._on_sessions_changed())
-        self._run_in_background(self._poll())
-        self._run_in_background(self._renew_leases())
+        start_in_background(self._background, self._poll())
+        start_in_background(self._background, self._renew_leases())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -74,9 +76,7 @@ class Scheduler:
         for timer in self._rate_limited.values():
             timer.cancel()
         await self._runner.aclose()
-        for task in tuple(self._background):
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        await cancel_all(self._background)
 
     @property
     def active_count(self) -> int:
@@ -88,10 +88,10 @@ class Scheduler:
         """How many cycles ended in this process, by reason."""
         return self._runner.cycle_counts
 
-    def watch(self, session_id: str, agent_entity_id: str) -> None:
-        """Runs a session whenever its agent's inbox gets an event."""
+    def watch(self, session_id: str) -> None:
+        """Runs the session of an agent, which has its id, whenever the agent's inbox gets an event."""
         if session_id not in self._inbox_listeners:
-            key = f"inbox:{agent_entity_id}"
+            key = f"inbox:{session_id}"
             self._inbox_listeners[session_id] = self._ledger.waiters.listen(key, lambda _: self.wake(session_id))
 
     def unwatch(self, session_id: str) -> None:
@@ -131,9 +131,9 @@ class Scheduler:
         if self._is_ranking:
             return
         free = self._max_active - len(self._active)
-        if not has_ranked and len(self._queue) > free > 0 and self._queue.unranked():
+        if not has_ranked and len(self._queue) > free > 0 and self._queue.list_unranked():
             self._is_ranking = True
-            self._run_in_background(self._rank())
+            start_in_background(self._background, self._rank())
             return
         while len(self._active) < self._max_active and not self._is_stopping:
             session_id = self._pop_next()
@@ -158,7 +158,7 @@ class Scheduler:
 
     async def _rank(self) -> None:
         """Reads the priorities of the ready sessions: there are more than may run now."""
-        session_ids = self._queue.unranked()[:_BATCH]
+        session_ids = self._queue.list_unranked()[:_BATCH]
         try:
             self._queue.rank(session_ids, await self._ledger.read(sessions.get_inbox_priorities, session_ids))
         except StorageError as error:
@@ -191,7 +191,7 @@ class Scheduler:
     async def _run_cycles(self, session_id: str, active: ActiveSession) -> None:
         """Runs the cycles of a session until it has nothing to do, or until other sessions wait."""
         runner = self._runner
-        session = await runner.acquire(session_id)
+        session = await self._acquire(session_id)
         if session is None:
             return
         lease = active.lease = SessionLease(session_id, session.agent_entity_id, session.token)
@@ -236,7 +236,29 @@ class Scheduler:
                     return
         finally:
             if active.lease is not None:
-                await runner.release(active.lease)
+                await asyncio.shield(runner.finish_write(self._release(active.lease)))
+
+    async def _acquire(self, session_id: str) -> SessionRecord | None:
+        """Acquires the lease of a session. Returns None if another process has it."""
+        node_id, lease_ms = self._ledger.node_id, session_transactions.LEASE_MS
+        write = self._ledger.write(sessions.acquire_lease, session_id, node_id, lease_ms=lease_ms)
+        commit = self._runner.finish_write(write)
+        try:
+            return await asyncio.shield(commit)
+        except asyncio.CancelledError:
+            # The commit happens all the same: a lease that nobody uses would block the session until it expires.
+            self._runner.finish_write(self._release_acquired(commit))
+            raise
+
+    async def _release_acquired(self, commit: asyncio.Task[SessionRecord | None]) -> None:
+        with contextlib.suppress(StorageError):
+            session = await commit
+            if session is not None:
+                await self._release(SessionLease(session.id, session.agent_entity_id, session.token))
+
+    async def _release(self, lease: SessionLease) -> None:
+        with contextlib.suppress(StorageError):
+            await self._ledger.commit(session_transactions.release, lease)
 
     async def _wait_for_agent(self, session: SessionRecord, lease: SessionLease) -> None:
         """Ends an interrupted run if no process has had its agent for a minute."""
@@ -271,7 +293,7 @@ class Scheduler:
 
     def _on_sessions_changed(self) -> None:
         if not self._is_stopping:
-            self._run_in_background(self._find_ready_sessions())
+            start_in_background(self._background, self._find_ready_sessions())
 
     async def _poll(self) -> None:
         while True:
@@ -297,31 +319,54 @@ class Scheduler:
         """Renews the leases of all active sessions, so that slow models and tools do not lose them."""
         while True:
             await asyncio.sleep(session_transactions.LEASE_MS / 3000)
-            leased = [(active, active.lease) for active in self._active.values() if active.lease is not None]
-            if not leased:
+            leases = [(active, active.lease) for active in self._active.values() if active.lease is not None]
+            if not leases:
                 continue
             started_at = time.monotonic()
-            tokens = [(lease.session_id, lease.token) for _, lease in leased]
+            tokens = [(lease.session_id, lease.token) for _, lease in leases]
             try:
-                renewed = await self._ledger.write(
+                renewed_ids = await self._ledger.write(
                     sessions.renew_leases, tokens, lease_ms=session_transactions.LEASE_MS
                 )
             except StorageError as error:
                 _log.warning("%d leases could not be renewed: %s", len(tokens), error)
                 continue
-            for active, lease in leased:
-                if lease.session_id in renewed:
-                    if active.cycle is not None:
-                        active.cycle.lease_confirmed_at = started_at
+            for active, lease in leases:
+                if lease.session_id in renewed_ids:
+                    if active.loop is not None:
+                        active.loop.lease_confirmed_at = started_at
                 elif active.lease is not None:
                     _log.warning("session %s: lease lost to another process; stopping this cycle", lease.session_id)
                     active.is_lost, active.lease = True, None
                     active.interrupt()
 
-    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work, context=context_without_call())
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+
+class ActiveSession:
+    """A session that this process runs now."""
+
+    task: asyncio.Task[None]
+    lease: SessionLease | None = None
+    """None: not acquired yet, or already released."""
+    run_id: str | None = None
+    """The run under way; None if canceling it must not interrupt the session."""
+    loop: DurableLoop | None = None
+    is_stopping = False
+    is_lost = False
+    """Whether another process has the lease now."""
+
+    def stop(self) -> None:
+        """Stops before the next step."""
+        self.is_stopping = True
+        if self.loop is not None:
+            self.loop.should_stop = True
+            if self.loop.agent_run.is_waiting_for_model:
+                self.interrupt()  # Nothing of the response is stored: the next process asks the model again.
+
+    def interrupt(self) -> None:
+        """Stops now, in the middle of a step. Another process continues the run."""
+        if self.loop is not None:
+            self.loop.detach()
+        self.task.cancel()
 
 
 class ReadyQueue:
@@ -345,7 +390,7 @@ class ReadyQueue:
         elif current is None or priority <= current:
             self._priorities[session_id] = priority
 
-    def unranked(self) -> list[str]:
+    def list_unranked(self) -> list[str]:
         """The sessions whose priority was not read yet."""
         return [session_id for session_id, priority in self._priorities.items() if priority is None]
 

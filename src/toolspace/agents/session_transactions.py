@@ -6,19 +6,18 @@ session to another one changes nothing more.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Literal
 
 import msgspec
 
-from toolspace.agents import handoff
+from toolspace.agents import handoff, paused_runs
 from toolspace.agents.loop import PlannedCall
 from toolspace.core import inbox_text, json_text
 from toolspace.core.ids import new_id, now_ms
 from toolspace.core.json_text import quote_name, quote_truncated
-from toolspace.core.model import ModelToolResult, ModelTurn, ResultsTurn, Turn, Usage, UserTurn
-from toolspace.core.records import ENDED_RUN, OPEN_CALL, CallRecord, InboxEvent, RunRecord
+from toolspace.core.model import ModelTurn, ResultsTurn, Turn, Usage, UserTurn
+from toolspace.core.records import ENDED_RUN, CallRecord, InboxEvent, RunRecord
 from toolspace.core.tokens import estimate_tokens
 from toolspace.errors import ToolspaceError
 from toolspace.spaces import call_transactions, messaging, runs
@@ -28,7 +27,7 @@ from toolspace.storage.queries import calls as call_rows
 from toolspace.storage.queries import inbox, sessions
 from toolspace.storage.queries import runs as run_rows
 from toolspace.storage.queries.calls import NewCall
-from toolspace.storage.queries.sessions import HistoryTurn, NewTurn, SessionRecord, StoredTurn
+from toolspace.storage.queries.sessions import HistoryTurn, NewTurn, StoredTurn
 
 LEASE_MS = 6_000
 """How long a process may be silent before another one takes its sessions over."""
@@ -40,8 +39,6 @@ _MAX_INBOX_TEXT, _MIN_EVENT_TEXT = 300_000, 2_000
 _MAX_CONTINUED_RESULT = 2_000
 """Characters of a late result that the CONTINUE note repeats."""
 _MAX_ERROR = 10_000
-AWAITING_RESULT = "(no result yet: the run waits for it)"
-"""Marks a result in the stored conversation that the run waits for."""
 
 WriteProgram = Callable[[Effects], Program[None]]
 """Writes that are committed together with something else."""
@@ -91,11 +88,6 @@ class CycleStep(msgspec.Struct, frozen=True, kw_only=True):
 # The lease
 
 
-def acquire(effects: Effects, session_id: str, node_id: str) -> Program[SessionRecord | None]:
-    """Acquires the lease of a session. Returns None if another process has it."""
-    return (yield from sessions.acquire_lease(session_id, node_id, lease_ms=LEASE_MS))
-
-
 def release(effects: Effects, lease: SessionLease) -> Program[None]:
     """Releases the lease. If a run of the session is under way, other processes are notified."""
     if (yield from sessions.release_lease(lease.session_id, lease.token)):
@@ -130,7 +122,7 @@ def begin(
     if not events:
         yield from sessions.release_lease(lease.session_id, lease.token)
         return None
-    events, resumed_run_id = yield from _deliver_awaited_results(effects, lease, claim, events)
+    events, resumed_run_id = yield from paused_runs.deliver_awaited_results(effects, lease, claim, events)
     if resumed_run_id is not None:
         yield from inbox.undo_claim(agent_id, claim, [event.event_id for event in events])
         return (yield from _resume(effects, lease, resumed_run_id))
@@ -152,6 +144,29 @@ def begin(
     return StartedCycle(run=run, cycle=cycle, events=events)
 
 
+def _resume(effects: Effects, lease: SessionLease, run_id: str) -> Program[StartedCycle]:
+    """Continues a run of this session that has waited for a result."""
+    session = yield from sessions.find(lease.session_id)
+    assert session is not None
+    yield from sessions.set_run(lease.session_id, run_id)
+    turns = yield from sessions.list_turns_of_run(lease.session_id, run_id)
+    if turns and turns[-1].seq != session.last_seq:
+        # Other cycles ran in between: the model is reminded of the calls.
+        last_turn = turns[-1].stored_turn.turn
+        results = last_turn.results if isinstance(last_turn, ResultsTurn) else ()
+        lines = [
+            "CONTINUE: the result of an earlier call has come; go on with that.",
+            *(
+                f"{quote_name(result.name)}: {quote_truncated(result.text, _MAX_CONTINUED_RESULT)}"
+                for result in results
+            ),
+        ]
+        note = new_turn(UserTurn("\n".join(lines)), run_id)
+        yield from sessions.append_turns(lease.session_id, session.cycle, [note])
+    run = yield from runs.get_run(run_id)
+    return StartedCycle(run=run, cycle=session.cycle)
+
+
 def reopen(effects: Effects, lease: SessionLease, on_ended: WriteProgram | None = None) -> Program[StartedCycle | None]:
     """Returns the cycle that is under way in the session. None: there is none, or its run was ended from outside.
 
@@ -168,7 +183,7 @@ def reopen(effects: Effects, lease: SessionLease, on_ended: WriteProgram | None 
         if on_ended is not None:
             yield from on_ended(effects)
         return None
-    yield from _insert_awaited_results(session.id, run.id)
+    yield from paused_runs.insert_awaited_results(session.id, run.id)
     return StartedCycle(run=run, cycle=session.cycle)
 
 
@@ -188,7 +203,7 @@ def adopt_calls(
     """Takes over the calls of an interrupted turn. Returns those that were started, each with whether its result goes
     to the inbox."""
     yield from renew(lease)
-    adopted: dict[str, tuple[CallRecord, bool]] = {}
+    adopted_calls: dict[str, tuple[CallRecord, bool]] = {}
     for call_id in call_ids:
         yield from call_rows.adopt(call_id, node_id)
         match = yield from call_rows.find_for_caller(call_id)
@@ -197,10 +212,10 @@ def adopt_calls(
             record, is_inline = yield from call_transactions.make_pending(effects, call_id)
             match = (record, not is_inline)
         if match is not None:
-            adopted[call_id] = match
+            adopted_calls[call_id] = match
             # A result that was meant for the waiting process is in the conversation now, so not in the inbox, too.
             yield from call_rows.mark_delivered([call_id])
-    return adopted
+    return adopted_calls
 
 
 # Its steps
@@ -380,103 +395,6 @@ def _close(
         effects.notify_inbox(lease.agent_entity_id)
 
 
-# Results that a paused run waits for
-
-
-def _deliver_awaited_results(
-    effects: Effects, lease: SessionLease, claim: str, events: Sequence[InboxEvent]
-) -> Program[tuple[list[InboxEvent], str | None]]:
-    """Delivers results to the runs that wait for them. Returns the other events, and the run of this session that can
-    continue, if there is one."""
-    remaining: list[InboxEvent] = []
-    resumed_run_id: str | None = None
-    for event in events:
-        call = yield from _find_awaited_call(event)
-        run = (yield from run_rows.find(call.run_id)) if call is not None and call.run_id is not None else None
-        session_id = (yield from sessions.find_id_by_run(run.id)) if run is not None else None
-        if call is None or run is None or session_id is None:
-            remaining.append(event)
-            continue
-        is_own = session_id == lease.session_id
-        if is_own and run.status == "running" and resumed_run_id not in (None, run.id):
-            remaining.append(event)  # Another run of this session continues first.
-            continue
-        delivered = yield from _insert_awaited_results(session_id, run.id)
-        if run.status in ENDED_RUN and (call.call_id in delivered or event.attempts > 1):
-            remaining.append(event)  # The run has ended: its result comes as any late result does.
-        elif is_own and run.status == "running":
-            resumed_run_id = run.id
-            # The run claims the event: if it fails, the result comes again.
-            yield from inbox.transfer_claim(lease.agent_entity_id, claim, [event.event_id], f"run:{run.id}")
-        else:
-            yield from inbox.acknowledge(lease.agent_entity_id, claim, [event.event_id])
-            if run.status == "running":
-                yield from sessions.set_run(session_id, run.id)
-                effects.wake_keys.append("sessions")
-    return remaining, resumed_run_id
-
-
-def _resume(effects: Effects, lease: SessionLease, run_id: str) -> Program[StartedCycle]:
-    """Continues a run of this session that has waited for a result."""
-    session = yield from sessions.find(lease.session_id)
-    assert session is not None
-    yield from sessions.set_run(lease.session_id, run_id)
-    turns = yield from sessions.list_turns_of_run(lease.session_id, run_id)
-    if turns and turns[-1].seq != session.last_seq:
-        # Other cycles ran in between: the model is reminded of the calls.
-        last_turn = turns[-1].stored_turn.turn
-        results = last_turn.results if isinstance(last_turn, ResultsTurn) else ()
-        lines = [
-            "CONTINUE: the result of an earlier call has come; go on with that.",
-            *(
-                f"{quote_name(result.name)}: {quote_truncated(result.text, _MAX_CONTINUED_RESULT)}"
-                for result in results
-            ),
-        ]
-        note = new_turn(UserTurn("\n".join(lines)), run_id)
-        yield from sessions.append_turns(lease.session_id, session.cycle, [note])
-    run = yield from runs.get_run(run_id)
-    return StartedCycle(run=run, cycle=session.cycle)
-
-
-def _find_awaited_call(event: InboxEvent) -> Program[CallRecord | None]:
-    """The call whose result an event contains, if its run waits for that result."""
-    data: Any = event.data
-    if event.type != "tool_result" or not isinstance(data, dict):
-        return None
-    match = yield from call_rows.find_with_submission(str(cast("dict[str, Any]", data).get("callId")))
-    return match[0] if match is not None and match[3] else None
-
-
-def _insert_awaited_results(session_id: str, run_id: str) -> Program[set[str]]:
-    """Replaces the marks in a run's conversation by the results that have come. Returns the ids of their calls."""
-    turns = yield from sessions.list_turns_of_run(session_id, run_id)
-    delivered: set[str] = set()
-    for model_row, results_row in itertools.pairwise(turns):
-        turn = results_row.stored_turn.turn
-        if not isinstance(turn, ResultsTurn) or not any(_is_awaited(result) for result in turn.results):
-            continue
-        results = list(turn.results)
-        for index, call_id in enumerate(model_row.stored_turn.call_ids):
-            call = (yield from call_rows.find(call_id)) if _is_awaited(results[index]) else None
-            if call is not None and call.status not in OPEN_CALL:
-                results[index] = _result_of(call, results[index])
-                delivered.add(call_id)
-        yield from sessions.replace_turn(session_id, results_row.seq, StoredTurn(ResultsTurn(tuple(results))))
-    return delivered
-
-
-def _is_awaited(result: ModelToolResult) -> bool:
-    return result.text.startswith(AWAITING_RESULT)
-
-
-def _result_of(call: CallRecord, mark: ModelToolResult) -> ModelToolResult:
-    """The result of an ended call as the model reads it, in place of its mark."""
-    value = call.result if isinstance(call.result, str) else json_text.encode(call.result)
-    text = f"(tool failed: {value})" if call.is_error else value
-    return ModelToolResult(mark.id, mark.name, text, call.is_error)
-
-
 def _are_handoff_answers(agent_entity_id: str, events: Sequence[InboxEvent]) -> Program[bool]:
     for event in events:
         if not (yield from handoff.is_answer_to_handoff(agent_entity_id, event)):
@@ -485,9 +403,4 @@ def _are_handoff_answers(agent_entity_id: str, events: Sequence[InboxEvent]) -> 
 
 
 def _is_from_agent(event: InboxEvent) -> bool:
-    data: Any = event.data
-    return (
-        event.type == "space_message"
-        and isinstance(data, dict)
-        and cast("dict[str, Any]", data).get("senderType") == "agent"
-    )
+    return event.type == "space_message" and handoff.event_data(event).get("senderType") == "agent"

@@ -1,7 +1,7 @@
 """Stores the runs of agents that other agents or programs call on the gateway: status, steps, usage and live output.
 
 Their conversations are not stored: an interrupted run is over, and its caller gets an error. The gateway gives
-`StoredRunRecorders` to the agent registry.
+`open_stored_recorder` to the agent registry.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from toolspace.core.ids import new_id
 from toolspace.core.model import ModelListener, Turn, Usage
 from toolspace.core.records import ENDED_RUN, RunRecord
 from toolspace.errors import RefusedError, StorageError
+from toolspace.orchestrator.call import start_in_background
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
 from toolspace.spaces import runs
 from toolspace.spaces.call_context import GatewayCallHost
@@ -41,31 +42,26 @@ _FIRST_DELAY = 0.2
 """Seconds before the end of a run is stored again after a storage error; doubled after each attempt."""
 
 
-class StoredRunRecorders:
-    """Opens a recorder in the ledger for each run."""
-
-    def __init__(self, pending_calls: PendingCalls) -> None:
-        self._pending_calls = pending_calls
-
-    async def open(
-        self, agent_run: AgentRun, caller: ToolContext, context: ToolContext, tools: ToolOrchestrator
-    ) -> RunRecorder:
-        caller_host = caller.host if isinstance(caller.host, GatewayCallHost) else None
-        call_id = caller.call_id
-        record = await self._pending_calls.ledger.commit(
-            _open,
-            agent_run.name,
-            # Derived from the call: a process that finds the call interrupted also finds the run.
-            run_id=runs.subagent_run_id(call_id, len(agent_run.previous_agents)) if call_id else new_id("run"),
-            space_id=caller_host.space_id if caller_host is not None else None,
-            trigger={
-                "type": "agent",
-                "parentRunId": caller_host.run_id if caller_host is not None else None,
-                "callId": call_id or None,
-                "agent": agent_run.parent.name if agent_run.parent is not None else None,
-            },
-        )
-        return _StoredRunRecorder(self._pending_calls, record, agent_run, context, tools)
+async def open_stored_recorder(
+    pending_calls: PendingCalls, agent_run: AgentRun, caller: ToolContext, context: ToolContext, tools: ToolOrchestrator
+) -> RunRecorder:
+    """Opens a recorder in the ledger for a run: an `OpenRunRecorder`, once `pending_calls` is bound."""
+    caller_host = caller.host if isinstance(caller.host, GatewayCallHost) else None
+    call_id = caller.call_id
+    record = await pending_calls.ledger.commit(
+        _open,
+        agent_run.name,
+        # Derived from the call: a process that finds the call interrupted also finds the run.
+        run_id=runs.subagent_run_id(call_id, len(agent_run.previous_agents)) if call_id else new_id("run"),
+        space_id=caller_host.space_id if caller_host is not None else None,
+        trigger={
+            "type": "agent",
+            "parentRunId": caller_host.run_id if caller_host is not None else None,
+            "callId": call_id or None,
+            "agent": agent_run.parent.name if agent_run.parent is not None else None,
+        },
+    )
+    return _StoredRunRecorder(pending_calls, record, agent_run, context, tools)
 
 
 class _StoredRunRecorder(RunRecorder):
@@ -87,7 +83,7 @@ class _StoredRunRecorder(RunRecorder):
             confirms_delivery=False,
         )
         context.run_id, context.agent_entity_id, context.host = record.id, record.agent_entity_id, self._call_host
-        super().__init__(context, run_id=record.id)
+        super().__init__(run_id=record.id)
         self._run_id = record.id
         self._ledger = pending_calls.ledger
         self._agent_run = agent_run
@@ -103,7 +99,7 @@ class _StoredRunRecorder(RunRecorder):
     def get_call_id(self, index: int) -> str:
         return self._output.call_id(index) if self._output is not None else new_id("call")
 
-    async def save_step(self, turns: Sequence[Turn], planned: Sequence[PlannedCall], step: int) -> None:
+    async def save_step(self, turns: Sequence[Turn], calls: Sequence[PlannedCall], step: int) -> None:
         output, self._output = self._output, None
         write_stream = await output.finish() if output is not None else None
         usage = json_text.encode_for_storage(msgspec.to_builtins(self._agent_run.budget.usage))
@@ -132,9 +128,7 @@ class _StoredRunRecorder(RunRecorder):
                 return
 
     def _on_run_event(self, _: Any) -> None:
-        task = asyncio.get_running_loop().create_task(self._stop_if_ended())
-        self._checks.add(task)
-        task.add_done_callback(self._checks.discard)
+        start_in_background(self._checks, self._stop_if_ended())
 
     async def _stop_if_ended(self) -> None:
         """Stops the loop if the run was ended from outside."""

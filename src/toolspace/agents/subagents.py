@@ -1,7 +1,8 @@
-"""Runs an agent to answer one request of a program or of another agent, in this process.
+"""Runs an agent to answer one request, of a program or of another agent: a sub-agent is called as `agent__{name}`.
 
-`Toolspace.run_agent` and the tools `agent__{name}` use it. Follows handoffs: the agent that gets the request answers
-it. Stores nothing itself; on the gateway, a `RunRecorder` stores the run.
+`Toolspace.run_agent` and the tools of `AgentProvider` use it. A call of `agent__{name}` is a run of that agent below
+the calling run. Follows handoffs: the agent that gets the request answers it. Stores nothing itself; on the gateway, a
+`RunRecorder` stores the run.
 """
 
 from __future__ import annotations
@@ -17,27 +18,17 @@ import msgspec
 from toolspace.agents.agent import Agent
 from toolspace.agents.loop import AgentLoop, EndReason, RunOutcome, is_prebuilt_action
 from toolspace.agents.registry import AgentRegistry, FinalRunStatus, RunRecorder
-from toolspace.agents.run_state import AgentRun, Handoff, PreparedAgent, find_agent_run
+from toolspace.agents.run_state import AgentRun, PreparedAgent, find_agent_run
 from toolspace.core import json_text
 from toolspace.core.context import ToolContext
 from toolspace.core.interfaces import Allow, Decision, Deny, ToolProvider
 from toolspace.core.model import NO_USAGE, ModelListener, ModelTurn, Turn, Usage, UserTurn
-from toolspace.core.names import AGENT_NAMESPACE, agent_tool_name, did_you_mean
+from toolspace.core.names import AGENT_NAMESPACE, agent_tool_name
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool, ToolCategory
-from toolspace.errors import (
-    ErrorKind,
-    ModelError,
-    RefusedError,
-    StorageError,
-    ToolError,
-    ToolExecutionError,
-    ToolNotFoundError,
-    ToolValidationError,
-)
+from toolspace.errors import ErrorKind, ModelError, RefusedError, StorageError, ToolError
 from toolspace.orchestrator.call import current_call
-from toolspace.orchestrator.orchestrator import ToolOrchestrator
-from toolspace.orchestrator.run import Run, Span
+from toolspace.orchestrator.run import Span
 
 _log = logging.getLogger("toolspace.agents")
 _INHERITED_FIELDS = (
@@ -55,6 +46,18 @@ _INHERITED_FIELDS = (
 )
 """Fields of the caller's context that also hold for the agent, unless they are the defaults of the caller's
 toolspace."""
+AGENT_INPUT: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {
+        "prompt": {
+            "type": "string",
+            "minLength": 1,
+            "description": "What it should do, with everything that it needs to know: it sees nothing else.",
+        },
+        "reason": {"type": "string", "description": "Why you ask it, in a sentence."},
+    },
+    "required": ["prompt"],
+}
 _CANCELLED = "the run was canceled"
 _SUCCESSFUL_ENDS: frozenset[str] = frozenset(("answered", "reported", "skipped"))
 
@@ -150,15 +153,58 @@ async def run_request(agents: AgentRegistry, name: str, request: AgentRequest) -
         result, run = await _run_one(agents, name, request, path, advice)
         path = (*path, name)
         steps += result.steps
-        handoff: Handoff | None = None
         if run is not None:
             usage += run.budget.usage
-            handoff = run.handoff if result.end == "handed_off" else None
-        if handoff is None:
+        if run is None or run.handoff is None or result.end != "handed_off":
             return msgspec.structs.replace(result, path=path, usage=usage, steps=steps)
-        if handoff.message:
-            advice.append(f"ADVICE from router: {handoff.message}")
-        name = handoff.agent
+        if run.handoff.message:
+            advice.append(f"ADVICE from router: {run.handoff.message}")
+        name = run.handoff.agent
+
+
+class AgentProvider(ToolProvider):
+    """Provides every agent of a registry as a tool."""
+
+    kind = "agent"
+    namespace = AGENT_NAMESPACE
+
+    def __init__(self, agents: AgentRegistry) -> None:
+        super().__init__()
+        self._agents = agents
+        self._tools: dict[str, Tool] = {}
+        self._refresh()
+        agents.on_change(self._refresh)
+
+    def _refresh(self) -> None:
+        self._tools = {agent.name: _build_tool(agent) for agent in self._agents}
+        self.notify_changed()
+
+    def list_tools(self) -> Sequence[Tool]:
+        return list(self._tools.values())
+
+    def has_tool(self, name: str) -> bool:
+        return name in self._tools
+
+    def is_offered(self, tool: Tool, context: ToolContext) -> bool:
+        """An agent is offered the agents that it may call; every other caller all of them."""
+        run = find_agent_run(context)
+        return run is None or tool.name in map(agent_tool_name, run.agent.subagents)
+
+    async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
+        if (run := find_agent_run(context)) is not None:
+            run.check_call(name)
+        return await call_agent(self._agents, name, parameters, context)
+
+
+async def call_agent(
+    agents: AgentRegistry, name: str, parameters: Mapping[str, Any], context: ToolContext, *, task: str = ""
+) -> ToolResult:
+    """Runs an agent for a call, below the calling run. `task` is the prompt if the arguments have none."""
+    parent = find_agent_run(context)
+    if parent is not None:
+        parent.check_depth(name)
+    request = AgentRequest(prompt=_build_prompt(parameters, task), caller=context, parent=parent)
+    return _to_tool_result(await run_request(agents, name, request))
 
 
 async def _run_one(
@@ -166,30 +212,28 @@ async def _run_one(
 ) -> tuple[AgentResult, AgentRun | None]:
     """Runs one agent of the path. Returns no run if it could not start."""
     try:
-        async with agents.acquire(name) as prepared:
+        async with agents.acquire(name) as prepared_agent:
             if request.max_steps is not None:
-                settings = msgspec.structs.replace(prepared.settings, max_steps=request.max_steps)
-                prepared = msgspec.structs.replace(prepared, settings=settings)
-            run = AgentRun(prepared.agent, request=request.prompt, parent=request.parent, previous_agents=path)
+                settings = msgspec.structs.replace(prepared_agent.settings, max_steps=request.max_steps)
+                prepared_agent = msgspec.structs.replace(prepared_agent, settings=settings)
+            run = AgentRun(prepared_agent.agent, request=request.prompt, parent=request.parent, previous_agents=path)
             run.turns.append(UserTurn("\n\n".join((request.prompt, *advice))))
-            return await _run_prepared(agents, prepared, run, request), run
-    except (ModelError, ToolError, RefusedError, StorageError) as error:
-        return _error_result(name, error), None
-    except Exception as error:  # From the agent's own toolspace: the caller gets it as a result and continues.
-        _log.exception('agent "%s": the run could not start', name)
+            return await _run_prepared(agents, prepared_agent, run, request), run
+    except Exception as error:  # The agent's own toolspace may raise anything: the caller gets it as a result.
+        if not isinstance(error, ModelError | ToolError | RefusedError | StorageError):
+            _log.exception('agent "%s": the run could not start', name)
         return _error_result(name, error), None
 
 
 async def _run_prepared(
-    agents: AgentRegistry, prepared: PreparedAgent, run: AgentRun, request: AgentRequest
+    agents: AgentRegistry, prepared_agent: PreparedAgent, run: AgentRun, request: AgentRequest
 ) -> AgentResult:
     context = _build_context(run, request.caller)
-    if agents.run_recorders is not None:
-        recorder = await agents.run_recorders.open(run, request.caller, context, prepared.tools)
+    if agents.open_run_recorder is not None:
+        recorder = await agents.open_run_recorder(run, request.caller, context, prepared_agent.tools)
     else:
-        recorder = RunRecorder(context, listen=request.listener)
-    context = recorder.context
-    tool_run = prepared.open_tool_run(
+        recorder = RunRecorder(listen=request.listener)
+    tool_run = prepared_agent.open_tool_run(
         id=recorder.run_id,
         context=context,
         policy=_NO_INBOX,
@@ -197,45 +241,47 @@ async def _run_prepared(
         seconds=min(run.budget.remaining_seconds, request.caller.remaining_seconds),
     )
     tool_run.trace.attributes["agent"] = run.name
-    system = request_system_prompt(prepared, run, context)
-    loop = AgentLoop(prepared, run, tool_run, system=system, context=context, hooks=recorder)
+    system = request_system_prompt(prepared_agent, run, context)
+    loop = AgentLoop(prepared_agent, run, tool_run, system=system, context=context, hooks=recorder)
     try:
         result = await _run_loop(loop, recorder)
     except BaseException:  # The caller was cancelled: the stored run must end all the same.
         tool_run.trace.end("canceled")
         agents.run_in_background(recorder.close("canceled", run.budget.usage, _CANCELLED))
         raise
-    _end_trace(tool_run, run, result)
+    status = _run_status(result)
+    tool_run.trace.attributes.update(usage=msgspec.to_builtins(run.budget.usage), end=result.end)
+    tool_run.trace.end("ok" if status == "completed" else status)
     error = None if result.ok else result.error
-    await asyncio.shield(agents.run_in_background(recorder.close(_run_status(result), run.budget.usage, error)))
+    await asyncio.shield(agents.run_in_background(recorder.close(status, run.budget.usage, error)))
     return result
 
 
 async def _run_loop(loop: AgentLoop, recorder: RunRecorder) -> AgentResult:
-    run = loop.agent_run
+    run, tool_run = loop.agent_run, loop.tool_run
     scope = asyncio.timeout(None)
     try:
         async with scope:
             recorder.stop_run = lambda: scope.reschedule(0)
             try:
-                return _result(await loop.run(), loop)
+                result = _result(await loop.run(), run.name)
             finally:
                 recorder.stop_run = None
-    except ModelError as error:
-        result = _error_result(run.name, error)
-        if (reason := run.budget.exhausted_reason()) is not None:
-            result = msgspec.structs.replace(result, end="limit", error=reason, error_kind="limit_exceeded")
     except Exception as error:
-        if scope.expired():
-            result = AgentResult(ok=False, end="stopped", error=_CANCELLED, error_kind="canceled", agent=run.name)
+        result = _error_result(run.name, error, run.turns)
+        if isinstance(error, ModelError):
+            if (reason := run.budget.exhausted_reason()) is not None:
+                result = msgspec.structs.replace(result, end="limit", error=reason, error_kind="limit_exceeded")
+        elif scope.expired():
+            result = msgspec.structs.replace(result, end="stopped", error=_CANCELLED, error_kind="canceled")
         else:  # A model is code of others and may raise anything.
             _log.exception('agent "%s": the run failed', run.name)
-            result = _error_result(run.name, error)
-    text = next((turn.text for turn in reversed(run.turns) if isinstance(turn, ModelTurn) and turn.text), "")
-    return msgspec.structs.replace(result, text=text, **_run_fields(loop))
+    return msgspec.structs.replace(
+        result, steps=run.steps, turns=tuple(run.turns), run_id=tool_run.id, trace=tool_run.trace
+    )
 
 
-def _result(outcome: RunOutcome, loop: AgentLoop) -> AgentResult:
+def _result(outcome: RunOutcome, name: str) -> AgentResult:
     report = outcome.report
     ok, error, kind = outcome.end in _SUCCESSFUL_ENDS, outcome.reason, None
     if report is not None and report.get("status") == "failure":
@@ -253,40 +299,35 @@ def _result(outcome: RunOutcome, loop: AgentLoop) -> AgentResult:
         end=outcome.end,
         error=error,
         error_kind=cast("ErrorKind | None", kind),
-        agent=loop.agent_run.name,
-        **_run_fields(loop),
+        agent=name,
     )
 
 
-def _error_result(name: str, error: Exception) -> AgentResult:
-    text = json_text.valid_text(str(error)) or type(error).__name__
+def _error_result(name: str, error: Exception, turns: Sequence[Turn] = ()) -> AgentResult:
+    message = json_text.valid_text(str(error)) or type(error).__name__
     kind: ErrorKind = "execution_error"
     if isinstance(error, ModelError):
         kind = "transport_error" if error.is_transient else "execution_error"
     elif isinstance(error, ToolError):
         kind = error.kind
-    return AgentResult(ok=False, end="failed", error=text, error_kind=kind, agent=name)
-
-
-def _run_fields(loop: AgentLoop) -> dict[str, Any]:
-    """The fields of a result that tell what the run did."""
-    run, tool_run = loop.agent_run, loop.tool_run
-    return {"steps": run.steps, "turns": tuple(run.turns), "run_id": tool_run.id, "trace": tool_run.trace}
+    text = next((turn.text for turn in reversed(turns) if isinstance(turn, ModelTurn) and turn.text), "")
+    return AgentResult(ok=False, text=text, end="failed", error=message, error_kind=kind, agent=name)
 
 
 def _build_context(run: AgentRun, caller: ToolContext) -> ToolContext:
     """The context of the agent's calls. What the caller has restricted for this call stays restricted."""
     call = current_call.get()
-    defaults = cast("ToolOrchestrator", call.owner).context if call is not None else ToolContext()
-    values = {field: getattr(caller, field) for field in _INHERITED_FIELDS}
-    inherited = {
-        field: value for field, value in values.items() if value is not None and value != getattr(defaults, field)
+    defaults = call.owner.context if call is not None else ToolContext()
+    inherited_values = {
+        field: value
+        for field in _INHERITED_FIELDS
+        if (value := getattr(caller, field)) is not None and value != getattr(defaults, field)
     }
     # The caller's session: the caller can read the outputs that the agent's tools store.
-    return ToolContext(**inherited, session_id=caller.session_id, agent_id=run.name, agent=run)
+    return ToolContext(**inherited_values, session_id=caller.session_id, agent_id=run.name, agent=run)
 
 
-def request_system_prompt(prepared: PreparedAgent, run: AgentRun, context: ToolContext) -> str:
+def request_system_prompt(prepared_agent: PreparedAgent, run: AgentRun, context: ToolContext) -> str:
     """The system prompt of a run that answers a request."""
     if run.parent is not None:
         recipient = (
@@ -295,20 +336,13 @@ def request_system_prompt(prepared: PreparedAgent, run: AgentRun, context: ToolC
         )
     else:
         recipient = "What you say last, or your final report, is the answer."
-    tool_instructions = prepared.tools.instructions(context=context)
+    tool_instructions = prepared_agent.tools.instructions(context=context)
     parts = (
-        prepared.agent.system.strip(),
+        prepared_agent.agent.system.strip(),
         f'You are the agent "{run.name}". {recipient}',
         f"TOOLS:\n{tool_instructions}" if tool_instructions else "",
     )
     return "\n\n".join(filter(None, parts))
-
-
-def _end_trace(tool_run: Run, run: AgentRun, result: AgentResult) -> None:
-    tool_run.trace.attributes["usage"] = msgspec.to_builtins(run.budget.usage)
-    tool_run.trace.attributes["end"] = result.end
-    status = _run_status(result)
-    tool_run.trace.end("ok" if status == "completed" else status)
 
 
 def _run_status(result: AgentResult) -> FinalRunStatus:
@@ -329,81 +363,6 @@ class _NoInboxPolicy:
 
 
 _NO_INBOX = _NoInboxPolicy()
-
-
-# MERGED from subagents: Provides the tools with which one agent reaches another: `agent__{name}` and `router__handoff-
-
-AGENT_INPUT: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {
-        "prompt": {
-            "type": "string",
-            "minLength": 1,
-            "description": "What it should do, with everything that it needs to know: it sees nothing else.",
-        },
-        "reason": {"type": "string", "description": "Why you ask it, in a sentence."},
-    },
-    "required": ["prompt"],
-}
-HANDOFF_TOOL = "handoff-to"
-_HANDOFF_INPUT: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {
-        "agent": {"type": "string", "description": "The agent that is to answer."},
-        "message": {"type": "string", "description": "Advice for it. It sees what you were asked, as you do."},
-    },
-    "required": ["agent"],
-    "additionalProperties": False,
-}
-
-
-class AgentProvider(ToolProvider):
-    """Provides every agent of a registry as a tool."""
-
-    kind = "agent"
-    namespace = AGENT_NAMESPACE
-
-    def __init__(self, agents: AgentRegistry) -> None:
-        super().__init__()
-        self._agents = agents
-        self._tools: dict[str, Tool] = {}
-        self._names: dict[str, str] = {}
-        """The names of the agents by the names of their tools."""
-        self._refresh()
-        agents.on_change(self._refresh)
-
-    def _refresh(self) -> None:
-        self._tools = {agent.name: _build_tool(agent) for agent in self._agents}
-        self._names = {agent_tool_name(name): name for name in self._tools}
-        self.notify_changed()
-
-    def list_tools(self) -> Sequence[Tool]:
-        return list(self._tools.values())
-
-    def has_tool(self, name: str) -> bool:
-        return name in self._tools
-
-    def is_offered(self, tool: Tool, context: ToolContext) -> bool:
-        """An agent is offered the agents that it may call; every other caller all of them."""
-        run = find_agent_run(context)
-        return run is None or self._names.get(tool.name) in run.agent.subagents
-
-    async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
-        if (run := find_agent_run(context)) is not None:
-            run.check_call(name)
-        return await call_agent(self._agents, name, parameters, context)
-
-
-async def call_agent(
-    agents: AgentRegistry, name: str, parameters: Mapping[str, Any], context: ToolContext, *, task: str = ""
-) -> ToolResult:
-    """Runs an agent for a call, below the calling run. `task` is the prompt if the arguments have none."""
-    parent = find_agent_run(context)
-    if parent is not None:
-        parent.check_depth(name)
-    agents.get(name)
-    request = AgentRequest(prompt=_build_prompt(parameters, task), caller=context, parent=parent)
-    return _to_tool_result(await run_request(agents, name, request))
 
 
 def _build_tool(agent: Agent) -> Tool:
@@ -445,65 +404,3 @@ def _to_tool_result(result: AgentResult) -> ToolResult:
     if result.text and result.text != result.error:
         error += f"\nWhat it said last: {result.text}"
     return ToolResult(ok=False, error=error, error_kind=result.error_kind or "execution_error", extras=extras)
-
-
-class RouterProvider(ToolProvider):
-    """Provides `router__handoff-to` to agents that have destinations."""
-
-    kind = "router"
-    namespace = "router"
-    exact_names = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._tools = [
-            Tool(
-                HANDOFF_TOOL,
-                "Hands the request that you were given to another agent, which answers in your place. Ends your run.",
-                _HANDOFF_INPUT,
-                category=ToolCategory.AGENT,
-                visible=False,
-            )
-        ]
-
-    def list_tools(self) -> Sequence[Tool]:
-        return self._tools
-
-    def is_offered(self, tool: Tool, context: ToolContext) -> bool:
-        run = find_agent_run(context)
-        return run is not None and bool(run.agent.destinations)
-
-    def get_instructions(self) -> str:
-        return ""
-
-    async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
-        if name != HANDOFF_TOOL:
-            raise ToolNotFoundError(f'Tool "router__{name}" not found')
-        run = find_agent_run(context)
-        if run is None or not run.agent.destinations:
-            raise ToolExecutionError(
-                "only an agent that has destinations can hand a request off (router.destinations)", executed=False
-            )
-        destination, message = parameters["agent"], parameters.get("message")
-        _check_handoff(run, destination)
-        run.handoff = Handoff(destination, message or None)
-        return ToolResult(ok=True, result={"handedTo": destination})
-
-
-def _check_handoff(run: AgentRun, destination: str) -> None:
-    """Raises `ToolError` if a run may not hand its request off to that agent."""
-    destinations = run.agent.destinations
-    if destination not in destinations:
-        hint = did_you_mean(destination, destinations)
-        raise ToolValidationError(
-            f'agent: "{destination}" is not a destination of "{run.name}"{hint or ""}; '
-            f"it may hand over to {', '.join(destinations)}"
-        )
-    path = (*run.previous_agents, run.name)
-    if destination in path:
-        raise ToolValidationError(
-            f"agent: a cycle: {' → '.join((*path, destination))}; answer it yourself, or hand it to another agent"
-        )
-    run.check_recursion(destination)
-    if run.handoff is not None:
-        raise ToolExecutionError(f'the request was handed to "{run.handoff.agent}" already', executed=False)

@@ -13,7 +13,7 @@ import math
 import os
 import time
 import types
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Collection, Coroutine, Iterator, Mapping
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -349,6 +349,22 @@ def context_without_call() -> contextvars.Context:
     context = contextvars.copy_context()
     context.run(current_call.set, None)
     return context
+
+
+def start_in_background(tasks: set[asyncio.Task[Any]], work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Starts work that is not part of the current call. `tasks` holds its task until the end: the loop does not."""
+    task = asyncio.get_running_loop().create_task(work, context=context_without_call())
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
+
+
+async def cancel_all(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancels tasks and waits for their end."""
+    tasks = tuple(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def call_chain(call: Call | None = None) -> Iterator[Call]:

@@ -59,8 +59,9 @@ class CatalogEntry(msgspec.Struct, eq=False):
     """Returns cached results without waiting; None if this tool cannot have such results."""
     cache_keys: dict[str, str] = {}
     """The text of recent arguments → their cache key."""
-    shared_executions: dict[tuple[AbstractEventLoop, str], SharedExecution] = {}
-    """By loop and cache key: the running calls whose result equal calls share."""
+    shared_executions: dict[tuple[AbstractEventLoop, str], Future[ToolResult | None] | None] = {}
+    """By loop and cache key: the running calls whose result equal calls share. The first call that waits creates the
+    future; its result is None if the waiting calls have to execute themselves."""
     is_stale: bool = False
     """Whether the catalog has replaced or removed this entry: results of its last calls are not cached."""
 
@@ -71,16 +72,6 @@ class CatalogEntry(msgspec.Struct, eq=False):
     @property
     def provider_name(self) -> str:
         return _name(self.provider)
-
-
-class SharedExecution:
-    """A running call whose result equal calls share."""
-
-    __slots__ = ("result_future",)
-
-    def __init__(self) -> None:
-        self.result_future: Future[ToolResult | None] | None = None
-        """Created by the first call that waits. Its result is None if that call has to execute itself."""
 
 
 class AmbiguousName(Exception):
@@ -284,12 +275,7 @@ class NameResolver:
         self._services = services
 
     def resolve(
-        self,
-        name: str,
-        arguments: Arguments,
-        *,
-        is_call: bool,
-        unavailable: Callable[[], Mapping[ToolProvider, str]],
+        self, name: str, arguments: Arguments, *, is_call: bool, unavailable: Callable[[], Mapping[ToolProvider, str]]
     ) -> CatalogEntry:
         """Returns the entry that a name means, or one whose calls fail.
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from toolspace.core.events import Event, EventType
-from toolspace.orchestrator.call import context_without_call
+from toolspace.orchestrator.call import start_in_background
 
 Subscriber = Callable[[Any], Awaitable[None] | None]
 _log = logging.getLogger("toolspace.events")
@@ -94,9 +94,7 @@ class EventBus:
     def _run(self, awaitable: object) -> None:
         if inspect.isawaitable(awaitable):
             # Outside the call that the event is about: calls that the subscriber makes are not part of it.
-            task = asyncio.get_running_loop().create_task(_finish(awaitable), context=context_without_call())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            start_in_background(self._tasks, _finish(awaitable))
 
 
 async def _finish(awaitable: Awaitable[None]) -> None:

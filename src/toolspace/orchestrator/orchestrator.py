@@ -314,7 +314,7 @@ class ToolOrchestrator:
         options.setdefault("max_concurrent_tools", defaults.max_concurrent_tools.value)
         options.setdefault("context_window", defaults.context_window.value)
         parent = current_call.get()
-        run = Run(self, parent=parent, **options)
+        run = Run(owner=self, parent=parent, **options)
         if parent is not None and parent.span is not None:
             parent.span.add_child(run.trace)
         for listener in self.root._run_listeners:

@@ -16,7 +16,7 @@ from toolspace.core.interfaces import ToolProvider
 from toolspace.core.names import SEPARATOR, sanitise
 from toolspace.core.times import format_milliseconds
 from toolspace.errors import ProviderError
-from toolspace.orchestrator.call import context_without_call
+from toolspace.orchestrator.call import cancel_all, context_without_call
 
 _log = logging.getLogger("toolspace.providers")
 RETRY_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -149,9 +149,7 @@ class ProviderStartup:
 
     async def _stop(self, providers: Iterable[ToolProvider]) -> None:
         tasks = [task for provider in providers if (task := self._tasks.pop(provider, None)) is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(tasks)
 
 
 async def _wait(

@@ -95,53 +95,50 @@ class Span(msgspec.Struct, eq=False):
         return wire
 
 
-class Run:
+class Run(msgspec.Struct, eq=False, kw_only=True, weakref=True):
     """Limits and traces the calls that are made in it. Whoever runs the model tells it when a turn starts."""
 
-    def __init__(
-        self,
-        owner: ToolOrchestrator,
-        *,
-        id: str | None = None,
-        context: ToolContext | None = None,
-        policy: Policy | None = None,
-        max_tool_calls_per_turn: int | None = None,
-        max_concurrent_tools: int | None = None,
-        context_window: int | None = None,
-        deadline: float | None = None,
-        report_format: str | None = None,
-        report_schema: Mapping[str, Any] | None = None,
-        session: str | None = None,
-        parent: Call | None = None,
-    ) -> None:
-        self.id = id or f"run_{os.urandom(8).hex()}"
-        self.session = session or f"session-{self.id.removeprefix('run_')}"
-        self.context = context
-        self.policy = policy
-        self.parent = parent
-        self.max_tool_calls_per_turn = max_tool_calls_per_turn
-        self.context_window = context_window
-        self.tokens_used = 0
-        self.tool_budget_exceeded = False
-        self.final_report: Mapping[str, Any] | None = None
-        self.report_format = report_format
-        """The format that the final report must have; None allows any."""
-        self.report_schema = report_schema
-        """The JSON Schema that a report in JSON must match."""
-        self.task_status: Mapping[str, Any] | None = None
-        self.discovered_tools: dict[str, None] = {}
-        """The names of tools that a search found. The model sees their schemas from then on."""
-        self.concurrency_queue = None
-        if max_concurrent_tools is not None:
-            self.concurrency_queue = CallQueue("maxConcurrentTools", QueueSpec(concurrent=max_concurrent_tools))
+    owner: ToolOrchestrator
+    id: str = ""
+    """Chosen if it is empty; `session`, too."""
+    session: str = ""
+    context: ToolContext | None = None
+    policy: Policy | None = None
+    parent: Call | None = None
+    max_tool_calls_per_turn: int | None = None
+    max_concurrent_tools: int | None = None
+    context_window: int | None = None
+    """Tokens; `tokens_used` of them are used."""
+    deadline: float | None = None
+    """Seconds from its start."""
+    report_format: str | None = None
+    """The format that the final report must have; None allows any."""
+    report_schema: Mapping[str, Any] | None = None
+    """The JSON Schema that a report in JSON must match."""
+    tokens_used: int = 0
+    tool_budget_exceeded: bool = False
+    final_report: Mapping[str, Any] | None = None
+    task_status: Mapping[str, Any] | None = None
+    discovered_tools: dict[str, None] = {}
+    """The names of tools that a search found. The model sees their schemas from then on."""
+    concurrency_queue: CallQueue | None = None
+    trace: Span = msgspec.field(default_factory=lambda: Span("run", ""))
+    turn: int = 0
+    active_calls: dict[Call, None] = {}
+    """Those that have waited for something."""
+    canceled: bool = False
+    _calls_in_turn: int = 0
+    _expires: float = math.inf
+
+    def __post_init__(self) -> None:
+        self.id = self.id or f"run_{os.urandom(8).hex()}"
+        self.session = self.session or f"session-{self.id.removeprefix('run_')}"
         self.trace = Span("run", self.id)
-        self.turn = 0
-        self._owner = owner
-        self._calls_in_turn = 0
-        self._expires = math.inf if deadline is None else time.monotonic() + deadline
-        self.active_calls: dict[Call, None] = {}
-        """Those that have waited for something."""
-        self.canceled = False
+        if self.max_concurrent_tools is not None:
+            spec = QueueSpec(concurrent=self.max_concurrent_tools)
+            self.concurrency_queue = CallQueue("maxConcurrentTools", spec)
+        if self.deadline is not None:
+            self._expires = time.monotonic() + self.deadline
         self.next_turn()
 
     async def __aenter__(self) -> Run:
@@ -151,15 +148,10 @@ class Run:
         self.close()
 
     async def call(
-        self,
-        name: str,
-        arguments: Arguments = None,
-        *,
-        context: ToolContext | None = None,
-        call_id: str | None = None,
+        self, name: str, arguments: Arguments = None, *, context: ToolContext | None = None, call_id: str | None = None
     ) -> ToolResult:
         """Calls a tool in this run."""
-        return await self._owner.execute(name, arguments, context=context, run=self, call_id=call_id)
+        return await self.owner.execute(name, arguments, context=context, run=self, call_id=call_id)
 
     def next_turn(self) -> int:
         """Starts the next turn of the model. Limits per turn count from zero again."""

@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -18,7 +19,7 @@ from toolspace.agents.agent_host import AgentHost
 from toolspace.agents.prebuilt.notifications import ConfiguredNotifier
 from toolspace.agents.prebuilt.provider import PrebuiltProvider
 from toolspace.agents.registry import AgentRegistry
-from toolspace.agents.subagent_run_recorder import StoredRunRecorders
+from toolspace.agents.subagent_run_recorder import open_stored_recorder
 from toolspace.agents.tasks import TaskToolProvider
 from toolspace.config.configuration import AgentSpec
 from toolspace.config.load import Config, load_config
@@ -165,7 +166,7 @@ class Gateway:
     async def _start_agents(self, stack: AsyncExitStack) -> None:
         """Starts the configured agents, or the demo agent."""
         config, agents = self.config, self.toolspace.agents
-        agents.run_recorders = StoredRunRecorders(self.pending_calls)
+        agents.open_run_recorder = partial(open_stored_recorder, self.pending_calls)
         self.demo_agent = demo_agent(config, self.environ)
         if self.demo_agent is not None:
             await set_up_demo(self.ledger)

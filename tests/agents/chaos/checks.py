@@ -46,8 +46,8 @@ async def is_done(database: Database, jobs: Mapping[str, str], *, plans: bool = 
     if set(expected) - set(await list_sent_texts(database)):
         return False
     active = await _query(database, "SELECT 1 FROM sessions WHERE run_id IS NOT NULL OR node_id IS NOT NULL")
-    waiting = await _query(database, "SELECT 1 FROM inbox WHERE status <> 'processed'")
-    return not active and not waiting
+    waiting_rows = await _query(database, "SELECT 1 FROM inbox WHERE status <> 'processed'")
+    return not active and not waiting_rows
 
 
 async def check(
@@ -101,8 +101,8 @@ async def _check_history(database: Database, agent: str) -> None:
                 inline_results |= {f"tool_result:{call_id}" for call_id, result in pairs if '"boss"' in result.text}
         if index and rows[index - 1].run_id == row.run_id:
             assert row.seq == rows[index - 1].seq + 1, f"a turn is missing before {row.seq}"
-    repeated = [event for event, count in event_counts.items() if count > 1 or event in inline_results]
-    assert not repeated, f"in the conversation twice: {repeated}"
+    repeated_events = [event for event, count in event_counts.items() if count > 1 or event in inline_results]
+    assert not repeated_events, f"in the conversation twice: {repeated_events}"
     events = {row[0] for row in await _query(database, "SELECT event_id FROM inbox WHERE agent_entity_id = ?", agent)}
-    lost = {event for event in events - set(event_counts) if not event.startswith("tool_result:")}
-    assert not lost, f"never in the conversation: {sorted(lost)[:5]}"
+    lost_events = {event for event in events - set(event_counts) if not event.startswith("tool_result:")}
+    assert not lost_events, f"never in the conversation: {sorted(lost_events)[:5]}"

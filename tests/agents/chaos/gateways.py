@@ -154,7 +154,7 @@ class GatewayStorm:
         self._directory = directory
         self._url = url
         self._random = random.Random(seed)
-        self._outside = OutsideServer(directory / "effects", self._random)
+        self._outside_server = OutsideServer(directory / "effects", self._random)
         self._processes = [KillableGateway(directory / str(number)) for number in range(processes)]
         self._kills = kills
         self._job_count = jobs
@@ -162,19 +162,19 @@ class GatewayStorm:
         self._session: aiohttp.ClientSession
 
     async def run(self) -> None:
-        async with self._outside.serve(), aiohttp.ClientSession(headers={"x-secret-key": KEY}) as self._session:
-            config = json.dumps(self._outside.build_config(directory=self._directory, url=self._url))
+        async with self._outside_server.serve(), aiohttp.ClientSession(headers={"x-secret-key": KEY}) as self._session:
+            config = json.dumps(self._outside_server.build_config(directory=self._directory, url=self._url))
             try:
                 for number, process in enumerate(self._processes):
                     (self._directory / str(number) / "toolspace.yaml").write_text(config)
                     process.start()
                     await process.ready(self._session)
                 await self._create_members()
-                submitting = asyncio.create_task(self._submit_results())
+                submit_task = asyncio.create_task(self._submit_results())
                 await asyncio.gather(self._send_jobs(), self._kill_repeatedly())
                 while not await self._is_done():  # noqa: ASYNC110 - other processes are asked
                     await asyncio.sleep(0.1)
-                submitting.cancel()
+                submit_task.cancel()
                 assert [process.stop() for process in self._processes] == [0] * len(self._processes)
             finally:
                 for process in self._processes:

@@ -47,7 +47,7 @@ class Job:
         self.number = number
         self.kind = kind
         self.space_id = space_id
-        self.done: set[str] = set()
+        self.finished_parts: set[str] = set()
         self.is_uncertain = False
         """Whether an interrupted call may have had its effect."""
 
@@ -55,36 +55,36 @@ class Job:
         """The calls to make now; none if the job is done or waits."""
         n = self.number
         answer = call("send_message", {"text": f"{'planned' if self.kind == 'planned' else 'answer to'} {n}"})
-        if "said" in self.done:
+        if "said" in self.finished_parts:
             return []
         if self.kind == "planned":
             return [answer]
-        if self.kind == "plain" and "effect" not in self.done:
+        if self.kind == "plain" and "effect" not in self.finished_parts:
             if self.is_uncertain:
                 return [call("check", {"n": n})]
             return [call("effect", {"n": n}), call("look", {"n": n})]
-        if self.kind == "plan" and "set_plans" not in self.done:
+        if self.kind == "plan" and "set_plans" not in self.finished_parts:
             plan = {"name": f"plan {n}", "instruction": f"planned {n} {self.space_id}", "runAfter": "1 second"}
             return [call("set_plans", {"plans": [plan]})]
         for kind, tool_name in (("ask", "askBoss"), ("confirm", "confirmAction"), ("fetch", "fetchData")):
-            if self.kind == kind and "answered" not in self.done:
-                return [] if tool_name in self.done else [call(tool_name, {"n": n})]
+            if self.kind == kind and "answered" not in self.finished_parts:
+                return [] if tool_name in self.finished_parts else [call(tool_name, {"n": n})]
         return [answer]
 
     def update(self, call: ModelCall, result: ModelToolResult) -> None:
         """Updates the state with the result of a call."""
         if call.name == "effect":
             self.is_uncertain = result.is_error
-            self.done |= set() if result.is_error else {"effect"}
+            self.finished_parts |= set() if result.is_error else {"effect"}
         elif call.name == "check":
             self.is_uncertain = result.is_error
-            self.done |= {"effect"} if result.text == "true" else set()
+            self.finished_parts |= {"effect"} if result.text == "true" else set()
         elif call.name == "send_message" and not result.is_error:
-            self.done.add("said")
+            self.finished_parts.add("said")
         elif not result.is_error:
-            self.done.add(call.name)
+            self.finished_parts.add(call.name)
             if '"boss"' in result.text:
-                self.done.add("answered")
+                self.finished_parts.add("answered")
 
 
 def decide(turns: Sequence[Turn]) -> ModelTurn:
@@ -121,7 +121,7 @@ def _add_jobs(text: str, jobs: dict[str, Job]) -> None:
         elif line.type == "plan":
             jobs.setdefault(f"planned {words[1]}", Job(words[1], "planned", words[2]))
         elif line.type == "tool_result":
-            jobs[json.loads(line.rest.partition("): ")[2])["boss"]].done.add("answered")
+            jobs[json.loads(line.rest.partition("): ")[2])["boss"]].finished_parts.add("answered")
 
 
 def _job_key(model_call: ModelCall) -> str:

@@ -94,16 +94,16 @@ async def _run(settings: ProcessSettings) -> None:
             )
         )
         await _create_spaces(harness, settings)
-        submitting = asyncio.create_task(_submit_results(harness))
+        submit_task = asyncio.create_task(_submit_results(harness))
         settings.socket.unlink(missing_ok=True)
         control = _ControlServer(harness, database)
         server = await asyncio.start_unix_server(control.serve, settings.socket)
         try:
             await is_terminated.wait()
         finally:
-            submitting.cancel()
+            submit_task.cancel()
             server.close()
-            await asyncio.gather(submitting, return_exceptions=True)
+            await asyncio.gather(submit_task, return_exceptions=True)
 
 
 async def _create_spaces(harness: AgentHarness, settings: ProcessSettings) -> None:

@@ -18,9 +18,9 @@ from toolspace.storage.queries import entities_and_spaces, inbox
 
 @pytest.fixture
 async def harness(database: Database) -> AsyncIterator[ServiceHarness]:
-    async with service_harness(database) as opened:
-        opened.ts.orchestrator.register(PrebuiltProvider())
-        yield opened
+    async with service_harness(database) as open_harness:
+        open_harness.ts.orchestrator.register(PrebuiltProvider())
+        yield open_harness
 
 
 class RunningAgent:
@@ -64,15 +64,15 @@ async def test_enter_space_returns_the_history_and_sets_the_active_space(
 ) -> None:
     for n in range(4):
         await send(harness, f"message {n}")
-    entered = await act("enter_space", spaceId=harness.space, limit=3)
-    assert {key: entered[key] for key in ("success", "spaceId", "spaceName", "totalMessages")} == {
+    entry = await act("enter_space", spaceId=harness.space, limit=3)
+    assert {key: entry[key] for key in ("success", "spaceId", "spaceName", "totalMessages")} == {
         "success": True,
         "spaceId": harness.space,
         "spaceName": "Room",
         "totalMessages": 4,
     }
-    assert [message["content"] for message in entered["history"]] == ["message 1", "message 2", "message 3"]
-    first = entered["history"][0]
+    assert [message["content"] for message in entry["history"]] == ["message 1", "message 2", "message 3"]
+    first = entry["history"][0]
     assert (first["senderName"], first["senderType"], first["senderId"]) == ("Husam", "human", harness.person)
     assert isinstance(first["timestamp"], int)
     record, _ = await harness.open_runs.enter(act.run_id)
@@ -102,15 +102,15 @@ async def test_entering_and_leaving_publishes_run_events_in_the_space(
 
 @pytest.mark.spec("9.1")
 async def test_only_members_can_enter_and_read_a_space(harness: ServiceHarness, act: RunningAgent) -> None:
-    other = await create_other_space(harness)
+    other_space = await create_other_space(harness)
     for name in ("enter_space", "read_messages", "get_space_context"):
-        kind, error = await act.failure(name, spaceId=other)
+        kind, error = await act.failure(name, spaceId=other_space)
         assert kind in ("not_permitted", "execution_error"), name
         assert "not a member" in error, name
         assert "hidden" not in error, name
         _, error = await act.failure(name, spaceId="spc_nowhere")
         assert error == 'there is no space "spc_nowhere"', name
-    _, error = await act.failure("update_space_metadata", spaceId=other, metadata={"plan": "mine"})
+    _, error = await act.failure("update_space_metadata", spaceId=other_space, metadata={"plan": "mine"})
     assert "not a member" in error
     record, _ = await harness.open_runs.enter(act.run_id)
     assert record.space_id is None
@@ -122,11 +122,11 @@ async def test_send_message_stores_streams_and_delivers_the_message(harness: Ser
     await harness.ledger.write(entities_and_spaces.create_entity, "bob", "agent", "Bob", {})
     await harness.ledger.write(entities_and_spaces.add_member, harness.space, "bob")
     await act("enter_space", spaceId=harness.space)
-    sent = await act("send_message", text="On it.")
-    assert sent == {"success": True, "messageId": sent["messageId"], "status": "delivered"}
+    receipt = await act("send_message", text="On it.")
+    assert receipt == {"success": True, "messageId": receipt["messageId"], "status": "delivered"}
     (message,) = await harness.messages()
     assert (message.id, message.content, message.sender_id, message.run_id) == (
-        sent["messageId"],
+        receipt["messageId"],
         "On it.",
         harness.agent,
         act.run_id,
@@ -174,13 +174,13 @@ async def test_peek_inbox_removes_events_from_the_inbox(harness: ServiceHarness,
     await harness.ledger.write(inbox.add, harness.agent, "evt_1", "service", {"n": 1}, priority=inbox.PLAN_OR_SERVICE)
     await send(harness, "urgent")
     await send(harness, "more")
-    peeked = await act("peek_inbox")
-    assert ([event["data"]["content"] for event in peeked["events"]], peeked["remaining"]) == (["urgent"], 2)
-    peeked = await act("peek_inbox", count=5, filter="service")
-    assert peeked["events"] == [
-        {"eventId": "evt_1", "type": "service", "timestamp": peeked["events"][0]["timestamp"], "data": {"n": 1}}
+    peek_result = await act("peek_inbox")
+    assert ([event["data"]["content"] for event in peek_result["events"]], peek_result["remaining"]) == (["urgent"], 2)
+    peek_result = await act("peek_inbox", count=5, filter="service")
+    assert peek_result["events"] == [
+        {"eventId": "evt_1", "type": "service", "timestamp": peek_result["events"][0]["timestamp"], "data": {"n": 1}}
     ]
-    assert peeked["remaining"] == 1
+    assert peek_result["remaining"] == 1
     assert [event.status for event in await harness.inbox()].count("processed") == 2
     assert await harness.ledger.write(inbox.add, harness.agent, "evt_1", "service", {}, priority=1) is False
     kind, _ = await act.failure("peek_inbox", filter="nonsense")
@@ -217,10 +217,10 @@ async def test_goals_are_created_updated_and_deleted(harness: ServiceHarness, ac
         "isLongTerm": False,
         "isCompleted": False,
     }
-    changed = await act(
+    change = await act(
         "set_goals", goals=[{"id": now["id"], "description": "now", "isCompleted": True}], clearExisting=True
     )
-    assert changed["goalsModified"] == [{"action": "updated", "id": now["id"], "description": "now"}]
+    assert change["goalsModified"] == [{"action": "updated", "id": now["id"], "description": "now"}]
     assert await act("get_goals") == {
         "goals": [{**now, "status": "completed", "isCompleted": True}],
         "totalGoals": 1,
@@ -241,8 +241,8 @@ async def test_plans_are_created_updated_listed_and_deleted(harness: ServiceHarn
     rest, fly, wake = result["plans"]
     assert result["success"] is True
     assert (rest["runAfter"], fly["scheduledAt"], wake["cron"]) == ("2 hours", "2190-01-02T07:00:00Z", "0 9 * * *")
-    changed = {"id": wake["id"], "name": "Wake", "instruction": "Stay", "runAfter": "3 days"}
-    assert (await act("set_plans", plans=[changed]))["plans"][0]["instruction"] == "Stay"
+    change = {"id": wake["id"], "name": "Wake", "instruction": "Stay", "runAfter": "3 days"}
+    assert (await act("set_plans", plans=[change]))["plans"][0]["instruction"] == "Stay"
     assert [plan["id"] for plan in (await act("get_plans"))["plans"]] == [rest["id"], wake["id"], fly["id"]]
     assert await act("delete_plans", planIds=[rest["id"], fly["id"], "plan_nobody"]) == {"success": True, "deleted": 2}
     assert [plan["name"] for plan in (await act("get_plans", status="active"))["plans"]] == ["Wake"]
@@ -258,8 +258,8 @@ async def test_the_context_and_metadata_of_a_space_are_read_and_updated(
         "spaceId": harness.space,
         "metadata": {"a": 1, "b": 2},
     }
-    changed = await act("update_space_metadata", metadata={"b": None, "c": [3]})
-    assert changed["metadata"] == {"a": 1, "c": [3]}
+    change = await act("update_space_metadata", metadata={"b": None, "c": [3]})
+    assert change["metadata"] == {"a": 1, "c": [3]}
     context = await act("get_space_context")
     assert (context["spaceId"], context["spaceName"], context["metadata"]) == (
         harness.space,

@@ -20,24 +20,24 @@ NAME = re.compile(r"(\w+)([?=])?")
 
 def inputs(schema: Mapping[str, Any]) -> dict[str, Any]:
     """What a schema takes: each name, whether it may be left out, and what is inside it."""
-    needed = schema.get("required", ())
-    documented: dict[str, Any] = {}
+    required_names = schema.get("required", ())
+    documented_fields: dict[str, Any] = {}
     for name, inner in schema["properties"].items():
         items = inner.get("items", {})
-        documented[name] = name not in needed, inputs(items) if "properties" in items else None
-    return documented
+        documented_fields[name] = name not in required_names, inputs(items) if "properties" in items else None
+    return documented_fields
 
 
 def parse_inputs(text: str) -> dict[str, Any]:
     """The same of `{key, goals: [{id?, description}], limit=5}`."""
-    documented: dict[str, Any] = {}
+    documented_fields: dict[str, Any] = {}
     rest = text.strip().strip("`").removeprefix("{").removesuffix("}")
     for part in re.findall(r"[\w?]+: \[\{[^}]*\}\]\??|[\w?=]+", rest):
         head, _, inner = part.partition(": ")
-        matched = NAME.match(head)
-        assert matched is not None
-        documented[matched[1]] = matched[2] is not None, parse_inputs(inner[1:-1]) if inner else None
-    return documented
+        match = NAME.match(head)
+        assert match is not None
+        documented_fields[match[1]] = match[2] is not None, parse_inputs(inner[1:-1]) if inner else None
+    return documented_fields
 
 
 @pytest.mark.parametrize("name", ALL_ACTIONS)
@@ -65,10 +65,7 @@ def test_the_older_names_are_on_the_page() -> None:
         old: new for old_cell, new_cell, _ in rows for old, new in zip(*map(_names, (old_cell, new_cell)), strict=True)
     }
     assert len(actions) == 10
-    singular = {
-        action.name: action
-        for action in (*goals_memories_plans.SINGULAR_MEMORY_ACTIONS, *goals_memories_plans.SINGULAR_PLAN_ACTIONS)
-    }
+    singular = {action.name: action for action in goals_memories_plans.SINGULAR_ACTIONS}
     for old, new in actions.items():
         assert new in ALL_ACTIONS
         assert get_action(old) is (singular.get(old) or ALL_ACTIONS[new])

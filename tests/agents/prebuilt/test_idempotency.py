@@ -38,17 +38,17 @@ class RepeatedCalls:
 
     async def call_in_parallel(self, call_id: str, name: str, **args: Any) -> Any:
         """The answer that all of several got who did the same at one time."""
-        first, *repeated = await asyncio.gather(*(self(call_id, name, **args) for _ in range(4)))
-        for other in repeated:
-            assert other == first
+        first, *repeated_results = await asyncio.gather(*(self(call_id, name, **args) for _ in range(4)))
+        for result in repeated_results:
+            assert result == first
         return first
 
 
 @pytest.fixture
 async def harness(database: Database) -> AsyncIterator[ServiceHarness]:
-    async with service_harness(database) as opened:
-        opened.ts.orchestrator.register(PrebuiltProvider())
-        yield opened
+    async with service_harness(database) as open_harness:
+        open_harness.ts.orchestrator.register(PrebuiltProvider())
+        yield open_harness
 
 
 @pytest.fixture
@@ -104,8 +104,8 @@ async def test_a_repeated_enter_space_does_not_move_the_run_back(harness: Servic
     await harness.ledger.write(entities_and_spaces.add_member, "den", harness.agent)
     await act.call_in_parallel("call_1", "enter_space", spaceId="den")
     assert await act("call_2", "leave_space") == {"success": True, "spaceId": "den"}
-    entered = await act("call_1", "enter_space", spaceId="den")
-    assert entered["spaceName"] == "Den"
+    entry = await act("call_1", "enter_space", spaceId="den")
+    assert entry["spaceName"] == "Den"
     room, _ = await harness.open_host(act.run_id)
     assert room.space_id is None
     types = [event.type for event in await harness.events(space_stream("den"))]
@@ -118,10 +118,10 @@ async def test_a_repeated_set_goals_creates_goals_once(harness: ServiceHarness, 
     assert result["totalGoals"] == 2
     assert len(await harness.ledger.read(goals_and_memories.list_goals, harness.agent)) == 2
     await act("call_2", "delete_goals", goalIds=[result["currentGoals"][0]["id"]])
-    cleared = await act.call_in_parallel("call_3", "set_goals", goals=[{"description": "c"}], clearExisting=True)
+    clear_result = await act.call_in_parallel("call_3", "set_goals", goals=[{"description": "c"}], clearExisting=True)
     assert await act("call_1", "set_goals", goals=[{"description": "a"}, {"description": "b"}]) == result
     assert [goal.id for goal in await harness.ledger.read(goals_and_memories.list_goals, harness.agent)] == [
-        cleared["currentGoals"][0]["id"]
+        clear_result["currentGoals"][0]["id"]
     ]
 
 
@@ -132,12 +132,12 @@ async def test_a_repeated_delete_returns_the_same_count(harness: ServiceHarness,
     await act("call_0", "set_memories", memories=[{"key": "a", "value": 1}])
     goals = await act("call_1", "set_goals", goals=[{"description": "a"}])
     result = await act("call_2", "set_plans", plans=[{"name": "a", "instruction": "a", "runAfter": "1 hour"}])
-    for call_id, name, what in (
+    for call_id, name, arguments in (
         ("call_3", "delete_memories", {"keys": ["a"]}),
         ("call_4", "delete_goals", {"goalIds": [goals["currentGoals"][0]["id"]]}),
         ("call_5", "delete_plans", {"planIds": [result["plans"][0]["id"]]}),
     ):
-        assert await act.call_in_parallel(call_id, name, **what) == {"success": True, "deleted": 1}
+        assert await act.call_in_parallel(call_id, name, **arguments) == {"success": True, "deleted": 1}
     await act("call_6", "set_memories", memories=[{"key": "a", "value": 2}])
     assert await act("call_3", "delete_memories", keys=["a"]) == {"success": True, "deleted": 1}
     assert [memory.value for memory in await harness.ledger.read(goals_and_memories.list_memories, harness.agent)] == [
@@ -165,11 +165,11 @@ async def test_a_repeated_set_plans_creates_plans_once_and_restarts_none(
     result = await act.call_in_parallel("call_1", "set_plans", plans=new_plans)
     (plan,) = await harness.ledger.read(plan_rows.list_plans, harness.agent)
     assert plan.id == result["plans"][0]["id"]
-    changed = [{**new_plans[0], "id": plan.id, "runAfter": "2 hours"}]
-    answer = await act("call_2", "set_plans", plans=changed)
+    change = [{**new_plans[0], "id": plan.id, "runAfter": "2 hours"}]
+    answer = await act("call_2", "set_plans", plans=change)
     (plan,) = await harness.ledger.read(plan_rows.list_plans, harness.agent)
     assert await harness.ledger.commit(plans.fire, plan)
-    assert await act("call_2", "set_plans", plans=changed) == answer
+    assert await act("call_2", "set_plans", plans=change) == answer
     assert await act("call_1", "set_plans", plans=new_plans) == result
     assert [plan.status for plan in await harness.ledger.read(plan_rows.list_plans, harness.agent)] == ["completed"]
 
@@ -190,10 +190,10 @@ async def test_a_repeated_peek_inbox_returns_the_same_events(harness: ServiceHar
 async def test_a_repeated_metadata_update_does_not_undo_newer_changes(
     harness: ServiceHarness, act: RepeatedCalls
 ) -> None:
-    changed = await act.call_in_parallel("call_1", "update_space_metadata", metadata={"a": 1})
+    change = await act.call_in_parallel("call_1", "update_space_metadata", metadata={"a": 1})
     await act("call_2", "update_space_metadata", metadata={"a": None, "b": 2})
     await act("call_3", "leave_space")
-    assert await act("call_1", "update_space_metadata", metadata={"a": 1}) == changed
+    assert await act("call_1", "update_space_metadata", metadata={"a": 1}) == change
     context = await act("call_4", "get_space_context", spaceId=harness.space)
     assert context["metadata"] == {"b": 2}
 

@@ -44,9 +44,9 @@ class NotifyingAgent:
 
 @pytest.fixture
 async def act(tmp_path: Path) -> AsyncIterator[NotifyingAgent]:
-    async with service_harness(await SqliteDatabase.open(tmp_path / "toolspace.db")) as opened:
-        opened.ts.orchestrator.register(PrebuiltProvider())
-        yield NotifyingAgent(opened, await opened.open_run())
+    async with service_harness(await SqliteDatabase.open(tmp_path / "toolspace.db")) as open_harness:
+        open_harness.ts.orchestrator.register(PrebuiltProvider())
+        yield NotifyingAgent(open_harness, await open_harness.open_run())
 
 
 async def accept(_: web.Request) -> web.Response:
@@ -79,8 +79,8 @@ async def test_without_a_channel_the_error_names_the_settings(act: NotifyingAgen
 
 async def test_a_webhook_receives_the_notification_as_json(act: NotifyingAgent, hook: HttpTestServer) -> None:
     act.configure(webhook=WebhookSettings(url=hook.url("/hooks/s3cret"), headers={"x-token": "t0ken"}))
-    sent = (await act.notify("Build\nfailed", "Twice.\n\nLook.", to="whoever@example.com")).unwrap()
-    assert sent == {"success": True, "channels": ["webhook"], "recipients": []}
+    receipt = (await act.notify("Build\nfailed", "Twice.\n\nLook.", to="whoever@example.com")).unwrap()
+    assert receipt == {"success": True, "channels": ["webhook"], "recipients": []}
     (request,) = hook.requests
     body = json.loads(request.body)
     assert (request.method, request.path, request.headers["x-token"]) == ("POST", "/hooks/s3cret", "t0ken")
@@ -113,8 +113,8 @@ async def test_a_webhook_error_does_not_contain_the_url_secrets(act: NotifyingAg
 
 async def test_a_mail_goes_to_the_configured_recipients(act: NotifyingAgent, post: MailServer) -> None:
     act.configure(smtp=smtp(post, username="robot", password="hunter2"))
-    sent = (await act.notify("Grüße: 完了", "Es ist fertig.\n.\nEnde ✓")).unwrap()
-    assert sent == {"success": True, "channels": ["email"], "recipients": ["ann@example.com", "bob@example.com"]}
+    receipt = (await act.notify("Grüße: 完了", "Es ist fertig.\n.\nEnde ✓")).unwrap()
+    assert receipt == {"success": True, "channels": ["email"], "recipients": ["ann@example.com", "bob@example.com"]}
     (mail,) = post.mails
     assert (mail.sender, mail.recipients) == ("robot@example.com", ["ann@example.com", "bob@example.com"])
     assert mail.message["Subject"] == "Grüße: 完了"
@@ -177,12 +177,12 @@ async def test_the_error_of_the_mail_server_reaches_the_agent(act: NotifyingAgen
 async def test_one_working_channel_is_enough(act: NotifyingAgent, hook: HttpTestServer, post: MailServer) -> None:
     act.configure(webhook=WebhookSettings(url=hook.url()), smtp=smtp(post))
     assert (await act.notify()).unwrap()["channels"] == ["webhook", "email"]
-    async with mail_server(refused_addresses=("bob@example.com", "ann@example.com")) as other:
-        act.configure(webhook=WebhookSettings(url=hook.url()), smtp=smtp(other))
-        sent = (await act.notify()).unwrap()
-    assert (sent["channels"], sent["recipients"], list(sent["failed"])) == (["webhook"], [], ["email"])
-    refused = await act.notify(to="eve@example.com")
-    assert refused.error_kind == "not_permitted"
+    async with mail_server(refused_addresses=("bob@example.com", "ann@example.com")) as other_server:
+        act.configure(webhook=WebhookSettings(url=hook.url()), smtp=smtp(other_server))
+        receipt = (await act.notify()).unwrap()
+    assert (receipt["channels"], receipt["recipients"], list(receipt["failed"])) == (["webhook"], [], ["email"])
+    refusal = await act.notify(to="eve@example.com")
+    assert refusal.error_kind == "not_permitted"
     assert len(hook.requests) == 2  # Nothing was sent of what is not permitted.
 
 
@@ -202,9 +202,9 @@ async def test_mail_uses_tls_and_verifies_the_certificate(
 
 
 async def test_an_agent_with_its_own_channels_uses_those(act: NotifyingAgent, hook: HttpTestServer) -> None:
-    own = ConfiguredNotifier.from_config(NotificationSettings(webhook=WebhookSettings(url=hook.url("/own"))))
-    assert own is not None
-    act.harness.pending_calls.services = AgentServices(notifiers={act.harness.agent: own})
+    own_notifier = ConfiguredNotifier.from_config(NotificationSettings(webhook=WebhookSettings(url=hook.url("/own"))))
+    assert own_notifier is not None
+    act.harness.pending_calls.services = AgentServices(notifiers={act.harness.agent: own_notifier})
     assert (await act.notify()).ok
     assert act.harness.pending_calls.services.find_notifier("another") is None
 

@@ -27,7 +27,7 @@ CAMEL = (
 )
 
 
-def configured(name: str) -> Tool:
+def configured_tool(name: str) -> Tool:
     tool = build_tool(get_action(name))
     tool.name = name
     return tool
@@ -36,7 +36,7 @@ def configured(name: str) -> Tool:
 @pytest.mark.spec("9.6")
 async def test_camel_case_action_names_work(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
-    async with service_harness(database, *(configured(name) for name in CAMEL)) as harness:
+    async with service_harness(database, *(configured_tool(name) for name in CAMEL)) as harness:
         run_id = await harness.open_run(in_space=True)
 
         async def act(tool: str, **args: Any) -> Any:
@@ -51,8 +51,8 @@ async def test_camel_case_action_names_work(tmp_path: Path) -> None:
         assert await act("getPlan", id=plan["id"]) == {"plan": plan}
         assert await act("getPlan") == {"plans": [plan]}
         assert await act("getPlan", status="completed") == {"plans": []}
-        changed = await act("createPlan", id=plan["id"], name="Tea", instruction="Make tea", cron="0 16 * * *")
-        assert (changed["plan"]["id"], changed["plan"]["cron"]) == (plan["id"], "0 16 * * *")
+        change = await act("createPlan", id=plan["id"], name="Tea", instruction="Make tea", cron="0 16 * * *")
+        assert (change["plan"]["id"], change["plan"]["cron"]) == (plan["id"], "0 16 * * *")
         await harness.save_document("faq", title="FAQ", text="Tea is in the kitchen.", source="faq.md")
         result = await act("searchKnowledge", query="where is tea")
         assert result["total"] == 1
@@ -71,7 +71,7 @@ async def test_camel_case_action_names_work(tmp_path: Path) -> None:
 @pytest.mark.spec("9.6")
 async def test_get_plan_does_not_return_a_plan_of_another_agent(tmp_path: Path) -> None:
     database = await SqliteDatabase.open(tmp_path / "toolspace.db")
-    async with service_harness(database, configured("getPlan"), configured("createPlan")) as harness:
+    async with service_harness(database, configured_tool("getPlan"), configured_tool("createPlan")) as harness:
         run_id = await harness.open_run()
         for wrong in ("plan_none", "x" * 128):
             result = await harness.call(run_id, "getPlan", {"id": wrong})
@@ -93,7 +93,7 @@ def test_both_spellings_of_every_action_are_found() -> None:
 @pytest.mark.spec("9.5")
 async def test_an_agent_searches_its_own_documents(tmp_path: Path) -> None:
     async with service_harness(
-        await SqliteDatabase.open(tmp_path / "toolspace.db"), configured("search_knowledge")
+        await SqliteDatabase.open(tmp_path / "toolspace.db"), configured_tool("search_knowledge")
     ) as harness:
         await _check_search(harness, await harness.open_run())
 

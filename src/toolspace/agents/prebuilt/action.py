@@ -1,22 +1,20 @@
-"""Defines a prebuilt action, and the agent that calls it. `ActionCaller` makes sure that a call has its effect once."""
+"""Defines what a prebuilt action is (`@action`), the agent that calls it, and schemas that several actions share.
+
+`ActionCaller` makes sure that a call has its effect once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Any, Concatenate, Final, ParamSpec
 
 import msgspec
 
 from toolspace.core.context import ToolContext
-from toolspace.core.tool import NO_ANNOTATIONS, Annotations, ToolCategory
-from toolspace.errors import (
-    RefusedError,
-    StorageError,
-    ToolError,
-    ToolExecutionError,
-    ToolPermissionError,
-    ToolValidationError,
-)
+from toolspace.core.ids import ID_PATTERN
+from toolspace.core.tool import Annotations, ToolCategory
+from toolspace.errors import RefusedError, StorageError, ToolExecutionError, ToolPermissionError, ToolValidationError
 from toolspace.spaces.call_context import GatewayCallHost, as_tool_error
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.storage.database import Program
@@ -26,6 +24,7 @@ P = ParamSpec("P")
 
 NO_NUL: Final = "^[^\\u0000]*$"
 """The pattern of text that databases can store."""
+ID_SCHEMA: Final = {"type": "string", "pattern": ID_PATTERN}
 READ_ONLY: Final = Annotations(read_only=True)
 ADDS: Final = Annotations(idempotent=True, destructive=False)
 CHANGES: Final = Annotations(idempotent=True)
@@ -34,16 +33,13 @@ DELETES: Final = Annotations(idempotent=True, destructive=True)
 returns the same result."""
 
 
-class ActionCaller:
+class ActionCaller(msgspec.Struct, frozen=True):
     """The agent that calls an action, and the run and space of the call."""
 
-    __slots__ = ("agent_id", "call_host", "call_id")
-
-    def __init__(self, call_host: GatewayCallHost, agent_id: str, call_id: str | None = None) -> None:
-        self.call_host = call_host
-        self.agent_id = agent_id
-        self.call_id = call_id
-        """Effects are stored under it, so that the same call has them once."""
+    call_host: GatewayCallHost
+    agent_id: str
+    call_id: str | None = None
+    """Effects are stored under it, so that the same call has them once."""
 
     @property
     def ledger(self) -> Ledger:
@@ -79,15 +75,41 @@ class ActionCaller:
         return space_id
 
 
+ActionFunction = Callable[[ActionCaller, dict[str, Any]], Awaitable[Any]]
+
+
 class Action(msgspec.Struct, frozen=True, kw_only=True):
     """A prebuilt action. Its tool has the same name."""
 
     name: str
     description: str
     input_schema: Mapping[str, Any]
-    run: Callable[[ActionCaller, dict[str, Any]], Awaitable[Any]]
+    run: ActionFunction
     category: ToolCategory
-    annotations: Annotations = NO_ANNOTATIONS
+    annotations: Annotations
+
+
+def action(
+    description: str,
+    properties: Mapping[str, Any] | None = None,
+    *required: str,
+    annotations: Annotations,
+    category: ToolCategory = ToolCategory.AGENT,
+    name: str | None = None,
+) -> Callable[[ActionFunction], Action]:
+    """Makes a function an action with these input properties. The action has the function's name, or `name`."""
+
+    def decorate(function: ActionFunction) -> Action:
+        return Action(
+            name=name or function.__name__,
+            description=description,
+            input_schema=object_schema(properties, *required),
+            run=function,
+            category=category,
+            annotations=annotations,
+        )
+
+    return decorate
 
 
 def get_caller(action: str, context: ToolContext) -> ActionCaller:
@@ -102,13 +124,17 @@ def get_caller(action: str, context: ToolContext) -> ActionCaller:
     return ActionCaller(call_host, call_host.agent_entity_id, context.call_id or None)
 
 
-def to_tool_error(error: RefusedError | StorageError) -> ToolError:
-    """Converts an error of the spaces or of storage to the error of a call, for the agent."""
-    if isinstance(error, RefusedError) and error.reason == "forbidden":
-        return ToolPermissionError(str(error))
-    if isinstance(error, RefusedError) and error.reason == "invalid":
-        return ToolValidationError(str(error))
-    return as_tool_error(error)
+@contextmanager
+def tool_errors() -> Generator[None]:
+    """Converts errors of the spaces or of storage to errors of a call, for the agent."""
+    try:
+        yield
+    except (RefusedError, StorageError) as error:
+        if isinstance(error, RefusedError) and error.reason == "forbidden":
+            raise ToolPermissionError(str(error)) from error
+        if isinstance(error, RefusedError) and error.reason == "invalid":
+            raise ToolValidationError(str(error)) from error
+        raise as_tool_error(error) from error
 
 
 def object_schema(properties: Mapping[str, Any] | None = None, *required: str) -> dict[str, Any]:
@@ -117,3 +143,14 @@ def object_schema(properties: Mapping[str, Any] | None = None, *required: str) -
     if required:
         schema["required"] = list(required)
     return schema
+
+
+def text_schema(max_length: int, description: str | None = None) -> dict[str, Any]:
+    """The schema of a text that is not empty and that databases can store."""
+    schema: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": max_length, "pattern": NO_NUL}
+    return schema if description is None else {**schema, "description": description}
+
+
+def list_schema(items: Mapping[str, Any], max_items: int, *, min_items: int = 1) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "array", "items": items, "maxItems": max_items}
+    return {**schema, "minItems": min_items} if min_items else schema

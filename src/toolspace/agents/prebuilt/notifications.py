@@ -13,11 +13,11 @@ from email.utils import formatdate, parseaddr
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
-from toolspace.agents.prebuilt.action import NO_NUL, Action, ActionCaller, object_schema
+from toolspace.agents.prebuilt.action import ActionCaller, action, text_schema
 from toolspace.config.server_settings import NotificationSettings, SmtpSettings, WebhookSettings
 from toolspace.core import json_text
 from toolspace.core.ids import derived_id, new_id
-from toolspace.core.tool import Annotations, ToolCategory
+from toolspace.core.tool import Annotations
 from toolspace.errors import ToolExecutionError, ToolPermissionError, ToolValidationError
 from toolspace.spaces.call_context import Notification, NotificationResult
 from toolspace.storage.queries import entities_and_spaces
@@ -28,7 +28,26 @@ if TYPE_CHECKING:
 MAX_TITLE, MAX_BODY = 200, 20_000
 
 
-async def _send_notification(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+@action(
+    "Notify people who are in no space with you. It cannot be undone; without `to` it goes to the configured "
+    "recipients.",
+    {
+        "title": {
+            "type": "string",
+            "minLength": 1,
+            "maxLength": MAX_TITLE,
+            "pattern": "^[^\\u0000]*[^\\s\\u0000][^\\u0000]*$",
+            "description": "One line.",
+        },
+        "body": text_schema(MAX_BODY),
+        "to": {**text_schema(254, "A mail address, if you may choose one."), "minLength": 3},
+    },
+    "title",
+    "body",
+    # Not idempotent: a mail server cannot tell whether a mail was already sent.
+    annotations=Annotations(read_only=False, idempotent=False, open_world=True),
+)
+async def send_notification(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
     notifier = caller.call_host.services.find_notifier(caller.agent_id)
     if notifier is None:
         raise ToolExecutionError(
@@ -46,48 +65,11 @@ async def _send_notification(caller: ActionCaller, arguments: dict[str, Any]) ->
             id=new_id("ntf") if caller.call_id is None else derived_id("ntf", caller.agent_id, caller.call_id),
         )
     )
-    answer: dict[str, Any] = {
-        "success": True,
-        "channels": list(result.channels),
-        "recipients": list(result.recipients),
-    }
+    answer: dict[str, Any] = {"success": True, "channels": list(result.channels), "recipients": list(result.recipients)}
     return {**answer, "failed": dict(result.failed)} if result.failed else answer
 
 
-NOTIFICATION_ACTIONS = (
-    Action(
-        name="send_notification",
-        description=(
-            "Notify people who are in no space with you. It cannot be undone; without `to` it goes to the configured "
-            "recipients."
-        ),
-        input_schema=object_schema(
-            {
-                "title": {
-                    "type": "string",
-                    "minLength": 1,
-                    "maxLength": MAX_TITLE,
-                    "pattern": "^[^\\u0000]*[^\\s\\u0000][^\\u0000]*$",
-                    "description": "One line.",
-                },
-                "body": {"type": "string", "minLength": 1, "maxLength": MAX_BODY, "pattern": NO_NUL},
-                "to": {
-                    "type": "string",
-                    "minLength": 3,
-                    "maxLength": 254,
-                    "pattern": NO_NUL,
-                    "description": "A mail address, if you may choose one.",
-                },
-            },
-            "title",
-            "body",
-        ),
-        run=_send_notification,
-        category=ToolCategory.AGENT,
-        # Not idempotent: a mail server cannot tell whether a mail was already sent.
-        annotations=Annotations(read_only=False, idempotent=False, open_world=True),
-    ),
-)
+NOTIFICATION_ACTIONS = (send_notification,)
 
 
 # Delivery
@@ -116,25 +98,18 @@ class ConfiguredNotifier:
     async def send(self, notification: Notification) -> NotificationResult:
         """Raises `ToolError` if the recipient is not allowed, or if no channel worked."""
         recipients = _resolve_recipients(self._smtp, notification.to) if self._smtp is not None else ()
-        channels: list[str] = []
-        failed: dict[str, str] = {}
+        problems: dict[str, str | None] = {}
         if self._webhook is not None:
-            _record("webhook", await _post(self._webhook, notification), channels, failed)
+            problems["webhook"] = await _post(self._webhook, notification)
         if self._smtp is not None:
-            problem = await asyncio.to_thread(_send_mail, self._smtp, recipients, notification)
-            _record("email", problem, channels, failed)
+            problems["email"] = await asyncio.to_thread(_send_mail, self._smtp, recipients, notification)
+        failures = {name: problem[:_MAX_REASON] for name, problem in problems.items() if problem is not None}
+        channels = [name for name in problems if name not in failures]
         if not channels:
-            reasons = "; ".join(f"{channel}: {reason}" for channel, reason in failed.items())
+            reasons = "; ".join(f"{channel}: {reason}" for channel, reason in failures.items())
             raise ToolExecutionError(f"nobody was notified: {reasons}", executed=False)
         addresses = [parseaddr(recipient)[1] for recipient in recipients] if "email" in channels else []
-        return NotificationResult(channels=channels, recipients=addresses, failed=failed)
-
-
-def _record(channel: str, problem: str | None, channels: list[str], failed: dict[str, str]) -> None:
-    if problem is None:
-        channels.append(channel)
-    else:
-        failed[channel] = problem[:_MAX_REASON]
+        return NotificationResult(channels=channels, recipients=addresses, failed=failures)
 
 
 def _resolve_recipients(smtp: SmtpSettings, to: str | None) -> tuple[str, ...]:
@@ -144,9 +119,9 @@ def _resolve_recipients(smtp: SmtpSettings, to: str | None) -> tuple[str, ...]:
     address = to.strip()
     if not _ADDRESS.fullmatch(address) or not address.isprintable():
         raise ToolValidationError(f"to: {to[:100]!r} is no mail address; write one such as ann@example.com")
-    configured = {parseaddr(recipient)[1].lower() for recipient in smtp.to}
+    configured_addresses = {parseaddr(recipient)[1].lower() for recipient in smtp.to}
     is_allowed = any(fnmatchcase(address.lower(), glob.lower()) for glob in smtp.allowed_recipients)
-    if address.lower() not in configured and not is_allowed:
+    if address.lower() not in configured_addresses and not is_allowed:
         raise ToolPermissionError(
             f"you may not send mail to {address}; leave `to` out, or have an operator allow it "
             "(notifications.smtp.allowedRecipients)"
@@ -181,12 +156,10 @@ async def _post(webhook: WebhookSettings, notification: Notification) -> str | N
             session.post(url, data=body, headers=headers, allow_redirects=False) as response,
         ):
             return None if 200 <= response.status < 300 else f"it answered with HTTP {response.status}"
+    except aiohttp.InvalidURL:
+        return "its URL is not valid"
     except HTTP_FAILURES as error:
-        return (
-            describe_http_failure(error, URL(webhook.url))
-            if not isinstance(error, aiohttp.InvalidURL)
-            else "its URL is not valid"
-        )
+        return describe_http_failure(error, URL(webhook.url))
 
 
 def _send_mail(smtp: SmtpSettings, recipients: tuple[str, ...], notification: Notification) -> str | None:
@@ -195,7 +168,7 @@ def _send_mail(smtp: SmtpSettings, recipients: tuple[str, ...], notification: No
 
     try:
         with _connect(smtp) as server:
-            refused = server.send_message(
+            refusals = server.send_message(
                 _build_message(smtp, recipients, notification),
                 from_addr=parseaddr(smtp.sender)[1],
                 to_addrs=[parseaddr(recipient)[1] for recipient in recipients],
@@ -208,7 +181,7 @@ def _send_mail(smtp: SmtpSettings, recipients: tuple[str, ...], notification: No
         return f"the mail server answered {error.smtp_code} {text}"
     except (smtplib.SMTPException, OSError, ValueError) as error:
         return f"the mail server at {smtp.host} did not take it: {error}"
-    return f"the mail server takes nothing for {', '.join(refused)}" if refused else None
+    return f"the mail server takes nothing for {', '.join(refusals)}" if refusals else None
 
 
 def _connect(smtp: SmtpSettings) -> smtplib.SMTP:

@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from toolspace.agents.prebuilt import goals_memories_plans, notifications, spaces_and_inbox
-from toolspace.agents.prebuilt.action import Action, get_caller, to_tool_error
+from toolspace.agents.prebuilt.action import Action, get_caller, tool_errors
+from toolspace.agents.prebuilt.goals_memories_plans import SINGULAR_ACTIONS, STORED_ITEM_ACTIONS
+from toolspace.agents.prebuilt.notifications import NOTIFICATION_ACTIONS
+from toolspace.agents.prebuilt.spaces_and_inbox import INBOX_ACTIONS, SPACE_ACTIONS
 from toolspace.core.context import ToolContext
-from toolspace.core.interfaces import ToolProvider
 from toolspace.core.names import did_you_mean
-from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool
 from toolspace.core.validation import InvalidArguments, SchemaValidator
-from toolspace.errors import RefusedError, StorageError, ToolDefinitionError, ToolNotFoundError, ToolValidationError
+from toolspace.errors import ToolDefinitionError, ToolValidationError
 from toolspace.providers.configured_tools import ToolHandler
-from toolspace.providers.functions import run_tool
+from toolspace.providers.functions import ToolRegistry
 
 ALL_ACTIONS: Mapping[str, Action] = {
-    action.name: action
-    for action in (
-        *spaces_and_inbox.SPACE_ACTIONS,
-        *spaces_and_inbox.INBOX_ACTIONS,
-        *goals_memories_plans.MEMORY_ACTIONS,
-        *goals_memories_plans.GOAL_ACTIONS,
-        *goals_memories_plans.PLAN_ACTIONS,
-        *goals_memories_plans.KNOWLEDGE_ACTIONS,
-        *notifications.NOTIFICATION_ACTIONS,
-    )
+    action.name: action for action in (*SPACE_ACTIONS, *INBOX_ACTIONS, *STORED_ITEM_ACTIONS, *NOTIFICATION_ACTIONS)
 }
 """The actions that every agent has as tools."""
-_SINGULAR_ACTIONS: Mapping[str, Action] = {
-    action.name: action
-    for action in (*goals_memories_plans.SINGULAR_MEMORY_ACTIONS, *goals_memories_plans.SINGULAR_PLAN_ACTIONS)
-}
-"""Actions of older configurations, for one item at a time."""
+_SINGULAR_ACTIONS: Mapping[str, Action] = {action.name: action for action in SINGULAR_ACTIONS}
 _WORD_BOUNDARY = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
@@ -61,39 +48,23 @@ def build_handler(action: Action) -> ToolHandler:
         try:
             # A configured tool may have another schema; what is stored must fit the schema of the action.
             arguments = validator.from_mapping(parameters)
-            return await action.run(caller, arguments)
         except InvalidArguments as error:
             raise ToolValidationError(str(error)) from None
-        except (RefusedError, StorageError) as error:
-            raise to_tool_error(error) from error
+        with tool_errors():
+            return await action.run(caller, arguments)
 
     return handle
 
 
-class PrebuiltProvider(ToolProvider):
+class PrebuiltProvider(ToolRegistry):
     """Provides `enter_space`, `send_message`, `set_goals` and the other actions."""
 
-    kind = "prebuilt"
-    namespace = ""
-
     def __init__(self) -> None:
-        super().__init__()
-        self._tools = {name: build_tool(action) for name, action in ALL_ACTIONS.items()}
-
-    def list_tools(self) -> Sequence[Tool]:
-        return list(self._tools.values())
-
-    def has_tool(self, name: str) -> bool:
-        return name in self._tools
+        super().__init__(map(build_tool, ALL_ACTIONS.values()), kind="prebuilt")
 
     def is_offered(self, tool: Tool, context: ToolContext) -> bool:
         """Only agents are offered them: other callers have no inbox, goals or space."""
         return context.agent_entity_id is not None
-
-    async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
-        if name not in self._tools:
-            raise ToolNotFoundError(f'Tool "{name}" not found')
-        return await run_tool(self._tools[name], parameters, context)
 
 
 def build_tool(action: Action) -> Tool:

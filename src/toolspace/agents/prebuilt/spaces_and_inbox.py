@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, get_args
-
-import msgspec
 
 from toolspace.agents.prebuilt.action import (
     ADDS,
     CHANGES,
     DELETES,
+    ID_SCHEMA,
     NO_NUL,
     READ_ONLY,
-    Action,
     ActionCaller,
-    object_schema,
+    action,
+    text_schema,
 )
 from toolspace.core import json_text
-from toolspace.core.ids import ID_PATTERN, new_id
+from toolspace.core.ids import new_id
 from toolspace.core.records import InboxEvent, InboxType, Member, Message, Space
 from toolspace.core.tool import ToolCategory
 from toolspace.errors import RefusedError
@@ -31,7 +31,6 @@ _MAX_METADATA = 64 * 1024
 _MAX_MESSAGES = 200
 _MAX_OFFSET = 1_000_000_000
 
-_space_id = {"type": "string", "pattern": ID_PATTERN}
 _limit = {
     "type": "integer",
     "minimum": 1,
@@ -39,28 +38,33 @@ _limit = {
     "default": 50,
     "description": "How many of the latest messages to load.",
 }
+_space_action = partial(action, category=ToolCategory.SPACE)
+_MessagePage = Program[tuple[Space, list[dict[str, Any]], int]]
+"""Reads a space, some of its messages, and the number of all of them."""
 
 
-class _MessagePage(msgspec.Struct, frozen=True):
-    space: Space
-    messages: list[dict[str, Any]]
-    total: int
-
-
-async def _enter_space(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+@_space_action(
+    "Enter a space: what you send and your visible tool calls show there from now on. Gives its latest messages.",
+    {"spaceId": ID_SCHEMA, "limit": _limit},
+    "spaceId",
+    annotations=ADDS,
+)
+async def enter_space(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
     space_id = arguments["spaceId"]
     await _move(caller, space_id)
-    page = await caller.ledger.read(_load_messages, caller.agent_id, space_id, limit=int(arguments.get("limit", 50)))
+    limit = int(arguments.get("limit", 50))
+    space, history, total = await caller.ledger.read(_load_messages, caller.agent_id, space_id, limit=limit)
     return {
         "success": True,
         "spaceId": space_id,
-        "spaceName": page.space.name,
-        "history": page.messages,
-        "totalMessages": page.total,
+        "spaceName": space.name,
+        "history": history,
+        "totalMessages": total,
     }
 
 
-async def _leave_space(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+@_space_action("Leave the active space. You stay a member of it.", annotations=ADDS)
+async def leave_space(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
     return {"success": True, "spaceId": await _move(caller, None)}
 
 
@@ -89,7 +93,13 @@ def _enter(effects: Effects, run_id: str, space_id: str | None) -> Program[str |
     return previous_id
 
 
-async def _send_message(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+@_space_action(
+    "Say something in the active space. Everyone there reads it. It is delivered once; do not send it again.",
+    {"text": text_schema(messaging.MAX_TEXT_LENGTH)},
+    "text",
+    annotations=ADDS,
+)
+async def send_message(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
     message_id = messaging.message_id_for_call(caller.call_id) if caller.call_id is not None else None
     return await caller.commit_once(_send, caller, json_text.valid_text(arguments["text"]), message_id)
 
@@ -101,18 +111,37 @@ def _send(effects: Effects, caller: ActionCaller, text: str, message_id: str | N
     return {"success": True, "messageId": message.id, "status": "delivered"}
 
 
-async def _read_messages(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
-    page = await caller.ledger.read(
+@_space_action(
+    "Read messages of a space that you are a member of, by default the active one.",
+    {
+        "spaceId": ID_SCHEMA,
+        "limit": _limit,
+        "offset": {
+            "type": "integer",
+            "minimum": 0,
+            "maximum": _MAX_OFFSET,
+            "description": "How many of the latest messages to skip, to read older ones.",
+        },
+    },
+    annotations=READ_ONLY,
+)
+async def read_messages(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+    _, history, total = await caller.ledger.read(
         _load_messages,
         caller.agent_id,
         caller.get_space_id(arguments.get("spaceId")),
         limit=int(arguments.get("limit", 50)),
         offset=int(arguments.get("offset", 0)),
     )
-    return {"messages": page.messages, "total": page.total}
+    return {"messages": history, "total": total}
 
 
-async def _get_space_context(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+@_space_action(
+    "Get the name, metadata and members of a space, by default the active one.",
+    {"spaceId": ID_SCHEMA},
+    annotations=READ_ONLY,
+)
+async def get_space_context(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
     space, members = await caller.ledger.read(
         _load_context, caller.agent_id, caller.get_space_id(arguments.get("spaceId"))
     )
@@ -124,7 +153,13 @@ async def _get_space_context(caller: ActionCaller, arguments: dict[str, Any]) ->
     }
 
 
-async def _update_space_metadata(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+@_space_action(
+    "Change metadata of a space, by default the active one. Other keys stay; null removes one.",
+    {"metadata": {"type": "object"}, "spaceId": ID_SCHEMA},
+    "metadata",
+    annotations=CHANGES,
+)
+async def update_space_metadata(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
     return await caller.write_once(_merge_metadata, caller, arguments.get("spaceId"), arguments["metadata"])
 
 
@@ -138,18 +173,18 @@ def _get_space(agent_id: str, space_id: str) -> Program[Space]:
     return space
 
 
-def _load_messages(agent_id: str, space_id: str, *, limit: int, offset: int = 0) -> Program[_MessagePage]:
+def _load_messages(agent_id: str, space_id: str, *, limit: int, offset: int = 0) -> _MessagePage:
     space = yield from _get_space(agent_id, space_id)
     records, total = yield from messages.list_latest(space_id, limit=limit, offset=offset, complete_only=True)
-    formatted: list[dict[str, Any]] = []
+    formatted_messages: list[dict[str, Any]] = []
     senders: dict[str, dict[str, str]] = {}
     for message in records:
         sender_id = message.sender_id
         if sender_id not in senders:
             entity = yield from entities_and_spaces.find_entity(sender_id)
             senders[sender_id] = {"senderName": entity.name, "senderType": entity.type} if entity is not None else {}
-        formatted.append(_format_message(message, senders[sender_id]))
-    return _MessagePage(space, formatted, total)
+        formatted_messages.append(_format_message(message, senders[sender_id]))
+    return space, formatted_messages, total
 
 
 def _format_message(message: Message, sender: Mapping[str, str]) -> dict[str, Any]:
@@ -169,83 +204,12 @@ def _merge_metadata(caller: ActionCaller, space_id: str | None, changes: Mapping
     yield from _get_space(caller.agent_id, space_id)
     # Locks the row before it is read: no other transaction changes it in between.
     rows = yield "UPDATE spaces SET metadata = metadata WHERE id = ? RETURNING metadata", (space_id,)
-    merged = {**json_text.decode(rows[0][0]), **changes} if rows else dict(changes)
-    merged = {key: value for key, value in merged.items() if value is not None}
-    if (size := json_text.encoded_size(merged)) > _MAX_METADATA:
+    new_metadata = {**json_text.decode(rows[0][0]), **changes} if rows else dict(changes)
+    new_metadata = {key: value for key, value in new_metadata.items() if value is not None}
+    if (size := json_text.encoded_size(new_metadata)) > _MAX_METADATA:
         raise RefusedError("invalid", f"the metadata would have {size} bytes; a space has at most {_MAX_METADATA}")
-    yield from entities_and_spaces.update_space(space_id, metadata=merged)
-    return {"success": True, "spaceId": space_id, "metadata": merged}
-
-
-SPACE_ACTIONS = (
-    Action(
-        name="enter_space",
-        description=(
-            "Enter a space: what you send and your visible tool calls show there from now on. "
-            "Gives its latest messages."
-        ),
-        input_schema=object_schema({"spaceId": _space_id, "limit": _limit}, "spaceId"),
-        run=_enter_space,
-        category=ToolCategory.SPACE,
-        annotations=ADDS,
-    ),
-    Action(
-        name="leave_space",
-        description="Leave the active space. You stay a member of it.",
-        input_schema=object_schema(),
-        run=_leave_space,
-        category=ToolCategory.SPACE,
-        annotations=ADDS,
-    ),
-    Action(
-        name="send_message",
-        description=(
-            "Say something in the active space. Everyone there reads it. It is delivered once; do not send it again."
-        ),
-        input_schema=object_schema(
-            {"text": {"type": "string", "minLength": 1, "maxLength": messaging.MAX_TEXT_LENGTH, "pattern": NO_NUL}},
-            "text",
-        ),
-        run=_send_message,
-        category=ToolCategory.SPACE,
-        annotations=ADDS,
-    ),
-    Action(
-        name="read_messages",
-        description="Read messages of a space that you are a member of, by default the active one.",
-        input_schema=object_schema(
-            {
-                "spaceId": _space_id,
-                "limit": _limit,
-                "offset": {
-                    "type": "integer",
-                    "minimum": 0,
-                    "maximum": _MAX_OFFSET,
-                    "description": "How many of the latest messages to skip, to read older ones.",
-                },
-            }
-        ),
-        run=_read_messages,
-        category=ToolCategory.SPACE,
-        annotations=READ_ONLY,
-    ),
-    Action(
-        name="get_space_context",
-        description="Get the name, metadata and members of a space, by default the active one.",
-        input_schema=object_schema({"spaceId": _space_id}),
-        run=_get_space_context,
-        category=ToolCategory.SPACE,
-        annotations=READ_ONLY,
-    ),
-    Action(
-        name="update_space_metadata",
-        description="Change metadata of a space, by default the active one. Other keys stay; null removes one.",
-        input_schema=object_schema({"metadata": {"type": "object"}, "spaceId": _space_id}, "metadata"),
-        run=_update_space_metadata,
-        category=ToolCategory.SPACE,
-        annotations=CHANGES,
-    ),
-)
+    yield from entities_and_spaces.update_space(space_id, metadata=new_metadata)
+    return {"success": True, "spaceId": space_id, "metadata": new_metadata}
 
 
 # The inbox
@@ -254,17 +218,26 @@ _MAX_EVENTS = 50
 _LEASE_MS = 60_000
 
 
-async def _peek_inbox(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+@action(
+    "Take events out of your inbox now, instead of in your next run: the most important first. "
+    "They are gone from it then.",
+    {
+        "count": {"type": "integer", "minimum": 1, "maximum": _MAX_EVENTS, "default": 1},
+        "filter": {"enum": list(get_args(InboxType)), "description": "Only events of this type."},
+    },
+    annotations=DELETES,
+)
+async def peek_inbox(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
     types = (arguments["filter"],) if arguments.get("filter") else ()
-    claimed = await caller.write_once(_take_events, caller.agent_id, int(arguments.get("count", 1)), types)
+    claim_result = await caller.write_once(_take_events, caller.agent_id, int(arguments.get("count", 1)), types)
     # Read, not stored with the call: events may be large.
-    events = await caller.ledger.read(_read_events, caller.agent_id, claimed["eventIds"])
+    events = await caller.ledger.read(_read_events, caller.agent_id, claim_result["eventIds"])
     return {
         "events": [
             {"eventId": event.event_id, "type": event.type, "timestamp": event.timestamp, "data": event.data}
             for event in events
         ],
-        "remaining": claimed["remaining"],
+        "remaining": claim_result["remaining"],
     }
 
 
@@ -288,33 +261,14 @@ def _read_events(agent_id: str, event_ids: Sequence[str]) -> Program[list[InboxE
     return events
 
 
-async def _skip(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
+@action(
+    "Do nothing about what woke you, and end this run.",
+    {"reason": {"type": "string", "maxLength": 2_000, "pattern": NO_NUL}},
+    annotations=READ_ONLY,
+)
+async def skip(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
     return {"success": True, "skipped": True, "reason": arguments.get("reason")}
 
 
-INBOX_ACTIONS = (
-    Action(
-        name="skip",
-        description="Do nothing about what woke you, and end this run.",
-        input_schema=object_schema({"reason": {"type": "string", "maxLength": 2_000, "pattern": NO_NUL}}),
-        run=_skip,
-        category=ToolCategory.AGENT,
-        annotations=READ_ONLY,
-    ),
-    Action(
-        name="peek_inbox",
-        description=(
-            "Take events out of your inbox now, instead of in your next run: the most important first. "
-            "They are gone from it then."
-        ),
-        input_schema=object_schema(
-            {
-                "count": {"type": "integer", "minimum": 1, "maximum": _MAX_EVENTS, "default": 1},
-                "filter": {"enum": list(get_args(InboxType)), "description": "Only events of this type."},
-            }
-        ),
-        run=_peek_inbox,
-        category=ToolCategory.AGENT,
-        annotations=DELETES,
-    ),
-)
+SPACE_ACTIONS = (enter_space, leave_space, send_message, read_messages, get_space_context, update_space_metadata)
+INBOX_ACTIONS = (skip, peek_inbox)

@@ -16,7 +16,6 @@ from toolspace.core import json_text
 from toolspace.core.interfaces import CachedResult, ResultCache
 from toolspace.core.result import PENDING_CALL_KEY, Content, ToolResult
 from toolspace.orchestrator.call import Call
-from toolspace.orchestrator.catalog import SharedExecution
 
 if TYPE_CHECKING:
     from toolspace.orchestrator.pipeline import CallHandler, InstantHandler, StageContext
@@ -46,11 +45,11 @@ def cache(stage: StageContext, next: CallHandler, /) -> CallHandler:
 
     async def find_or_execute(call: Call, key: str) -> ToolResult:
         loop = asyncio.get_running_loop()
-        while (execution := executions.get((loop, key))) is not None:
+        while (loop, key) in executions:
             call.prepare_to_wait()
-            if execution.result_future is None:
-                execution.result_future = loop.create_future()
-            shared_result = await call.within_deadline(asyncio.shield(execution.result_future))
+            if (result_future := executions[loop, key]) is None:
+                result_future = executions[loop, key] = loop.create_future()
+            shared_result = await call.within_deadline(asyncio.shield(result_future))
             if shared_result is not None and PENDING_CALL_KEY in shared_result.extras:
                 return await next(call)  # The result of a pending call goes to one caller: each makes its own call.
             if shared_result is not None:
@@ -61,7 +60,7 @@ def cache(stage: StageContext, next: CallHandler, /) -> CallHandler:
             return _from_cache(call, cached)
         if (loop, key) in executions:  # An equal call started while the cache was read.
             return await find_or_execute(call, key)
-        executions[loop, key] = execution = SharedExecution()
+        executions[loop, key] = None
         result: ToolResult | None = None
         try:
             result = await next(call)
@@ -70,9 +69,8 @@ def cache(stage: StageContext, next: CallHandler, /) -> CallHandler:
                 await _save(store, key, result, ttl)
             return result
         finally:
-            del executions[loop, key]
-            if execution.result_future is not None:
-                execution.result_future.set_result(_shareable_copy(call, result))
+            if (result_future := executions.pop((loop, key))) is not None:
+                result_future.set_result(_shareable_copy(call, result))
 
     return run
 

@@ -13,6 +13,8 @@ import types
 from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from toolspace.core.result import ToolResult
 from toolspace.core.times import format_milliseconds
 from toolspace.core.tool import PENDING_EXECUTION_TYPES
@@ -73,35 +75,26 @@ class DeadlineExpired(Exception):
     """The time was up, and the coroutine has ended."""
 
 
-class DeadlineGuard:
+class DeadlineGuard(msgspec.Struct, eq=False):
     """Watches one suspended coroutine: cancels it at the deadline, and closes it if it does not end."""
 
-    __slots__ = (
-        "_call",
-        "_cancel_count",
-        "_count_before",
-        "_foreign_count_before",
-        "_grace_timer",
-        "_loop",
-        "_seen_group",
-        "_task",
-        "_timer",
-        "has_expired",
-        "is_killed",
-    )
+    _call: Call
+    _task: asyncio.Task[Any]
+    _seconds: float
+    has_expired: bool = False
+    is_killed: bool = False
+    _cancel_count: int = 0
+    _count_before: int = 0
+    _foreign_count_before: int = 0
+    _timer: asyncio.TimerHandle | None = None
+    _grace_timer: asyncio.TimerHandle | None = None
+    _seen_group: asyncio.TaskGroup | None = None
 
-    def __init__(self, call: Call, task: asyncio.Task[Any], seconds: float) -> None:
-        self._call = call
-        self._loop = task.get_loop()
-        self._task = task
-        self._cancel_count = 0
-        self._count_before = task.cancelling()
+    def __post_init__(self) -> None:
+        self._count_before = self._task.cancelling()
         self._foreign_count_before = self._foreign_count() if self._count_before else 0
-        self.has_expired = False
-        self.is_killed = False
-        self._timer = self._loop.call_later(seconds, self._expire) if seconds != float("inf") else None
-        self._grace_timer: asyncio.TimerHandle | None = None
-        self._seen_group: asyncio.TaskGroup | None = None
+        if self._seconds != float("inf"):
+            self._timer = self._task.get_loop().call_later(self._seconds, self._expire)
 
     def before_throw(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Withdraws a cancellation that the tool's own task group requested, if the group will not do so."""
@@ -113,7 +106,7 @@ class DeadlineGuard:
     def coroutine_continued(self) -> None:
         """Starts the grace period if the coroutine went on after an exception that was meant to end it."""
         if self._grace_timer is None and self._is_told_to_end():
-            self._grace_timer = self._loop.call_later(GRACE_SECONDS, self._kill)
+            self._grace_timer = self._task.get_loop().call_later(GRACE_SECONDS, self._kill)
 
     def close(self) -> bool:
         """Stops watching. Returns whether someone else cancelled the task, so that the caller must end too."""
@@ -149,12 +142,7 @@ class DeadlineGuard:
 
 
 async def finish_within(
-    coroutine: Coroutine[Any, Any, T],
-    pending_future: Any,
-    call: Call,
-    seconds: float,
-    *,
-    on_killed: Callable[[], None],
+    coroutine: Coroutine[Any, Any, T], pending_future: Any, call: Call, seconds: float, *, on_killed: Callable[[], None]
 ) -> T:
     """Runs a coroutine that has suspended on `pending_future` to its end. Raises `DeadlineExpired` if that is late."""
     call.register()

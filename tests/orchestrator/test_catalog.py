@@ -111,20 +111,20 @@ async def test_a_refused_tool_leaves_everything_as_it_was() -> None:
 
 
 @pytest.mark.spec("2.4")
-@pytest.mark.parametrize("called", ["github__search-code", "search-code", "search_code", "find"])
-async def test_a_call_resolves_through_spelling_bare_name_and_alias(called: str) -> None:
+@pytest.mark.parametrize("requested_name", ["github__search-code", "search-code", "search_code", "find"])
+async def test_a_call_resolves_through_spelling_bare_name_and_alias(requested_name: str) -> None:
     settings = Settings(aliases={"find": "github__search_code"})
     async with Toolspace(providers=[Echo("github", "search-code")], settings=settings) as ts:
-        result = await ts.call(called, {"q": "x"})
+        result = await ts.call(requested_name, {"q": "x"})
         record = ts.orchestrator.call_log.recent[-1]
     assert result.result == "github:search-code"
-    assert (record.requested_name, record.tool) == (called, "github__search_code")
+    assert (record.requested_name, record.tool) == (requested_name, "github__search_code")
 
 
 @pytest.mark.spec("2.4")
 async def test_a_bare_name_that_several_offer_or_whose_arguments_do_not_fit_is_not_guessed() -> None:
-    other = {"type": "object", "properties": {"other": {"type": "string"}}, "required": ["other"]}
-    providers = [Echo("a", "search"), Echo("b", "search", schema=other), Echo("c", "only")]
+    other_schema = {"type": "object", "properties": {"other": {"type": "string"}}, "required": ["other"]}
+    providers = [Echo("a", "search"), Echo("b", "search", schema=other_schema), Echo("c", "only")]
     async with Toolspace(providers=providers) as ts:
         several = await ts.call("search", {"q": "x"})  # The arguments fit only one of them, but that does not decide.
         misfit = await ts.call("only", {"wrong": 1})
@@ -147,9 +147,9 @@ async def test_an_alias_of_an_alias_and_a_circle_of_them_end() -> None:
 @pytest.mark.spec("2.4")
 async def test_a_bare_name_is_resolved_in_an_unusual_namespace() -> None:
     async with Toolspace(providers=[Echo("my-server", "do-it")]) as ts:
-        for called in ("do-it", "do_it", "my-server__do-it", "my_server__do_it"):
-            result = await ts.call(called, {"q": "x"})
-            assert (result.tool, result.result) == ("my_server__do_it", "my-server:do-it"), called
+        for requested_name in ("do-it", "do_it", "my-server__do-it", "my_server__do_it"):
+            result = await ts.call(requested_name, {"q": "x"})
+            assert (result.tool, result.result) == ("my_server__do_it", "my-server:do-it"), requested_name
 
 
 async def test_a_bare_name_of_a_tool_whose_schema_is_broken_fails_as_a_result() -> None:
@@ -177,17 +177,17 @@ async def test_an_alias_of_a_tool_name_ends_there() -> None:
 @pytest.mark.spec("2.3")
 async def test_adding_a_tool_with_a_used_name_is_an_error_that_names_both_providers() -> None:
     @tool
-    async def mine() -> str:
+    async def my_tool() -> str:
         return "mine"
 
     class Bare(Echo):
         kind = "theirs"
 
-    async with Toolspace(providers=[Bare("", "mine", schema={"type": "object"})]) as ts:
-        with pytest.raises(ToolNameConflict, match=r'"mine" is offered by .theirs. and .local.'):
-            ts.add_tool(mine)
-        assert ts.registry.get("mine") is None
-        assert (await ts.call("mine", {})).result == ":mine"
+    async with Toolspace(providers=[Bare("", "my_tool", schema={"type": "object"})]) as ts:
+        with pytest.raises(ToolNameConflict, match=r'"my_tool" is offered by .theirs. and .local.'):
+            ts.add_tool(my_tool)
+        assert ts.registry.get("my_tool") is None
+        assert (await ts.call("my_tool", {})).result == ":my_tool"
 
 
 @pytest.mark.spec("2.3")
@@ -228,12 +228,12 @@ async def test_a_provider_that_cannot_list_its_tools_keeps_its_last_list(
                 raise ConnectionError("gone")
             return super().list_tools()
 
-    breaking = Breaking("a", "x", "y")
-    async with Toolspace(providers=[breaking, Echo("b", "z")]) as ts:
-        breaking.broken = True
-        breaking.notify_changed()
+    breaking_provider = Breaking("a", "x", "y")
+    async with Toolspace(providers=[breaking_provider, Echo("b", "z")]) as ts:
+        breaking_provider.broken = True
+        breaking_provider.notify_changed()
         assert names(ts) == ["a__x", "a__y", "b__z"]
         assert "a cannot list its tools: ConnectionError('gone')" in caplog.text
-        ts.orchestrator.configure(rules={breaking: ProviderRules(tools_denied=["x"])})
+        ts.orchestrator.configure(rules={breaking_provider: ProviderRules(tools_denied=["x"])})
         assert names(ts) == ["a__y", "b__z"]
         assert (await ts.call("a__x", {"q": ""})).error_kind == "not_permitted"

@@ -1,0 +1,267 @@
+"""Runs the loop of a cycle, with each step stored before it has an effect.
+
+`cycle.py` starts it and stores its end. A run that was interrupted continues from its last stored step and does not
+repeat calls that have ended: docs/internals/agents.md lists the cases.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+import msgspec
+
+from toolspace.agents import session_transactions
+from toolspace.agents.history import RestoredConversation, restore, result_from_record, shorten
+from toolspace.agents.live_output import LiveOutput
+from toolspace.agents.loop import AgentLoop, LoopHooks, PlannedCall, RunOutcome, changes_space, is_prebuilt_action
+from toolspace.agents.paused_runs import mark_awaited_results
+from toolspace.agents.prompt_builder import build_system_prompt, load_prompt_context
+from toolspace.agents.run_state import AgentRun, Handoff, PreparedAgent
+from toolspace.agents.session_transactions import CycleStep, LeaseLost, SessionLease, StartedCycle
+from toolspace.core.context import ToolContext
+from toolspace.core.ids import new_id
+from toolspace.core.model import ModelListener, ModelTurn, Turn, Usage, UserTurn
+from toolspace.core.records import OPEN_CALL, CallRecord
+from toolspace.core.tool import NO_ANNOTATIONS
+from toolspace.errors import ModelError
+from toolspace.spaces import call_transactions, messaging, runs
+from toolspace.spaces.call_context import GatewayCallHost
+from toolspace.spaces.call_recorder import build_new_call
+from toolspace.spaces.ledger import Ledger
+from toolspace.spaces.pending_calls import PendingCalls
+from toolspace.storage.queries.calls import NewCall
+
+_log = logging.getLogger("toolspace.agents")
+now = time.monotonic
+_MAX_SHORTENINGS = 12
+_FINAL_REPORT = "agent__final_report"
+_HANDOFF = "router__handoff-to"
+
+
+class DurableLoop(LoopHooks):
+    """The loop of one run of an agent, or of one of its background tasks."""
+
+    def __init__(
+        self, pending_calls: PendingCalls, prepared_agent: PreparedAgent, lease: SessionLease, started: StartedCycle
+    ) -> None:
+        self._ledger: Ledger = pending_calls.ledger
+        self.prepared_agent = prepared_agent
+        self.lease = lease
+        self.started = started
+        self.run_id = started.run.id
+        self.agent_run = AgentRun(prepared_agent.agent, steps=started.run.steps)
+        if started.run.usage:
+            self.agent_run.budget.usage = msgspec.convert(started.run.usage, Usage)
+        self.lease_confirmed_at = now()
+        """When this process last knew that it has the lease."""
+        self._call_host = GatewayCallHost(
+            pending_calls,
+            run_id=started.run.id,
+            agent_entity_id=lease.agent_entity_id,
+            space_id=started.run.space_id,
+            confirms_delivery=False,
+        )
+        self._planned_calls: Sequence[PlannedCall] = ()
+        """The calls of the model's last turn."""
+        self._output: LiveOutput | None = None
+        self._has_new_events = True
+        self._preview: UserTurn | None = None
+
+    async def run(self) -> RunOutcome:
+        """Runs the cycle to its end. Raises `ModelError`, `LeaseLost`, `RunEnded`, `StorageError`."""
+        if not self.started.events:
+            # A message that was being written when the cycle was interrupted is written again, or not at all.
+            await self._ledger.commit(messaging.abandon_messages_of_run, self.run_id)
+        conversation = await self._load_conversation()
+        stop_listening = self._ledger.waiters.listen(f"inbox:{self.lease.agent_entity_id}", self._on_inbox_event)
+        try:
+            loop = await self._create_loop()
+            unfinished_turn = None
+            if (turn := conversation.unfinished_turn) is not None:
+                self.agent_run.turns.append(turn)
+                self._planned_calls = loop.plan_calls(turn, conversation.call_ids)
+                await self._adopt_calls(loop)
+                unfinished_turn = (turn, self._planned_calls)
+            return await self._run_loop(loop, unfinished_turn)
+        finally:
+            stop_listening()
+            if self._output is not None:
+                await self._output.abort()
+
+    def detach(self) -> None:
+        """Leaves the run to another process: calls that are cancelled from now on stay open for it."""
+        self._call_host.run_moves_on = True
+
+    def unsaved_step(self) -> CycleStep:
+        """The turns that are not stored yet."""
+        return CycleStep(
+            run_id=self.run_id,
+            cycle=self.started.cycle,
+            turns=[mark_awaited_results(turn, self._planned_calls) for turn in self.agent_run.unsaved_turns],
+            number=self.agent_run.steps,
+            usage=self.agent_run.budget.usage,
+        )
+
+    # The hooks of the loop
+
+    async def preview_inbox(self) -> UserTurn | None:
+        if self._has_new_events and self.prepared_agent.task is None:
+            self._has_new_events = False
+            self._preview = await self._ledger.read(session_transactions.inbox_preview, self.lease.agent_entity_id)
+        return self._preview
+
+    def new_listener(self) -> ModelListener | None:
+        check_lease = partial(session_transactions.renew, self.lease)
+        self._output = LiveOutput(self._call_host, self.prepared_agent.tools.find, check_lease=check_lease)
+        return self._output
+
+    def get_call_id(self, index: int) -> str:
+        return self._output.call_id(index) if self._output is not None else new_id("call")
+
+    async def save_step(self, turns: Sequence[Turn], calls: Sequence[PlannedCall], step: int) -> None:
+        output = self._output
+        self._planned_calls = calls
+        if any(plan.tool is not None and is_prebuilt_action(plan.tool, "peek_inbox") for plan in calls):
+            self._has_new_events = True
+        new_step = CycleStep(
+            run_id=self.run_id,
+            cycle=self.started.cycle,
+            turns=turns,
+            planned_calls=calls,
+            number=step,
+            usage=self.agent_run.budget.usage,
+            new_calls=self._build_new_calls(calls),
+            write_stream=await output.finish() if output is not None else None,
+        )
+        started_at = now()
+        stored_calls = await self._ledger.commit(session_transactions.save_step, self.lease, new_step)
+        self._call_host.stored_calls.update(stored_calls)
+        self.lease_confirmed_at, self._output = started_at, None
+
+    async def before_call(self) -> None:
+        started_at = now()
+        if started_at - self.lease_confirmed_at > session_transactions.LEASE_MS / 1000:
+            # The lease has expired, so another process may execute this call, too: check before doing it.
+            await self._ledger.write(session_transactions.renew, self.lease)
+            self.lease_confirmed_at = started_at
+
+    def after_call(self, call: PlannedCall) -> None:
+        if self._call_host.duplicate_call_id == call.call_id:
+            # The process that had the lease before has executed it after this one had read the state of its calls.
+            raise LeaseLost(f'the call "{call.call_id}" was executed by another process')
+
+    # The parts of a cycle
+
+    async def _load_conversation(self) -> RestoredConversation:
+        run = self.agent_run
+        summary, rows, path = await self._ledger.read(
+            session_transactions.load_conversation, self.lease, self.started.run
+        )
+        first_turn = next((row.stored_turn.turn for row in rows if row.run_id == self.run_id), None)
+        run.previous_agents = path
+        run.request = first_turn.text if isinstance(first_turn, UserTurn) else ""
+        conversation = restore(rows, run_id=self.run_id, summary=summary)
+        run.turns = conversation.turns
+        return conversation
+
+    async def _create_loop(self) -> AgentLoop:
+        prepared_agent, task = self.prepared_agent, self.prepared_agent.task
+        context = ToolContext(
+            agent_id=prepared_agent.agent.name,
+            agent_entity_id=self.lease.agent_entity_id,
+            run_id=self.run_id,
+            task_id=task.task_id if task is not None else "",
+            session_dir=prepared_agent.session_dir,
+            tasks=prepared_agent.task_service,
+            host=self._call_host,
+            agent=self.agent_run,
+        )
+        tool_run = prepared_agent.open_tool_run(
+            id=self.run_id,
+            context=context,
+            policy=task.policy if task is not None else None,
+            session=f"session-{self.lease.session_id}",  # The next cycle can read the outputs that this one stores.
+            seconds=self.agent_run.budget.remaining_seconds,
+        )
+        if task is not None:
+            system = task.prompt
+        else:
+            entity_id = self.lease.agent_entity_id
+            system = build_system_prompt(
+                prepared_agent.agent,
+                await self._ledger.read(load_prompt_context, entity_id),
+                tool_instructions=prepared_agent.tools.instructions(context=context),
+                entity_id=entity_id,
+            )
+        return AgentLoop(prepared_agent, self.agent_run, tool_run, system=system, context=context, hooks=self)
+
+    async def _run_loop(
+        self, loop: AgentLoop, unfinished_turn: tuple[ModelTurn, Sequence[PlannedCall]] | None
+    ) -> RunOutcome:
+        """Runs the loop; shortens the conversation and tries again if it is too long for the model."""
+        turns, shortenings = self.agent_run.turns, 0
+        while True:
+            try:
+                return await loop.run(unfinished_turn)
+            except ModelError as error:
+                shortenings += 1
+                if error.kind != "too_long" or shortenings > _MAX_SHORTENINGS or not shorten(turns, keep=2):
+                    raise
+                _log.info(
+                    'agent "%s": the conversation is too long for %s; shortening it and asking again',
+                    self.agent_run.name,
+                    self.prepared_agent.model.name,
+                )
+                unfinished_turn = None  # Its calls have been executed: the request after them failed.
+
+    async def _adopt_calls(self, loop: AgentLoop) -> None:
+        """Finds out which calls of the interrupted turn have ended, and which must be executed."""
+        adopted_calls = await self._ledger.commit(
+            session_transactions.adopt_calls,
+            self.lease,
+            [plan.call_id for plan in self._planned_calls],
+            self._ledger.node_id,
+        )
+        for plan in self._planned_calls:
+            if plan.call_id not in adopted_calls:
+                continue  # It was not started: the loop executes it.
+            record, goes_to_inbox = adopted_calls[plan.call_id]
+            if record.status == "running":
+                annotations = plan.tool.annotations if plan.tool is not None else NO_ANNOTATIONS
+                if annotations.read_only or annotations.idempotent:  # Executed again, it has no other effect.
+                    self._call_host.stored_calls[plan.call_id] = call_transactions.StartedCall(record, is_new=True)
+                    continue
+                record = await self._ledger.commit(runs.interrupt_call, plan.call_id) or record
+            loop.known_results[plan.call_id] = result_from_record(record, goes_to_inbox=goes_to_inbox)
+            self._restore_decision(loop, record)
+
+    def _restore_decision(self, loop: AgentLoop, call: CallRecord) -> None:
+        """Restores the final report or the handoff that a call has set before the interruption."""
+        if call.is_error or call.status in OPEN_CALL:
+            return
+        result, args = cast("Mapping[str, Any]", call.result), cast("Mapping[str, Any]", call.args)
+        if call.tool_name == _FINAL_REPORT:
+            loop.tool_run.final_report = {key: value for key, value in result.items() if key != "accepted"}
+        elif call.tool_name == _HANDOFF:
+            self.agent_run.handoff = Handoff(str(args.get("agent")), args.get("message"))
+
+    def _build_new_calls(self, calls: Sequence[PlannedCall]) -> list[NewCall]:
+        """The calls to store with the step: those that run in this process, up to one that changes the space."""
+        new_calls: list[NewCall] = []
+        for plan in calls:
+            if plan.tool is None:
+                continue
+            arguments = plan.call.arguments or "{}"
+            new_call = build_new_call(plan.tool, arguments, plan.call_id, self._call_host)
+            if new_call is not None:
+                new_calls.append(new_call)
+            if changes_space(plan.tool):
+                break
+        return new_calls
+
+    def _on_inbox_event(self, _: Any) -> None:
+        self._has_new_events = True
