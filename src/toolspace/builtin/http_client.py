@@ -379,7 +379,8 @@ def _redirect_request(request: GuardedRequest, target: URL, status: int) -> Guar
 
 async def _read_body(response: aiohttp.ClientResponse, limit: int) -> tuple[bytes, bool]:
     """The decompressed body up to the limit, and whether it was truncated. The rest stays unread."""
-    decompressor = Decompressor.for_encoding(response.headers.get("content-encoding", ""))
+    encoding = response.headers.get("content-encoding", "").strip().lower().removeprefix("x-")
+    decompressor = Decompressor(encoding) if encoding in ("gzip", "deflate") else None
     body = bytearray()
     received_bytes = 0
     async for piece in response.content.iter_any():
@@ -392,7 +393,7 @@ async def _read_body(response: aiohttp.ClientResponse, limit: int) -> tuple[byte
 
 
 class Decompressor:
-    """Decompresses gzip and deflate up to a size: a small body may decompress to any size."""
+    """Decompresses `gzip` or `deflate` up to a size: a small body may decompress to any size."""
 
     __slots__ = ("_encoding", "_is_finished", "_stream")
 
@@ -400,12 +401,6 @@ class Decompressor:
         self._encoding = encoding
         self._stream = zlib.decompressobj(_GZIP_WINDOW) if encoding == "gzip" else None
         self._is_finished = False
-
-    @staticmethod
-    def for_encoding(content_encoding: str) -> Decompressor | None:
-        """The decompressor for a `Content-Encoding`; None if the body is not compressed."""
-        encoding = content_encoding.strip().lower().removeprefix("x-")
-        return Decompressor(encoding) if encoding in ("gzip", "deflate") else None
 
     def decompress(self, data: bytes, max_size: int) -> bytes:
         """Decompresses the next bytes to at most `max_size` bytes. Raises `zlib.error` if they are invalid."""

@@ -338,7 +338,7 @@ def _read_encodings(node: Any) -> dict[str, FieldEncoding]:
         has_style = any(key in encoding for key in ("style", "explode", "allowReserved"))
         style = encoding.get("style", "form") if has_style else None
         if style is not None and style not in _STYLES["query"]:
-            raise OpenApiError(f"the field {name!r} has the style {style!r}; use {' or '.join(_STYLES['query'])}")
+            raise OpenApiError(_style_problem(f"the field {name!r}", style, "query"))
         content_type = encoding.get("contentType")
         encodings[name] = FieldEncoding(
             style=style,
