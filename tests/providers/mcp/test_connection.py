@@ -96,7 +96,7 @@ def test_call_in_the_next_event_loop_starts_the_server_again(create_scripted: Cr
     asyncio.run(provider.warmup())
     assert asyncio.run(call()).result == "a"
     asyncio.run(provider.aclose())
-    assert asyncio.run(call()).error == "it is closed"
+    assert asyncio.run(call()).error == "the server is closed"
     assert provider.status().state == "stopped"
 
 

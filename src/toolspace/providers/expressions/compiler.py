@@ -12,6 +12,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 from toolspace.core import json_text
@@ -111,11 +112,13 @@ class _Compiler:
             case ast.Name(id=name):
                 return self._name(name)
             case ast.Attribute(value=inner, attr=name):
-                return _compile_member(self._node(inner), name)
+                inner = self._node(inner)
+                return lambda scope: _get_member(scope, inner(scope), name)
             case ast.Subscript(value=inner, slice=ast.Slice() as part):
                 return self._slice(self._node(inner), part)
             case ast.Subscript(value=inner, slice=index):
-                return _compile_subscript(self._node(inner), self._node(index))
+                inner, index = self._node(inner), self._node(index)
+                return lambda scope: _get_item(scope, inner(scope), index(scope))
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 inner = self._node(operand)
                 return lambda scope: not inner(scope)
@@ -125,14 +128,14 @@ class _Compiler:
             case ast.BinOp(left=first, op=op, right=second):
                 return self._binary(node, self._node(first), op, self._node(second))
             case ast.BoolOp(op=op, values=values):
-                return _compile_boolean([self._node(value) for value in values], stop=isinstance(op, ast.Or))
+                return partial(_evaluate_boolean, [self._node(value) for value in values], isinstance(op, ast.Or))
             case ast.Compare(left=first, ops=ops, comparators=operands):
                 return self._compare(first, ops, operands)
             case ast.IfExp(test=test, body=body, orelse=orelse):
                 test, body, orelse = self._node(test), self._node(body), self._node(orelse)
                 return lambda scope: body(scope) if test(scope) else orelse(scope)
             case ast.List(elts=elements) | ast.Tuple(elts=elements):
-                return _compile_list([self._node(element) for element in elements])
+                return partial(_evaluate_list, [self._node(element) for element in elements])
             case ast.Dict(keys=keys, values=values):
                 return self._object(node, keys, values)
             case (
@@ -140,7 +143,7 @@ class _Compiler:
             ):
                 return self._comprehension(generators, element)
             case ast.JoinedStr(values=parts):
-                return _compile_joined_text([self._part(part) for part in parts])
+                return partial(_join_texts, [self._part(part) for part in parts])
             case ast.Call():
                 return self._call(node)
             case _:
@@ -176,15 +179,14 @@ class _Compiler:
     def _slice(self, inner: Evaluate, node: ast.Slice) -> Evaluate:
         if node.step is not None:
             raise _error_at(node.step, "a slice has a start and an end, no step")
-        start = self._node(node.lower) if node.lower is not None else None
-        end = self._node(node.upper) if node.upper is not None else None
+        ends = [None if end is None else self._node(end) for end in (node.lower, node.upper)]
 
         def evaluate(scope: EvaluationScope) -> Any:
             value = inner(scope)
             if not isinstance(value, str | list | tuple):
                 raise ExpressionError(f"a slice needs a text or a list, not {type_name(value)}")
-            bounds = [None if bound is None else _require_index(bound(scope)) for bound in (start, end)]
-            part = cast("Any", value)[bounds[0] : bounds[1]]
+            start, stop = (None if end is None else _require_index(end(scope)) for end in ends)
+            part = cast("Any", value)[start:stop]
             scope.spend(len(part) // (16 if isinstance(part, str) else 1) + 1)
             return part
 
@@ -282,12 +284,12 @@ class _Compiler:
             raise _error_at(node, f'there is no function "{name}"{hint}')
         arguments = [self._node(item) for item in argument_nodes]
 
+        _check_count(node, name, function, len(arguments))
+
         def evaluate(scope: EvaluationScope) -> Any:
             scope.spend(1)
-            values = [argument(scope) for argument in arguments]
-            return function(scope, *values)
+            return function(scope, *[argument(scope) for argument in arguments])
 
-        _check_count(node, name, function, len(arguments))
         return evaluate
 
     def _special(self, node: ast.Call, name: str, argument_nodes: list[ast.expr]) -> Evaluate:
@@ -340,71 +342,51 @@ def _run_loops(scope: EvaluationScope, loops: list[Loop], depth: int, element: E
                 results.append(element(scope))
 
 
-def _compile_member(inner: Evaluate, name: str) -> Evaluate:
-    def evaluate(scope: EvaluationScope) -> Any:
-        scope.spend(1)
-        value = inner(scope)
-        if not isinstance(value, Mapping):
-            raise MissingValueError(f'"{name}" was looked for in {type_name(value)}, which has no members')
+def _get_member(scope: EvaluationScope, value: object, name: str) -> Any:
+    scope.spend(1)
+    if not isinstance(value, Mapping):
+        raise MissingValueError(f'"{name}" was looked for in {type_name(value)}, which has no members')
+    members = cast("Mapping[str, Any]", value)
+    if name not in members:
+        raise MissingValueError(f'"{name}" is not there')
+    return members[name]
+
+
+def _get_item(scope: EvaluationScope, value: object, key: object) -> Any:
+    scope.spend(1)
+    if isinstance(value, Mapping):
         members = cast("Mapping[str, Any]", value)
-        if name not in members:
-            raise MissingValueError(f'"{name}" is not there')
-        return members[name]
-
-    return evaluate
-
-
-def _compile_subscript(inner: Evaluate, index: Evaluate) -> Evaluate:
-    def evaluate(scope: EvaluationScope) -> Any:
-        scope.spend(1)
-        value, key = inner(scope), index(scope)
-        if isinstance(value, Mapping):
-            members = cast("Mapping[str, Any]", value)
-            if not isinstance(key, str) or key not in members:
-                raise MissingValueError(f"{json_text.describe(key)} is not there")
-            return members[key]
-        if isinstance(value, str | list | tuple):
-            try:
-                return cast("Any", value)[_require_index(key)]
-            except IndexError:
-                raise MissingValueError(f"there is no element {key}") from None
-        raise MissingValueError(
-            f"{json_text.describe(key)} was looked for in {type_name(value)}, which has no elements"
-        )
-
-    return evaluate
+        if not isinstance(key, str) or key not in members:
+            raise MissingValueError(f"{json_text.describe(key)} is not there")
+        return members[key]
+    if isinstance(value, str | list | tuple):
+        try:
+            return cast("Any", value)[_require_index(key)]
+        except IndexError:
+            raise MissingValueError(f"there is no element {key}") from None
+    raise MissingValueError(f"{json_text.describe(key)} was looked for in {type_name(value)}, which has no elements")
 
 
-def _compile_boolean(values: list[Evaluate], *, stop: bool) -> Evaluate:
+def _evaluate_boolean(values: list[Evaluate], stop: bool, scope: EvaluationScope) -> Any:
     """`or` stops at the first true value (`stop=True`), `and` at the first false one."""
-
-    def evaluate(scope: EvaluationScope) -> Any:
-        result: Any = None
-        for value in values:
-            scope.spend(1)
-            result = value(scope)
-            if bool(result) == stop:
-                break
-        return result
-
-    return evaluate
+    result: Any = None
+    for value in values:
+        scope.spend(1)
+        result = value(scope)
+        if bool(result) == stop:
+            break
+    return result
 
 
-def _compile_list(elements: list[Evaluate]) -> Evaluate:
-    def evaluate(scope: EvaluationScope) -> list[Any]:
-        scope.spend(len(elements) + 1)
-        return [element(scope) for element in elements]
-
-    return evaluate
+def _evaluate_list(elements: list[Evaluate], scope: EvaluationScope) -> list[Any]:
+    scope.spend(len(elements) + 1)
+    return [element(scope) for element in elements]
 
 
-def _compile_joined_text(parts: list[Evaluate]) -> Evaluate:
-    def evaluate(scope: EvaluationScope) -> str:
-        texts = [part(scope) for part in parts]
-        scope.spend_text(sum(map(len, texts)))
-        return "".join(texts)
-
-    return evaluate
+def _join_texts(parts: list[Evaluate], scope: EvaluationScope) -> str:
+    texts = [part(scope) for part in parts]
+    scope.spend_text(sum(map(len, texts)))
+    return "".join(texts)
 
 
 def _require_index(value: object) -> int:

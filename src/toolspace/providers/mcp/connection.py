@@ -105,7 +105,7 @@ class ServerConnection:
             if owner_loop is loop and not self._owner.done():
                 return
             if owner_loop is not loop and not owner_loop.is_closed():
-                raise ServerUnreachable("it is in use in another event loop", was_sent=False)
+                raise ServerUnreachable("the server is in use in another event loop", was_sent=False)
         self._wake, self._end_event, self._tools_changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._session = self._attempt_done = self._probe_task = None
         # In a new context: the task outlives the call that needed the server first.
@@ -124,20 +124,20 @@ class ServerConnection:
     async def _reconnect(self) -> McpSession:
         is_recent = time.monotonic() - self._last_attempt < _RETRY_SECONDS
         if self._failures and not self._is_attempting and is_recent:
-            raise ServerUnreachable(f"{self._status.last_error}; it is retried automatically", was_sent=False)
+            raise ServerUnreachable(f"{self._status.last_error}; Toolspace retries automatically", was_sent=False)
         self._ensure_owner()
         self._wake.set()
         return await self._wait_for_attempt()
 
     async def _wait_for_attempt(self) -> McpSession:
         if self._is_closing or self._owner is None:
-            raise ServerUnreachable("it is closed", was_sent=False)
+            raise ServerUnreachable("the server is closed", was_sent=False)
         if self._session is None:
             if self._attempt_done is None or self._attempt_done.done():
                 self._attempt_done = asyncio.get_running_loop().create_future()
             await asyncio.wait((self._attempt_done, self._owner), return_when=asyncio.FIRST_COMPLETED)
         if (session := self._session) is None:
-            raise ServerUnreachable(self._status.last_error or "it did not start", was_sent=False)
+            raise ServerUnreachable(self._status.last_error or "the server did not start", was_sent=False)
         return session
 
     def report_lost(self, session: McpSession, reason: str) -> None:
@@ -260,7 +260,7 @@ class ServerConnection:
                         stack, self.spec, self._options, self._session_options, handshake=self._handshake
                     )
             except TimeoutError:
-                reason = f"it was not ready within {format_milliseconds(CONNECT_SECONDS)}ms"
+                reason = f"the server was not ready within {format_milliseconds(CONNECT_SECONDS)}ms"
                 raise ServerUnreachable(reason, was_sent=False) from None
         self._set_state(
             "ready",
@@ -338,7 +338,7 @@ class ServerConnection:
             async with asyncio.timeout(PROBE_SECONDS):
                 await session.probe()
         except TimeoutError as error:
-            self.report_lost(session, f"it did not answer a probe: {describe_error(error)}")
+            self.report_lost(session, f"the server did not answer a probe: {describe_error(error)}")
         except ProviderError:
             pass  # A login is needed: the server itself answered that.
         except MCPError as error:
@@ -348,7 +348,7 @@ class ServerConnection:
             if is_connection_lost(error) or (
                 self.spec.kind == "http" and may_be_other_server and not is_temporary(error)
             ):
-                self.report_lost(session, f"it did not answer a probe: {describe_error(error)}")
+                self.report_lost(session, f"the server did not answer a probe: {describe_error(error)}")
         finally:
             self._probe_task = None
 

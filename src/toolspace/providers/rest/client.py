@@ -79,8 +79,6 @@ class HttpClient:
 
     def __init__(self, *, classify_address: ClassifyAddress = special_kind) -> None:
         self._classify_address = classify_address
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._current: RestTransport | None = None
         self._transports: dict[asyncio.AbstractEventLoop, RestTransport] = {}
 
     async def send(
@@ -104,7 +102,6 @@ class HttpClient:
     async def aclose(self) -> None:
         """Closes every connection. A later request opens new ones."""
         transports, self._transports = self._transports, {}
-        self._loop = self._current = None
         running_loop = asyncio.get_running_loop()
         for loop, transport in transports.items():
             if loop is running_loop or loop.is_closed():
@@ -117,13 +114,10 @@ class HttpClient:
     def _transport(self) -> RestTransport:
         """The transport of the running event loop."""
         loop = asyncio.get_running_loop()
-        if loop is self._loop and self._current is not None:
-            return self._current
         transport = self._transports.get(loop)
         if transport is None:
             # Imported here: aiohttp is slow to import, and listing tools does not need it.
             from toolspace.providers.rest.transport import RestTransport
 
             transport = self._transports[loop] = RestTransport(self._classify_address)
-        self._loop, self._current = loop, transport
         return transport

@@ -12,7 +12,7 @@ from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from contextlib import suppress
 from functools import lru_cache
-from http import HTTPStatus
+from http.client import responses as REASON_PHRASES
 from typing import Any, Literal, NamedTuple
 
 import aiohttp
@@ -211,7 +211,8 @@ async def _failed_result(response: ClientResponse) -> ToolResult:
         "headers": mask_secrets({name: headers[name] for name in _REPORTED_HEADERS if name in headers}),
         "body": value,
     }
-    message = f"HTTP {status}{_reason_phrase(status)}"
+    # The standard phrase: the server chooses its own freely, and it would stand in the first line of the error.
+    message = f"HTTP {status} {REASON_PHRASES.get(status, '')}".rstrip()
     if status in REDIRECT_STATUSES and "location" in headers:
         message += f": redirects to {headers['location'][:200]}; redirects are not followed for {response.method}"
         message = mask_secrets(message)
@@ -290,14 +291,6 @@ def _too_large_error(response: ClientResponse, limit: int) -> ToolLimitError:
         f"the response of {display_url(response.url)} has more than {limit:,} bytes, the limit; request less",
         executed=True,
     )
-
-
-def _reason_phrase(status: int) -> str:
-    # The standard phrase: the server chooses its own freely, and it would stand in the first line of the error.
-    try:
-        return f" {HTTPStatus(status).phrase}"
-    except ValueError:
-        return ""
 
 
 # Streams: bytes in, JSON values out

@@ -7,12 +7,13 @@ nothing, and does not import the MCP SDK.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import re
 import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any, Self
+from typing import Any, Self, cast
 from urllib.parse import quote
 
 import httpx2
@@ -74,16 +75,12 @@ class _LimitedBody(httpx2.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size = 0
-        chunks = aiter(self._stream)
-        try:
+        async with contextlib.aclosing(cast("AsyncGenerator[bytes]", aiter(self._stream))) as chunks:
             async for chunk in chunks:
                 size += len(chunk)
                 if size > _MAX_BODY_BYTES:
                     raise ProviderError(f"an answer about authorization was longer than {_MAX_BODY_BYTES // 1024} KiB")
                 yield chunk
-        finally:
-            if isinstance(chunks, AsyncGenerator):
-                await chunks.aclose()
 
     async def aclose(self) -> None:
         await self._stream.aclose()
@@ -110,8 +107,8 @@ async def replace_with_error(response: httpx2.Response, error: ProviderError) ->
 
 
 @functools.cache
-def _tls_context() -> ssl.SSLContext:
-    """Loading the system's certificates takes longer than the requests of a login, so it is done once."""
+def tls_context() -> ssl.SSLContext:
+    """Returns the one TLS context: loading the system's certificates takes longer than most requests."""
     return httpx2.create_ssl_context()
 
 
@@ -120,7 +117,7 @@ class OAuthHttpClient:
 
     def __init__(self, server_name: str, server_url: str) -> None:
         self._server_name, self._server_url = server_name, server_url
-        self._client = httpx2.AsyncClient(timeout=_REQUEST_SECONDS, verify=_tls_context())
+        self._client = httpx2.AsyncClient(timeout=_REQUEST_SECONDS, verify=tls_context())
 
     async def __aenter__(self) -> Self:
         await self._client.__aenter__()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Mapping
 from typing import Any, Literal, cast
@@ -10,6 +9,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
+from toolspace.core.addresses import parse_address, special_kind
 from toolspace.core.names import did_you_mean
 from toolspace.errors import ConfigError
 
@@ -154,30 +154,20 @@ def find_url_problem(url: str, *, named_by: str | None = None) -> str | None:
         return "must be an http or https URL"
     if parts.username is not None or parts.password is not None:
         return "must not carry a user name or password"
-    host = parts.hostname or ""
-    if parts.scheme == "http" and not _is_loopback(host):
+    kind = _find_address_kind(parts)
+    if parts.scheme == "http" and kind != "loopback":
         return "must be https (http is for this machine only)"
-    if named_by is not None and _is_local(host):
-        server = split_url(named_by)
-        if server is None or not _is_local(server.hostname or ""):
-            return "leads into the local network"
+    if named_by is not None and kind is not None and _find_address_kind(split_url(named_by)) is None:
+        return "leads into the local network"
     return None
 
 
-def _is_loopback(host: str) -> bool:
-    address = _parse_address(host)
-    return host == "localhost" or host.endswith(".localhost") or (address is not None and address.is_loopback)
-
-
-def _is_local(host: str) -> bool:
-    """Whether the host is this machine or a private address. Names are not resolved: TLS verifies them."""
-    address = _parse_address(host)
-    return _is_loopback(host) or (address is not None and not address.is_global)
-
-
-def _parse_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _find_address_kind(parts: SplitResult | None) -> str | None:
+    """Returns why a host is not public, such as `loopback`. None for a name, which is not resolved: TLS verifies it."""
+    host = (parts.hostname if parts is not None else None) or ""
+    if host == "localhost" or host.endswith(".localhost"):
+        return "loopback"
     try:
-        address = ipaddress.ip_address(host.partition("%")[0])
+        return special_kind(parse_address(host.partition("%")[0]))
     except ValueError:
         return None
-    return getattr(address, "ipv4_mapped", None) or address

@@ -322,4 +322,4 @@ def describe_error(error: BaseException) -> str:
     """Returns the reason in one line."""
     error = unwrap_group(error)
     text = " ".join(str(error).split())
-    return text or ("it did not answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
+    return text or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)

@@ -22,6 +22,7 @@ from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, JSONRPCRequest, Reques
 
 from toolspace.core.secret_masking import mask_secrets
 from toolspace.errors import ProviderError
+from toolspace.providers.mcp.oauth.http import tls_context
 from toolspace.providers.mcp.spec import ServerSpec
 from toolspace.providers.mcp.transports.base import (
     MessageDecoder,
@@ -41,7 +42,6 @@ from toolspace.providers.mcp.transports.http_client import (
     may_have_been_sent,
     same_origin,
     send_within_origin,
-    tls_context,
 )
 
 _OPEN_SECONDS = 10.0

@@ -8,9 +8,7 @@ something other than JSON-RPC.
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from functools import cache
 from typing import Any, cast
 
 import httpx2
@@ -18,6 +16,7 @@ import msgspec
 from mcp_types import CONNECTION_CLOSED, INTERNAL_ERROR, INVALID_REQUEST
 
 from toolspace.core.secret_masking import mask_secrets
+from toolspace.providers.mcp.oauth.http import tls_context
 
 _CONNECT_SECONDS = 10.0
 _KEEP_ALIVE_SECONDS = 4.0  # Shorter than servers keep it: if a connection dies under a request, its fate is unknown.
@@ -150,12 +149,6 @@ def describe_http_error(error: Exception, url: httpx2.URL) -> str:
     if isinstance(error, httpx2.TransportError):
         return f"the connection to {url.host} broke: {text}"
     return text
-
-
-@cache
-def tls_context() -> ssl.SSLContext:
-    """Returns the process's TLS context. Loading the system's certificates takes longer than most requests."""
-    return httpx2.create_ssl_context()
 
 
 async def _read_body(response: httpx2.Response, limit: int) -> httpx2.Response:

@@ -14,6 +14,7 @@ from websockets.typing import Subprotocol
 
 from toolspace.core.secret_masking import mask_secrets
 from toolspace.errors import ProviderError
+from toolspace.providers.mcp.oauth.http import tls_context
 from toolspace.providers.mcp.spec import ServerSpec
 from toolspace.providers.mcp.transports.base import (
     MessageDecoder,
@@ -23,7 +24,6 @@ from toolspace.providers.mcp.transports.base import (
     encode_message,
     wait_until_done,
 )
-from toolspace.providers.mcp.transports.http_client import tls_context
 
 _OPEN_SECONDS = 10.0
 _CLOSE_SECONDS = 2.0
