@@ -1,43 +1,51 @@
 """`toolspace doctor`: checks the installation and the configuration, and prints how to fix problems.
 
-No check changes anything. `doctor_checks` has the checks of the database, agents, MCP servers and OpenAPI services.
+No check changes anything, and none calls a model.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import stat
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any, Literal, cast
 
 import click
 import msgspec
 
-from toolspace.cli.doctor_checks import (
-    CheckResult,
-    CheckState,
-    check_agents,
-    check_database,
-    check_servers,
-    check_services,
-)
 from toolspace.cli.local_toolspace import config_environment, config_path, inspected_toolspace
 from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import CommandOutput, escape_control_characters, show_status
-from toolspace.config.configuration import Config
+from toolspace.cli.servers import suggest_fix
+from toolspace.config.agent_settings import AgentModelSettings
+from toolspace.config.configuration import AgentSpec, Config
 from toolspace.config.load import load_config
-from toolspace.errors import ConfigError, ToolspaceError
+from toolspace.config.provider_settings import McpServerSettings, OpenApiSettings
+from toolspace.config.server_settings import EmbeddingSettings
+from toolspace.core.interfaces import ToolProvider
+from toolspace.core.secret_masking import mask_secrets
+from toolspace.errors import ConfigError, ModelError, StorageError, ToolspaceError
 from toolspace.providers.functions import load_functions
+from toolspace.providers.mcp.spec import ServerStatus
+from toolspace.providers.plugins import MountedProvider
 from toolspace.toolspace import Toolspace
 
+CheckState = Literal["ok", "warning", "problem"]
+_DATABASE = "database"
+_DATABASE_SECONDS = 10.0
+_VERSION_QUERY = "SELECT COALESCE(MAX(version), 0) FROM migrations"
 _LOW_SPACE, _NO_SPACE = 500 * 1024 * 1024, 20 * 1024 * 1024
 _EXTRAS = {
     "otel": "opentelemetry",
@@ -47,6 +55,17 @@ _EXTRAS = {
 }
 """Extra → a module that it installs."""
 _MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "red")}
+_MAX_WARNINGS = 5
+"""Of one service: an OpenAPI document may cause a thousand."""
+
+
+class CheckResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The result of one check."""
+
+    state: CheckState
+    subject: str = msgspec.field(name="what")
+    message: str = msgspec.field(name="found")
+    fix: str = ""
 
 
 @click.command("doctor", cls=Command)
@@ -84,19 +103,16 @@ async def _check_all(options: Options) -> AsyncIterator[CheckResult]:
     # The version is always new enough, or this module could not be imported; the path shows which Python it is.
     yield CheckResult("ok", "Python", f"{platform.python_version()}, {sys.executable}")
     yield _check_extras()
-    config: Config | None = None
-    for item in _check_config(options):
-        if isinstance(item, Config):
-            config = item
-        else:
-            yield item
+    config, checks = _check_config(options)
+    for check in checks:
+        yield check
     if config is None:
         return
     for check in (*_check_functions(config), *_check_storage(config.state_dir)):
         yield check
     yield await _check_cache(config)
-    yield await check_database(config)
-    async for check in check_agents(config, config_environment(options)):
+    yield await _check_database(config)
+    async for check in _check_agents(config, config_environment(options)):
         yield check
     async for check in _check_toolspace(options, config):
         yield check
@@ -110,23 +126,26 @@ def _check_extras() -> CheckResult:
     return CheckResult("ok", "optional parts", installed, hint)
 
 
-def _check_config(options: Options) -> Iterator[CheckResult | Config]:
-    """Yields the results for the configuration, and the configuration itself if it is valid."""
+def _check_config(options: Options) -> tuple[Config | None, list[CheckResult]]:
+    """Returns the configuration, or None if it is invalid."""
+    subject = "configuration"
     try:
         path = config_path(options)
         config = load_config(path, environ=config_environment(options))
     except ConfigError as error:
-        for line in str(error).splitlines():
-            place, _, message = line.partition(": ")
-            yield CheckResult("problem", "configuration", line, f"correct {place}" if message else "")
-        return
+        lines = [line.partition(": ") for line in str(error).splitlines()]
+        return None, [
+            CheckResult("problem", subject, "".join(line), f"correct {line[0]}" if line[2] else "") for line in lines
+        ]
     if path is None:
-        yield CheckResult("ok", "configuration", "none: built-in tools only", "to write one: toolspace init")
+        result = CheckResult("ok", subject, "none: built-in tools only", "to write one: toolspace init")
     else:
-        yield CheckResult("ok", "configuration", str(path))
-    for warning in config.warnings:
-        yield CheckResult("warning", "configuration", warning, f"correct or remove {warning.partition(':')[0]}")
-    yield config
+        result = CheckResult("ok", subject, str(path))
+    warnings = [
+        CheckResult("warning", subject, warning, f"correct or remove {warning.partition(':')[0]}")
+        for warning in config.warnings
+    ]
+    return config, [result, *warnings]
 
 
 def _check_functions(config: Config) -> Iterator[CheckResult]:
@@ -197,7 +216,7 @@ async def _check_toolspace(options: Options, config: Config) -> AsyncIterator[Ch
             for warning in ts.warnings:
                 if warning not in config.warnings:
                     yield CheckResult("warning", "providers", warning)
-            for check in (*_check_providers(ts), *check_servers(config, ts, started_at), *check_services(config, ts)):
+            for check in (*_check_providers(ts), *_check_servers(config, ts, started_at), *_check_services(config, ts)):
                 yield check
     except ToolspaceError as error:
         if "functions: " not in str(error):  # Those are reported already.
@@ -221,3 +240,229 @@ def _check_providers(ts: Toolspace) -> Iterator[CheckResult]:
             counts[name] += count
     for name, count in counts.items():
         yield CheckResult("ok", "providers", f"{name}: {count} {'tool' if count == 1 else 'tools'}")
+
+
+# Database
+
+
+async def _check_database(config: Config) -> CheckResult:
+    """Checks the database of the gateway: whether it can be opened, and its version."""
+    from toolspace.storage.database import describe_database, find_database_file  # Here: with SQLite.
+
+    file = find_database_file(config.storage.url, config.state_dir)
+    if file is not None:
+        return await asyncio.to_thread(_check_sqlite, file)
+    place = describe_database(config.storage.url, config.state_dir)
+    return await _check_postgres(config.storage.url or "", place, config.source("storage", "url"))
+
+
+def _check_sqlite(file: Path) -> CheckResult:
+    import sqlite3
+
+    if not file.exists():
+        return CheckResult("ok", _DATABASE, f"{file}: created when the gateway first starts (toolspace serve)")
+    fix = f"move {file} away, or set storage.url to another file"
+    try:
+        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=5.0)) as connection:
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+            if not tables:
+                return CheckResult("ok", _DATABASE, f"{file}: empty")
+            if "migrations" not in tables:
+                return CheckResult("problem", _DATABASE, f"{file} is a database of another program", fix)
+            (version,) = connection.execute(_VERSION_QUERY).fetchone()
+    except sqlite3.Error as error:
+        return CheckResult("problem", _DATABASE, f"{file} cannot be read: {error}", fix)
+    return _check_version(f"{file}, SQLite {sqlite3.sqlite_version}", version)
+
+
+async def _check_postgres(url: str, place: str, source: str) -> CheckResult:
+    from toolspace.storage.postgres.database import load_driver
+
+    fix = f"start it, or correct {source}"
+    try:
+        driver = load_driver()
+    except StorageError as error:
+        return CheckResult("problem", _DATABASE, f"{place}: {error}", "pip install 'toolspace[postgres]'")
+    try:
+        async with asyncio.timeout(_DATABASE_SECONDS):
+            connection = await driver.connect(url)
+            try:
+                server = connection.get_server_version()
+                has_tables = await connection.fetchval("SELECT to_regclass('migrations') IS NOT NULL")
+                version = await connection.fetchval(_VERSION_QUERY) if has_tables else 0
+            finally:
+                connection.terminate()
+    except TimeoutError:
+        return CheckResult("problem", _DATABASE, f"{place} does not respond", fix)
+    except (driver.InvalidAuthorizationSpecificationError, driver.InvalidPasswordError):
+        return CheckResult("problem", _DATABASE, f"{place} refuses the user or the password", f"correct {source}")
+    except (OSError, ValueError, driver.PostgresError, driver.InterfaceError) as error:
+        # Only the class of other errors: their text may quote the URL with its password.
+        reason = str(error) if isinstance(error, OSError | driver.PostgresError) else type(error).__name__
+        return CheckResult("problem", _DATABASE, f"{place} cannot be reached: {reason}", fix)
+    return _check_version(f"{place}, PostgreSQL {server.major}.{server.minor}", version)
+
+
+def _check_version(description: str, version: int) -> CheckResult:
+    from toolspace.storage.schema import MIGRATIONS
+
+    newest = len(MIGRATIONS)
+    if version > newest:
+        return CheckResult(
+            "problem",
+            _DATABASE,
+            f"{description}: has version {version} of a newer Toolspace; this one supports {newest}",
+            "pip install --upgrade toolspace",
+        )
+    if version < newest:
+        note = "the gateway creates its tables" if version == 0 else f"the gateway migrates it from version {version}"
+        return CheckResult("ok", _DATABASE, f"{description}: {note} at its next start")
+    return CheckResult("ok", _DATABASE, f"{description}, version {version}")
+
+
+# Agents
+
+
+async def _check_agents(config: Config, environ: Mapping[str, str]) -> AsyncIterator[CheckResult]:
+    """Checks the model and the knowledge files of each agent, the demo agent, and the embedding model."""
+    for agent in config.agents.values():
+        yield await _check_model(agent, environ)
+        for path in agent.knowledge:
+            if not path.exists():
+                fix = f"create it, or remove it from knowledge in {agent.path}"
+                yield CheckResult("warning", "agents", f"{agent.name}: its knowledge {path} does not exist", fix)
+    if not config.agents and config.demo:
+        yield _check_demo(environ)
+    if config.embeddings is not None:
+        yield await _check_embeddings(config.embeddings, environ)
+
+
+async def _check_model(agent: AgentSpec, environ: Mapping[str, str]) -> CheckResult:
+    from toolspace.models.registry import choose_model, open_model  # Here: only configurations with agents need it.
+
+    settings = agent.model
+    try:
+        model = open_model(settings.provider, settings.name, environ=environ, **_endpoint(settings))
+    except ModelError as error:
+        if settings.provider is None and settings.name is None and error.kind == "no_key":
+            fix = "set a key such as OPENAI_API_KEY, ANTHROPIC_API_KEY or GEMINI_API_KEY, or set its model"
+            return CheckResult("problem", "agents", f"{agent.name}: has no model, and no key is set", fix)
+        message, _, fix = str(error).partition("; ")
+        return CheckResult("problem", "agents", f"{agent.name}: {message}", fix or f"correct its model in {agent.path}")
+    await model.aclose()
+    provider, name = choose_model(settings.provider, settings.name, environ)
+    # Without the query of the URL, which may have a key in it.
+    place = f" at {settings.base_url.partition('?')[0]}" if settings.base_url is not None else ""
+    return CheckResult("ok", "agents", f"{agent.name}: {provider}:{name}".removesuffix(":") + place)
+
+
+def _endpoint(settings: AgentModelSettings | EmbeddingSettings) -> dict[str, Any]:
+    return {"base_url": settings.base_url, "api_key": settings.api_key, "headers": settings.headers}
+
+
+def _check_demo(environ: Mapping[str, str]) -> CheckResult:
+    from toolspace.models.registry import find_default_model
+
+    model = find_default_model(environ)
+    how = f"uses {model[0]}:{model[1]}" if model is not None else "follows a few fixed rules, as no key is set"
+    return CheckResult("ok", "agents", f"none is configured; the demo agent {how}")
+
+
+async def _check_embeddings(settings: EmbeddingSettings, environ: Mapping[str, str]) -> CheckResult:
+    from toolspace.models.embeddings import open_embedder
+
+    try:
+        embedder = open_embedder(settings.model, environ=environ, **_endpoint(settings))
+    except ModelError as error:
+        message, _, fix = str(error).partition("; ")
+        return CheckResult("problem", "embeddings", message, fix or "correct embeddings in the configuration")
+    await embedder.aclose()
+    return CheckResult("ok", "embeddings", settings.model)
+
+
+# MCP servers
+
+
+def _check_servers(config: Config, ts: Toolspace, started_at: float) -> Iterator[CheckResult]:
+    """Checks every MCP server of the configuration. `started_at`: when they were started, in Unix seconds."""
+    statuses = {status.name: status for status in ts.list_servers()}
+    for name, server in config.mcp_servers.items():
+        status = statuses.get(name)
+        if not server.enabled:
+            yield CheckResult("ok", "servers", f"{name}: disabled", _enable_hint(config, "mcpServers", name))
+        elif status is not None:
+            yield from _check_server(config, server, status, started_at)
+
+
+def _check_server(
+    config: Config, server: McpServerSettings, status: ServerStatus, started_at: float
+) -> Iterator[CheckResult]:
+    name = server.name
+    if status.state not in ("ready", "idle"):
+        reason = status.last_error or f"it is {status.state}"
+        yield CheckResult("problem", "servers", f"{name}: {reason}", suggest_fix(config, server, reason))
+        return
+    duration = f", ready after {max(0.0, status.since - started_at):.1f}s" if status.since is not None else ""
+    protocol = f"{status.protocol_version or '?'} {status.era or ''}".strip()
+    yield CheckResult("ok", "servers", f"{name}: {status.tools} tools, {status.transport}, {protocol}{duration}")
+    for skipped in status.left_out:
+        fix = "if you do not need it, add it to toolsDenied"
+        yield CheckResult("warning", "servers", f"{name}: left out {skipped}", fix)
+
+
+# OpenAPI services
+
+
+def _check_services(config: Config, ts: Toolspace) -> Iterator[CheckResult]:
+    """Checks every OpenAPI service, and lists the REST tools that are disabled."""
+    failures = ts.orchestrator.unavailable_providers()
+    providers = {provider.namespace: provider for provider in ts.orchestrator.providers if provider.kind == "openapi"}
+    for name, service in config.openapi.items():
+        if not service.enabled:
+            yield CheckResult("ok", "openapi", f"{name}: disabled", _enable_hint(config, "openapi", name))
+        elif name in failures:
+            fix = _suggest_service_fix(config, service, failures[name])
+            yield CheckResult("problem", "openapi", f"{name}: {failures[name]}", fix)
+        elif name in providers:
+            yield from _check_service(config, name, providers[name])
+    disabled_names = [name for name, tool in config.rest_tools.items() if not tool.enabled]
+    if disabled_names:
+        yield CheckResult("ok", "rest", f"disabled: {', '.join(disabled_names)}")
+
+
+def _check_service(config: Config, name: str, provider: ToolProvider) -> Iterator[CheckResult]:
+    count = len(provider.list_tools())
+    inner = provider.inner if isinstance(provider, MountedProvider) else provider
+    place = config.source("openapi", name)
+    # By getattr, because the class of the provider is imported only if a service is configured.
+    warnings = cast("Sequence[str]", getattr(inner, "warnings", ()))
+    if count:
+        yield CheckResult("ok", "openapi", f"{name}: {count} tools")
+    elif not warnings:
+        yield CheckResult("warning", "openapi", f"{name}: offers no operation", f"correct {place}")
+    for warning in warnings[:_MAX_WARNINGS]:
+        fix = _find_service_fix(warning) or f"correct {place}"
+        yield CheckResult("warning", "openapi", f"{name}: {mask_secrets(warning)}", fix)
+    if len(warnings) > _MAX_WARNINGS:
+        more = len(warnings) - _MAX_WARNINGS
+        yield CheckResult("warning", "openapi", f"{name}: {more} more of its operations have faults")
+
+
+def _suggest_service_fix(config: Config, service: OpenApiSettings, reason: str) -> str:
+    if "://" not in service.spec and not Path(service.spec).is_file():
+        return f"there is no file {service.spec}: correct its spec"
+    return _find_service_fix(reason) or f"correct {config.source('openapi', service.name)}, or set its enabled: false"
+
+
+def _find_service_fix(reason: str) -> str:
+    if re.search(r"baseUrl|no servers?\b", reason, re.IGNORECASE):
+        return "set its baseUrl to the URL of the service"
+    if re.search(r"\bauth\b|credential|security scheme|\b401\b|\b403\b", reason, re.IGNORECASE):
+        return "set its auth or headers"
+    if "filters accept none" in reason:
+        return "correct its tags, methods, paths and operations"
+    return ""
+
+
+def _enable_hint(config: Config, section: str, name: str) -> str:
+    return f"to use it: {config.source(section, name, 'enabled')}"

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import shutil
 import sys
 import textwrap
 import time
 import webbrowser
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any, NamedTuple, cast
+from urllib.parse import urlsplit
 
 import click
 import msgspec
@@ -40,6 +44,26 @@ _HEALTHY_STATES = ("ready", "idle")
 _COLOURS = {"ready": "green", "idle": "cyan", "failed": "red", "stopped": "red", "disabled": "bright_black"}
 _HEADER = ("NAME", "STATE", "PROTOCOL", "TRANSPORT", "PROCESS", "TOOLS", "TOKENS", "RESTARTS")
 _RIGHT_ALIGNED = [_HEADER.index(title) for title in ("PROCESS", "TOOLS", "TOKENS", "RESTARTS")]
+_PROGRAM_FIXES = {
+    "npx": "install Node.js 20 or newer, which includes npx",
+    "npm": "install Node.js 20 or newer, which includes npm",
+    "node": "install Node.js 20 or newer",
+    "uvx": "install uv, which includes uvx",
+    "uv": "install uv",
+    "bunx": "install Bun, which includes bunx",
+    "docker": "install Docker, and start it",
+    "python": "write python3, or the whole path of a Python",
+}
+_SCRIPT = re.compile(r".+\.(?:py|js|mjs|cjs|ts|sh|rb|jar)")
+_REMOTE_FIXES: tuple[tuple[str, str], ...] = (
+    (r"\b401\b|login|log in|authori[sz]ation", "toolspace servers login {name}, or set its headers"),
+    (r"\b403\b|forbidden", "its credentials lack a permission: correct its headers or auth"),
+    (r"\b404\b|\b405\b|is its url right", "correct the path in its url"),
+    (r"not known|getaddrinfo|name resolution|nodename", "correct the host in its url: {origin}"),
+    (r"certificate|ssl", "correct its certificate, or name its authority with SSL_CERT_FILE"),
+    (r"refused|connect|unreachable", "is it running at {origin}? Start it, or correct its url"),
+)
+"""A pattern for the error of a server at a URL → how to fix it."""
 _INDENT = "    "
 _DEFAULT_WIDTH = 100
 """Of the notes below a server, if standard output is not a terminal."""
@@ -258,6 +282,46 @@ def _wrap(output: CommandOutput, text: str) -> list[str]:
     width = max(40, output.columns or _DEFAULT_WIDTH)
     text = escape_control_characters(" ".join(text.split()))
     return textwrap.wrap(text, width, initial_indent=_INDENT, subsequent_indent=_INDENT)
+
+
+# Advice
+
+
+def suggest_fix(config: Config, server: McpServerSettings, reason: str) -> str:
+    """Returns how to fix a server that does not start."""
+    place = config.source("mcpServers", server.name)
+    if server.transport == "stdio":
+        if fix := _missing_file_fix(server):
+            return fix
+        if re.search(r"is not executable|cannot be started: .*permission denied", reason, re.IGNORECASE):
+            return f"chmod +x {server.command}, or set the program that runs it"
+        return f"start {server.command} by hand with its args to see more, or correct {place}"
+    for pattern, fix in _REMOTE_FIXES:
+        if re.search(pattern, reason, re.IGNORECASE):
+            return fix.format(name=server.name, origin=_origin(server.url))
+    return f"correct {place}, or set its enabled: false"
+
+
+def _missing_file_fix(server: McpServerSettings) -> str:
+    """Returns how to fix a command line with a file that does not exist; empty if all exist."""
+    command = server.command or ""
+    if server.cwd is not None and not server.cwd.is_dir():
+        return f"create the folder {server.cwd}, or correct its cwd"
+    if shutil.which(command, path=server.env.get("PATH")) is None:
+        if "/" not in command and "\\" not in command:
+            return _PROGRAM_FIXES.get(command, f"install {command}, or write its whole path as command")
+        if Path(command).exists():
+            return f"chmod +x {command}"
+        return f"there is no program {command}: correct its command"
+    folder = server.cwd or Path.cwd()
+    missing = next((arg for arg in server.args if _SCRIPT.fullmatch(arg) and not (folder / arg).exists()), None)
+    return f"there is no file {missing}: correct its args, or set its cwd" if missing is not None else ""
+
+
+def _origin(url: str | None) -> str:
+    """Returns the scheme, host and port of a URL, without parts that may be secret."""
+    parts = urlsplit(url or "")
+    return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}"
 
 
 # OAuth login
