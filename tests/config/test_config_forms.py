@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from toolspace.config.agent_settings import AgentLoopSettings
-from toolspace.config.load import Config, load_config
+from toolspace.config.configuration import Config
+from toolspace.config.load import load_config
 from toolspace.config.provider_settings import McpServerSettings
 from toolspace.config.tool_settings import ToolDefinition
 from toolspace.core.tool import ToolCategory

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from toolspace.config.configuration import Config
 from toolspace.config.environment_variables import RESERVED, list_variables
-from toolspace.config.load import Config, load_config
+from toolspace.config.load import load_config
 from toolspace.errors import ConfigError
 
 FILE = """\

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from toolspace.config.load import Config, load_config
+from toolspace.config.configuration import Config
+from toolspace.config.load import load_config
 from toolspace.config.value_types import RateSetting
 from toolspace.errors import ConfigError
 

@@ -176,8 +176,11 @@ def parse_document(content: bytes, name: str) -> ConfigDocument:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{name}:{line}: not UTF-8 text ({error.reason}); save the file as UTF-8") from None
+    parse = _PARSERS.get(Path(name).suffix.lower())
+    if parse is None:
+        raise ConfigError(f"{name}: the name must end in .yaml, .yml, .json or .toml, which says its format")
     try:
-        data, lines, texts, _ = _find_parser(name)(text)
+        data, lines, texts, _ = parse(text)
     except TextSyntaxError as error:
         column = f":{error.column}" if error.column is not None else ""
         raise ConfigError(f"{name}:{error.line}{column}: {error}") from None
@@ -194,17 +197,6 @@ def display_name(path: Path) -> str:
         return str(path.absolute().relative_to(Path.cwd()))
     except (ValueError, OSError):
         return os.fspath(path)
-
-
-def _find_parser(name: str) -> Callable[[str], ParsedText]:
-    suffix = Path(name).suffix.lower()
-    if suffix in (".json", ".jsonc"):
-        return parse_json
-    if suffix == ".toml":
-        return parse_toml
-    if suffix in (".yaml", ".yml"):
-        return _parse_yaml
-    raise ConfigError(f"{name}: the name must end in .yaml, .yml, .json or .toml, which says its format")
 
 
 def _parse_yaml(text: str) -> ParsedText:
@@ -442,3 +434,12 @@ def _split_statements(text: str) -> Iterator[tuple[int, str]]:
 def _is_statement(text: str) -> bool:
     content = text.strip()
     return bool(content) and not content.startswith("#")
+
+
+_PARSERS: Mapping[str, Callable[[str], ParsedText]] = {
+    ".json": parse_json,
+    ".jsonc": parse_json,
+    ".toml": parse_toml,
+    ".yaml": _parse_yaml,
+    ".yml": _parse_yaml,
+}

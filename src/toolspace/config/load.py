@@ -45,8 +45,6 @@ from toolspace.core.names import agent_name_problem, agent_tool_name, did_you_me
 from toolspace.core.secret_masking import is_secret_name
 from toolspace.errors import ConfigError
 
-__all__ = ["Config", "load_config"]
-
 _NAME_MISSING = '"name" is missing; expected a name'
 
 

@@ -11,8 +11,8 @@ from typing import Final
 import msgspec
 
 from toolspace.config.agent_settings import AgentModelSettings
-from toolspace.config.configuration import AgentSpec
-from toolspace.config.load import Config, load_config
+from toolspace.config.configuration import AgentSpec, Config
+from toolspace.config.load import load_config
 from toolspace.core.ids import derived_id
 from toolspace.models.registry import DEMO, find_default_model
 from toolspace.spaces.ledger import Ledger

@@ -21,8 +21,8 @@ from toolspace.agents.prebuilt.provider import PrebuiltProvider
 from toolspace.agents.registry import AgentRegistry
 from toolspace.agents.subagent_run_recorder import open_stored_recorder
 from toolspace.agents.tasks import TaskToolProvider
-from toolspace.config.configuration import AgentSpec
-from toolspace.config.load import Config, load_config
+from toolspace.config.configuration import AgentSpec, Config
+from toolspace.config.load import load_config
 from toolspace.core.model import Embedder
 from toolspace.errors import ModelError
 from toolspace.server.api_keys import InitialKeys, KeyUsage, create_missing_keys
