@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Final, Literal, Self
 
 from toolspace.core.defaults import WORKER_GRACE_SECONDS
@@ -343,7 +344,7 @@ class Workers:
         for call in calls:
             if call.call_id not in worker.claimed_calls:
                 worker.claimed_calls[call.call_id] = self._ledger.waiters.listen(
-                    f"call:{call.call_id}", lambda changed, call_id=call.call_id: self._note_change(call_id, changed)
+                    f"call:{call.call_id}", partial(self._note_change, call.call_id)
                 )
                 self._note_change(call.call_id, None)  # It may have changed between the claim and the listening.
             if worker.connection is not None:
