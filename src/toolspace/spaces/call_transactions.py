@@ -188,8 +188,8 @@ def submit(effects: Effects, submission: Submission) -> Program[CallRecord]:
         "submission": submission.key,
     }
     if submission.entity_id is None:
-        transition = yield from calls.resolve_directly(
-            submission.call_id, **values, run_id=submission.run_id, space_id=submission.space_id
+        transition = yield from calls.resolve(
+            submission.call_id, **values, was_read=False, run_id=submission.run_id, space_id=submission.space_id
         )
         if transition is not None:
             yield from _settle(effects, transition)

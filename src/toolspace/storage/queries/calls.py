@@ -102,31 +102,21 @@ def resolve(
     is_error: bool,
     source: ResultSource,
     submission: str | None,
-    submitted_by: str | None,
+    submitted_by: str | None = None,
+    was_read: bool = True,
+    run_id: str | None = None,
+    space_id: str | None = None,
 ) -> Program[CallTransition | None]:
-    """waiting → resolved for the caller, pending → resolved for the inbox. None if the call was not open."""
-    return _transition(_RESOLVE, *_result_values(result, is_error, source, submission, submitted_by), call_id)
+    """waiting → resolved for the caller, pending → resolved for the inbox. None if the call was not open.
 
-
-def resolve_directly(
-    call_id: str,
-    *,
-    result: Any,
-    is_error: bool,
-    source: ResultSource,
-    submission: str | None,
-    run_id: str | None,
-    space_id: str | None,
-) -> Program[CallTransition | None]:
-    """As `resolve`, without a read before it: for a submitter who may resolve any call.
-
-    None if the call is not open, runs in the gateway, pauses its run, or is not in this run or space.
+    `run_id`, `space_id`: only if it is in this run or space. `was_read` is False for a submitter who may resolve any
+    call, so that nothing was checked before: then None also if the call runs in the gateway or pauses its run.
     """
-    places = {"run_id": run_id, "space_id": space_id}
-    filters = {column: value for column, value in places.items() if value is not None}
-    conditions = "".join(f" AND {column} = ?" for column in filters)
-    update = f"{_RESOLVE} AND execution_target <> 'server' AND pauses = 0{conditions}"
-    return _transition(update, *_result_values(result, is_error, source, submission), call_id, *filters.values())
+    conditions = "" if was_read else " AND execution_target <> 'server' AND pauses = 0"
+    places = [(column, value) for column, value in (("run_id", run_id), ("space_id", space_id)) if value is not None]
+    update = _RESOLVE + conditions + "".join(f" AND {column} = ?" for column, _ in places)
+    values = _result_values(result, is_error, source, submission, submitted_by)
+    return _transition(update, *values, call_id, *(value for _, value in places))
 
 
 def build_resolution(
