@@ -22,7 +22,8 @@ _MAX_INTEGER_BITS = 14_000
 """Python does not write longer integers in decimal, because that takes quadratic time."""
 _CONTAINERS = (Mapping, list, tuple, msgspec.Struct)
 _ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
-MAX_NAME: Final = 200
+_MAX_NAME: Final = 200
+"""Characters of a name in a line."""
 _PLAIN_NAME: Final = re.compile(r"[\w.,'&@/+#-]+(?: [\w.,'&@/+#-]+)*")
 _LINE_BREAKS: Final = {ord(letter): f"\\u{ord(letter):04x}" for letter in "\x7f\x85\u2028\u2029"}
 """Characters that end a line or move the cursor, and that JSON does not escape."""
@@ -167,9 +168,9 @@ def quote_truncated(value: object, max_characters: int, hint: str = "") -> str:
 def quote_name(name: object) -> str:
     """Returns a name as it is if it consists of words, else in quotes, so that its end is visible."""
     text = name if isinstance(name, str) else encode(name)
-    text = " ".join("".join(letter if letter.isprintable() else " " for letter in text[: 2 * MAX_NAME]).split())
-    if len(text) > MAX_NAME:
-        text = f"{text[:MAX_NAME]}…"
+    text = " ".join("".join(letter if letter.isprintable() else " " for letter in text[: 2 * _MAX_NAME]).split())
+    if len(text) > _MAX_NAME:
+        text = f"{text[:_MAX_NAME]}…"
     return text if _PLAIN_NAME.fullmatch(text) else quote(text)
 
 
