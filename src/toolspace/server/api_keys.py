@@ -75,17 +75,13 @@ async def create_missing_keys(ledger: Ledger, server: ServerSettings) -> Initial
 
     If several processes start at once, one of them creates the keys and gets them.
     """
-    missing_kinds: list[KeyKind] = []
-    if server.secret_key is None:
-        missing_kinds.append("secret")
-    if server.public_key is None:
-        missing_kinds.append("public")
-    keys: dict[KeyKind, str] = {kind: generate_key(kind) for kind in missing_kinds}
+    configured_keys: dict[KeyKind, str | None] = {"secret": server.secret_key, "public": server.public_key}
+    keys: dict[KeyKind, str] = {kind: generate_key(kind) for kind, key in configured_keys.items() if key is None}
     records = [_new_record(kind, key, "first", KeyScope()) for kind, key in keys.items()]
     created_kinds = await ledger.write(rows.create_first, records)
     jwt_secret = None
     if server.jwt_secret is None and server.jwks_url is None:
-        secret, is_new = await ledger.write(rows.get_or_create_secret, _JWT_SECRET, _random_text(_JWT_SECRET_LENGTH))
+        secret, is_new = await _get_or_create_jwt_secret(ledger)
         jwt_secret = secret if is_new else None
     if not created_kinds and jwt_secret is None:
         return None
@@ -97,8 +93,7 @@ async def load_jwt_secret(ledger: Ledger, server: ServerSettings) -> str | None:
     """Returns the configured JWT secret, else the stored one; None if an issuer signs the tokens."""
     if server.jwt_secret is not None or server.jwks_url is not None:
         return server.jwt_secret
-    secret, _ = await ledger.write(rows.get_or_create_secret, _JWT_SECRET, _random_text(_JWT_SECRET_LENGTH))
-    return secret
+    return (await _get_or_create_jwt_secret(ledger))[0]
 
 
 class KeyUsage:
@@ -187,6 +182,11 @@ class KeyUsage:
 
 def _new_record(kind: KeyKind, key: str, name: str, scope: KeyScope) -> NewKey:
     return NewKey(id=new_id("key"), kind=kind, hash=hash_key(key), name=name, hint=key_hint(key), scope=scope)
+
+
+async def _get_or_create_jwt_secret(ledger: Ledger) -> tuple[str, bool]:
+    """Returns the stored secret, and whether this call created it."""
+    return await ledger.write(rows.get_or_create_secret, _JWT_SECRET, _random_text(_JWT_SECRET_LENGTH))
 
 
 def _random_text(length: int) -> str:

@@ -73,12 +73,9 @@ class Authenticator:
         self._cache: dict[_Credentials, _CachedCaller] = {}
         self._changes = 0
         self._listeners: list[Callable[[], None]] = []
-        self._configured_hashes: dict[KeyKind, str] = {}
+        configured_keys: dict[KeyKind, str | None] = {"secret": server.secret_key, "public": server.public_key}
+        self._configured_hashes = {kind: hash_key(key) for kind, key in configured_keys.items() if key is not None}
         """Hashes of the keys from the configuration, which have no database row."""
-        if server.secret_key is not None:
-            self._configured_hashes["secret"] = hash_key(server.secret_key)
-        if server.public_key is not None:
-            self._configured_hashes["public"] = hash_key(server.public_key)
         self._local_hashes: set[str] = set()
 
     @classmethod

@@ -53,7 +53,6 @@ class SharedFeed:
         self.stream = stream
         self.dialect = dialect
         self.viewer: Viewer = viewer
-        self.reader_count = 0
         self.join_lock = asyncio.Lock()
         self._key = (dialect.name, viewer)
         self._chunks: OrderedDict[int, tuple[int, bytes]] = OrderedDict()

@@ -85,11 +85,9 @@ class Gateway:
         return cls(load_config(config_path, environ=environ), path=config_path, environ=environ)
 
     async def __aenter__(self) -> Self:
-        try:
-            await self._start(self._stack)
-        except BaseException:
-            await self._stack.aclose()
-            raise
+        async with AsyncExitStack() as stack:
+            await self._start(stack)
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:

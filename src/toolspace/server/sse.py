@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, Literal
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -129,7 +130,8 @@ class StreamRegistry:
         self.dropped_count = 0
         """Subscribers that were disconnected because they did not read."""
         self._responses: set[SseResponse] = set()
-        self._feeds: dict[tuple[Hub, str, str, Viewer], SharedFeed] = {}
+        self._feeds: WeakValueDictionary[tuple[Hub, str, str, Viewer], SharedFeed] = WeakValueDictionary()
+        """Each is kept by its subscribers."""
         self._timer: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -158,7 +160,9 @@ class StreamRegistry:
             subscription = await hub.subscribe(stream, after=options.after)
         except StreamClosed:
             raise _refuse_while_stopping() from None
-        feed = self._acquire_feed(hub, stream, options.dialect, viewer)
+        key = (hub, stream, options.dialect.name, viewer)
+        if (feed := self._feeds.get(key)) is None:
+            feed = self._feeds[key] = SharedFeed(hub, stream, options.dialect, viewer)
         if not options.is_resume:
             subscription.reset_id = None  # A client that reads from the start misses nothing.
         source = StreamEventSource(feed, subscription, until=options.until)
@@ -166,7 +170,6 @@ class StreamRegistry:
             first = await source.first_frames(replays=options.after is not None, skip=options.skip)
         except BaseException:
             source.close()
-            self._release_feed(feed)
             raise
         return SseResponse(
             self,
@@ -176,7 +179,6 @@ class StreamRegistry:
             allowed=allowed,
             strict=strict,
             expires_at=expires_at,
-            on_close=lambda: self._release_feed(feed),
         )
 
     async def open_firehose(self, hub: Hub, *, allowed: PermissionCheck | None = None) -> SseResponse:
@@ -228,19 +230,6 @@ class StreamRegistry:
                 except Exception:  # An error in one stream must not end the timer of all.
                     _log.exception("timer of a stream failed")
 
-    def _acquire_feed(self, hub: Hub, stream: str, dialect: Dialect, viewer: Viewer) -> SharedFeed:
-        key = (hub, stream, dialect.name, viewer)
-        feed = self._feeds.get(key)
-        if feed is None:
-            feed = self._feeds[key] = SharedFeed(hub, stream, dialect, viewer)
-        feed.reader_count += 1
-        return feed
-
-    def _release_feed(self, feed: SharedFeed) -> None:
-        feed.reader_count -= 1
-        if not feed.reader_count:
-            self._feeds.pop((feed.hub, feed.stream, feed.dialect.name, feed.viewer), None)
-
     def _check_open(self) -> None:
         if self._is_closed:
             raise _refuse_while_stopping()
@@ -259,7 +248,6 @@ class SseResponse:
         allowed: PermissionCheck | None = None,
         strict: bool = False,
         expires_at: int | None = None,
-        on_close: Callable[[], None] | None = None,
     ) -> None:
         self.closed = asyncio.Event()
         self._registry = registry
@@ -269,7 +257,6 @@ class SseResponse:
         self._allowed = allowed
         self._is_strict = strict and allowed is not None
         self._expires_at = expires_at
-        self._on_close = on_close
         self._send: Send | None = None
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[Any] | None = None
@@ -310,8 +297,6 @@ class SseResponse:
         if not self.closed.is_set():
             self.closed.set()
             self._source.close()
-            if self._on_close is not None:
-                self._on_close()
 
     def check_timers(self, now: float, unix_ms: float) -> None:
         """Ends an expired stream, drops a stuck one, and wakes one that needs a heartbeat or a permission check."""

@@ -321,14 +321,10 @@ async def _refuse(send: Send, problem: Problem) -> None:
 
 def _replay(body: bytes, receive: Receive) -> Receive:
     """Returns a `receive` that starts with a body that has already been read."""
-    is_replayed = False
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replaying_receive() -> Message:
-        nonlocal is_replayed
-        if is_replayed:
-            return await receive()
-        is_replayed = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return messages.pop() if messages else await receive()
 
     return replaying_receive
 

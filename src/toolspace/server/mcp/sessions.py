@@ -25,17 +25,6 @@ _VERSIONS = frozenset(version.encode() for version in HANDSHAKE_PROTOCOL_VERSION
 class HandshakeSession:
     """One session: who opened it, and the calls that the fast path is running in it."""
 
-    __slots__ = (
-        "can_answer",
-        "context",
-        "headers",
-        "id",
-        "last_sdk_request_at",
-        "owner",
-        "running_calls",
-        "silent_context",
-    )
-
     def __init__(self, id: bytes, owner: str | None, context: ToolContext | None, *, can_answer: bool) -> None:
         self.id = id
         self.headers = ((b"mcp-session-id", id),)

@@ -52,7 +52,6 @@ class StatelessHttpDispatcher(Dispatcher[TransportContext]):
         self._http: aiohttp.ClientSession | None = None
         self._on_notify: OnNotify | None = None
         self._intercept: OnNotifyIntercept | None = None
-        self._tasks: anyio.abc.TaskGroup | None = None
 
     async def run(
         self,
@@ -63,17 +62,14 @@ class StatelessHttpDispatcher(Dispatcher[TransportContext]):
         task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
         self._on_notify, self._intercept = on_notify, on_notify_intercept
-        async with (
-            aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
-                # Not `trust_env`: it reads `.netrc` for every request and would send its credentials.
-                proxy=_find_proxy(self._url),
-                read_bufsize=2**18,
-            ) as self._http,
-            anyio.create_task_group() as self._tasks,
-        ):
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+            # Not `trust_env`: it reads `.netrc` for every request and would send its credentials.
+            proxy=_find_proxy(self._url),
+            read_bufsize=2**18,
+        ) as self._http:
             task_status.started()
             await anyio.sleep_forever()
 
