@@ -40,7 +40,6 @@ from toolspace.errors import ModelError, StorageError, ToolspaceError
 from toolspace.orchestrator.call import cancel_all, start_in_background
 from toolspace.spaces.pending_calls import PendingCalls
 from toolspace.storage.queries import runs as run_rows
-from toolspace.storage.queries.sessions import SessionRecord
 
 if TYPE_CHECKING:
     from toolspace.agents.scheduler import ActiveSession
@@ -82,16 +81,16 @@ class CycleRunner:
         await asyncio.gather(*self._final_writes, return_exceptions=True)
         await cancel_all(self._checks)
 
-    def find_agent(self, session: SessionRecord) -> Agent | None:
+    def find_agent(self, lease: SessionLease) -> Agent | None:
         """The agent of a session; None if this process does not have it."""
-        name = self._agent_names.get(session.agent_entity_id)
+        name = self._agent_names.get(lease.agent_entity_id)
         return self._agents.find(name) if name is not None else None
 
-    async def reopen(self, session: SessionRecord, lease: SessionLease) -> StartedCycle | None:
+    async def reopen(self, lease: SessionLease) -> StartedCycle | None:
         """Returns the cycle that is under way in the session; None if its run has ended."""
-        return await self._ledger.commit(session_transactions.reopen, lease, self._completion(session))
+        return await self._ledger.commit(session_transactions.reopen, lease, self._completion(lease))
 
-    async def run(self, session: SessionRecord, active: ActiveSession, started: StartedCycle) -> float | None:
+    async def run(self, active: ActiveSession, started: StartedCycle) -> float | None:
         """Runs a cycle until it ends, pauses or is postponed. Raises `LeaseLost` and `StorageError`.
 
         Returns None if the session is free for its next cycle. Otherwise returns the seconds after which the same run
@@ -103,16 +102,16 @@ class CycleRunner:
         stop_listening = self._ledger.waiters.listen(f"run:{run_id}", lambda _: self._check_run(active, run_id))
         loop: DurableLoop | None = None
         try:
-            async with self._prepare(session) as prepared_agent:
+            async with self._prepare(lease) as prepared_agent:
                 loop = active.loop = DurableLoop(self._pending_calls, prepared_agent, lease, started)
                 if active.is_stopping:
                     return None
                 outcome = await loop.run()
                 active.run_id = None  # From here on, a cancelled run must not interrupt the writes of its end.
                 stop_listening()
-                continues = await self._end(session, loop, outcome)
+                continues = await self._end(loop, outcome)
                 if outcome.end not in ("stopped", "paused"):
-                    await self._compact(session, loop)
+                    await self._compact(loop)
                 return 0.0 if continues else None
         except asyncio.CancelledError:
             if active.is_lost or active.is_stopping:
@@ -120,79 +119,79 @@ class CycleRunner:
             task = asyncio.current_task()
             if task is None or not task.cancelling():
                 # Not this task was cancelled, but something that the run waited for.
-                await self._fail(session, lease, started, loop, "what the run waited for was canceled")
+                await self._fail(lease, started, loop, "what the run waited for was canceled")
                 return None
             task.uncancel()  # The run was cancelled, not the session.
-            has_ended = await asyncio.shield(self.finish_write(self._abandon(session, lease, run_id)))
+            has_ended = await asyncio.shield(self.finish_write(self._abandon(lease, run_id)))
             return None if has_ended else 0.0
         except RunEnded:
-            return None if await self._abandon(session, lease, run_id) else 0.0
+            return None if await self._abandon(lease, run_id) else 0.0
         except (LeaseLost, StorageError):
             raise
         except ToolspaceError as error:
-            delay = await self._postpone(session, lease, started, loop, error)
+            delay = await self._postpone(lease, started, loop, error)
             if delay is None:
-                await self._fail(session, lease, started, loop, str(error))
+                await self._fail(lease, started, loop, str(error))
             else:
                 active.lease = None  # Postponing has released it.
             return delay
         except Exception as error:
-            _log.exception("session %s: a cycle failed", session.id)
-            await self._fail(session, lease, started, loop, f"internal error: {error!r}")
+            _log.exception("session %s: a cycle failed", lease.session_id)
+            await self._fail(lease, started, loop, f"internal error: {error!r}")
             return None
         finally:
             active.run_id, active.loop = None, None
             stop_listening()
 
-    async def end_without_agent(self, session: SessionRecord, lease: SessionLease, run_id: str) -> None:
+    async def end_without_agent(self, lease: SessionLease, run_id: str) -> None:
         """Ends an interrupted run whose agent no process has any more."""
         reason = "no process has this agent any more"
         await self._ledger.commit(
-            session_transactions.end_without_agent, lease, run_id, reason, self._completion(session)
+            session_transactions.end_without_agent, lease, run_id, reason, self._completion(lease)
         )
 
     # Before a cycle
 
     @contextlib.asynccontextmanager
-    async def _prepare(self, session: SessionRecord) -> AsyncGenerator[PreparedAgent]:
+    async def _prepare(self, lease: SessionLease) -> AsyncGenerator[PreparedAgent]:
         """Prepares the agent of a session. Raises `ModelError` or another `ToolspaceError` if it cannot run."""
-        entity_id = session.agent_entity_id
+        entity_id = lease.agent_entity_id
         async with self._agents.acquire(self._agent_names[entity_id]) as prepared_agent:
             spec = prepared_agent.agent.spec
             own_dir = spec.config.tools.session_dir if spec is not None and spec.config is not None else None
             prepared_agent = msgspec.structs.replace(
                 prepared_agent,
                 session_dir=(own_dir or self._session_dir) / sanitise(prepared_agent.agent.name),
-                task_service=tasks.TaskService(self._ledger, entity_id, is_task=session.kind != "agent"),
+                task_service=tasks.TaskService(self._ledger, entity_id, is_task=lease.kind != "agent"),
             )
-            if session.kind == "task":
-                prepared_agent = await tasks.prepare_task(self._ledger, prepared_agent, session)
-            elif session.kind == "reflection":
-                prepared_agent = await tasks.prepare_reflection(prepared_agent, session)
+            if lease.kind == "task":
+                prepared_agent = await tasks.prepare_task(self._ledger, prepared_agent, lease)
+            elif lease.kind == "reflection":
+                prepared_agent = await tasks.prepare_reflection(prepared_agent, lease)
             yield prepared_agent
 
     # After a cycle
 
     def _completion(
-        self, session: SessionRecord, outcome: RunOutcome | None = None, loop: DurableLoop | None = None
+        self, lease: SessionLease, outcome: RunOutcome | None = None, loop: DurableLoop | None = None
     ) -> WriteProgram | None:
         """The writes that are committed together with the end of a run. No outcome: the run failed or was cancelled."""
-        if session.kind == "reflection":
-            return tasks.reflection_completion(session.id, outcome)
-        if session.kind == "task":
+        if lease.kind == "reflection":
+            return tasks.reflection_completion(lease.session_id, outcome)
+        if lease.kind == "task":
             reflects = loop is not None and tasks.can_reflect(loop.prepared_agent.tools)
-            return tasks.task_completion(session.id, outcome, reflects=reflects)
+            return tasks.task_completion(lease.session_id, outcome, reflects=reflects)
         if outcome is None or outcome.handoff is None or loop is None:
             return None
         return handoff.build_handoff(
             loop.agent_run,
             outcome.handoff,
             run_id=loop.run_id,
-            agent_id=session.agent_entity_id,
+            agent_id=lease.agent_entity_id,
             destination_id=entity_id_for(outcome.handoff.agent),
         )
 
-    async def _end(self, session: SessionRecord, loop: DurableLoop, outcome: RunOutcome) -> bool:
+    async def _end(self, loop: DurableLoop, outcome: RunOutcome) -> bool:
         """Stores the end of a cycle. Returns whether its run continues at once."""
         self.cycle_counts[outcome.end] += 1
         step = loop.unsaved_step()
@@ -208,15 +207,15 @@ class CycleRunner:
             step,
             status="failed" if outcome.end in ("max_steps", "limit", "gave_up") else "completed",
             error=outcome.reason,
-            also=self._completion(session, outcome, loop),
+            also=self._completion(loop.lease, outcome, loop),
         )
         return False
 
-    async def _compact(self, session: SessionRecord, loop: DurableLoop) -> None:
+    async def _compact(self, loop: DurableLoop) -> None:
         """Compacts the conversation of an agent. Those of tasks stay as they are, for `task_replay`."""
         prepared_agent = loop.prepared_agent
         agent = self._agents.find(prepared_agent.agent.name)
-        if session.kind != "agent" or agent is None or prepared_agent.session_dir is None:
+        if loop.lease.kind != "agent" or agent is None or prepared_agent.session_dir is None:
             return
         await compaction.compact(
             self._ledger,
@@ -228,12 +227,7 @@ class CycleRunner:
         )
 
     async def _postpone(
-        self,
-        session: SessionRecord,
-        lease: SessionLease,
-        started: StartedCycle,
-        loop: DurableLoop | None,
-        error: ToolspaceError,
+        self, lease: SessionLease, started: StartedCycle, loop: DurableLoop | None, error: ToolspaceError
     ) -> float | None:
         """Postpones a run whose model did not answer. Returns the seconds until it continues, or None if it has failed.
 
@@ -242,7 +236,7 @@ class CycleRunner:
         step = _unsaved_step(started, loop)
         if not isinstance(error, ModelError) or not error.is_transient:
             return None
-        if session.kind == "agent" and not step.number:
+        if lease.kind == "agent" and not step.number:
             return None
         at_least = min(round((error.retry_after or 0) * 1000), _MAX_RETRY_MS)
         delay = await self._ledger.commit(
@@ -250,31 +244,31 @@ class CycleRunner:
         )
         if delay is None:
             return None
-        _log.warning("session %s: its run continues in %d ms: %s", session.id, delay, error)
+        _log.warning("session %s: its run continues in %d ms: %s", lease.session_id, delay, error)
         return max(delay, 1) / 1000
 
-    async def _fail(
-        self, session: SessionRecord, lease: SessionLease, started: StartedCycle, loop: DurableLoop | None, error: str
-    ) -> None:
+    async def _fail(self, lease: SessionLease, started: StartedCycle, loop: DurableLoop | None, error: str) -> None:
         self.cycle_counts["failed"] += 1
         error = str(mask_secrets(json_text.storable_text(error)))  # Errors of libraries may contain secrets.
-        _log.warning("session %s: its run %s failed: %s", session.id, started.run.id, single_line(error, _MAX_LOGGED))
+        _log.warning(
+            "session %s: its run %s failed: %s", lease.session_id, started.run.id, single_line(error, _MAX_LOGGED)
+        )
         await self._ledger.commit(
             session_transactions.end,
             lease,
             _unsaved_step(started, loop),
             status="failed",
             error=error,
-            retries_events=session.kind == "agent",
-            also=self._completion(session, None, loop),
+            retries_events=lease.kind == "agent",
+            also=self._completion(lease, None, loop),
         )
 
-    async def _abandon(self, session: SessionRecord, lease: SessionLease, run_id: str) -> bool:
+    async def _abandon(self, lease: SessionLease, run_id: str) -> bool:
         """Cleans up after a run that was ended from outside. Returns whether it has ended."""
         self.cycle_counts["canceled"] += 1
         with contextlib.suppress(LeaseLost):
             return await self._ledger.commit(
-                session_transactions.abandon, lease, run_id, "the run was canceled", self._completion(session)
+                session_transactions.abandon, lease, run_id, "the run was canceled", self._completion(lease)
             )
         return True
 

@@ -182,15 +182,12 @@ class AgentLoop:
         run, budget = self.agent_run, self.agent_run.budget
         run.is_waiting_for_model = True
         try:
-            await budget.begin_request()
-            try:
+            async with budget.request():
                 if budget.exhausted_reason() is not None:
                     return None
                 turn = await self._request()
                 budget.add_usage(turn.usage)
                 return turn
-            finally:
-                budget.end_request()
         finally:
             run.is_waiting_for_model = False
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -191,8 +192,9 @@ class RunBudget:
             tokens, cost = budget._largest_request
             budget._largest_request = (max(tokens, usage.tokens), max(cost, usage.cost))
 
-    async def begin_request(self) -> None:
-        """Waits while the requests under way may use up the rest of a budget. Call `end_request` afterwards.
+    @asynccontextmanager
+    async def request(self) -> AsyncGenerator[None]:
+        """Waits while the requests under way may use up the rest of a budget, and is one of them until its end.
 
         Without this, agents that are called at the same time would each see the same unspent rest.
         """
@@ -202,15 +204,15 @@ class RunBudget:
             await waiter
         for budget in self._lineage():
             budget._active_requests += 1
-
-    def end_request(self) -> None:
-        """Ends a request whose usage has been added, and wakes the requests that wait."""
-        for budget in self._lineage():
-            budget._active_requests -= 1
-            waiters, budget._waiters = budget._waiters, []
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+        try:
+            yield
+        finally:
+            for budget in self._lineage():
+                budget._active_requests -= 1
+                waiters, budget._waiters = budget._waiters, []
+                for waiter in waiters:
+                    if not waiter.done():
+                        waiter.set_result(None)
 
     def _is_full(self) -> bool:
         """Whether one more request may exceed a limit. Never if no request is under way: `exhausted_reason` decides."""

@@ -194,16 +194,16 @@ class Scheduler:
         session = await self._acquire(session_id)
         if session is None:
             return
-        lease = active.lease = SessionLease(session_id, session.agent_entity_id, session.token)
+        lease = active.lease = SessionLease(session_id, session.agent_entity_id, session.token, session.kind)
         try:
-            agent = runner.find_agent(session)
+            agent = runner.find_agent(lease)
             if agent is None:
                 await self._wait_for_agent(session, lease)
                 active.lease = None
                 # Without a notification: this process would acquire it again at once.
                 await self._ledger.write(sessions.release_lease, session_id, lease.token)
                 return
-            started = await runner.reopen(session, lease) if session.run_id is not None else None
+            started = await runner.reopen(lease) if session.run_id is not None else None
             while not active.is_stopping:
                 if started is None:
                     if agent is None or session.kind != "agent":
@@ -225,12 +225,12 @@ class Scheduler:
                         continue
                     started = result
                     self._rate_limit.record_start(session_id)
-                seconds = await runner.run(session, active, started)
+                seconds = await runner.run(active, started)
                 if seconds:
                     self._wake_later(session_id, seconds)
                     return
-                started = await runner.reopen(session, lease) if seconds is not None else None
-                agent = runner.find_agent(session)  # Again: configuration may have changed meanwhile.
+                started = await runner.reopen(lease) if seconds is not None else None
+                agent = runner.find_agent(lease)  # Again: configuration may have changed meanwhile.
                 if started is None and self._queue:
                     self._ready_again.add(session_id)  # Other sessions wait: this one goes behind them.
                     return
@@ -270,7 +270,7 @@ class Scheduler:
         if session.run_id is None or now - since < _MISSING_AGENT_SECONDS:
             return
         del self._missing_agents[session.id]
-        await self._runner.end_without_agent(session, lease, session.run_id)
+        await self._runner.end_without_agent(lease, session.run_id)
 
     async def _is_rate_limited(self, session: SessionRecord, per_minute: int) -> bool:
         """Whether a session has had all its cycles of this minute. If so, it is woken when the next one is allowed."""

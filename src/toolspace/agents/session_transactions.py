@@ -27,7 +27,7 @@ from toolspace.storage.queries import calls as call_rows
 from toolspace.storage.queries import inbox, sessions
 from toolspace.storage.queries import runs as run_rows
 from toolspace.storage.queries.calls import NewCall
-from toolspace.storage.queries.sessions import HistoryTurn, NewTurn, StoredTurn
+from toolspace.storage.queries.sessions import HistoryTurn, NewTurn, SessionKind, StoredTurn
 
 LEASE_MS = 6_000
 """How long a process may be silent before another one takes its sessions over."""
@@ -58,6 +58,7 @@ class SessionLease(msgspec.Struct, frozen=True):
     session_id: str
     agent_entity_id: str
     token: int
+    kind: SessionKind = "agent"
 
 
 class StartedCycle(msgspec.Struct, frozen=True, kw_only=True):

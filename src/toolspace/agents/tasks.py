@@ -21,7 +21,7 @@ from toolspace.agents.loop import RunOutcome
 from toolspace.agents.prebuilt.action import tool_errors
 from toolspace.agents.prompt_builder import load_prompt_context, render_memories, render_section
 from toolspace.agents.run_state import PreparedAgent, TaskInstructions, find_agent_run
-from toolspace.agents.session_transactions import WriteProgram, new_turn
+from toolspace.agents.session_transactions import SessionLease, WriteProgram, new_turn
 from toolspace.builtin.catalog import reflection_tools
 from toolspace.builtin.tasks import agent_tools, session_tools, task_tools
 from toolspace.core import json_text
@@ -41,7 +41,7 @@ from toolspace.storage.database import Program
 from toolspace.storage.queries import entities_and_spaces, idempotency, inbox, sessions
 from toolspace.storage.queries import runs as run_rows
 from toolspace.storage.queries import tasks as rows
-from toolspace.storage.queries.sessions import SessionKind, SessionRecord
+from toolspace.storage.queries.sessions import SessionKind
 
 MAX_RUNNING_TASKS = 20
 """Running tasks of one agent: a faulty agent must not fill a process with tasks."""
@@ -240,11 +240,11 @@ class _ToolPolicy(NamedTuple):
         return Allow() if self.is_allowed(tool) else Deny(f'"{tool.name}" is not for this kind of work')
 
 
-async def prepare_task(ledger: Ledger, prepared_agent: PreparedAgent, session: SessionRecord) -> PreparedAgent:
+async def prepare_task(ledger: Ledger, prepared_agent: PreparedAgent, lease: SessionLease) -> PreparedAgent:
     """Changes a prepared agent for a background task: another prompt, fewer tools, no forced tool."""
-    agent, settings, entity_id = prepared_agent.agent, prepared_agent.settings, session.agent_entity_id
+    agent, settings, entity_id = prepared_agent.agent, prepared_agent.settings, lease.agent_entity_id
     context = ToolContext(agent_id=agent.name, agent_entity_id=entity_id)
-    task = await ledger.read(get_task, entity_id, rows.task_id_of(session.id))
+    task = await ledger.read(get_task, entity_id, rows.task_id_of(lease.session_id))
     prompt_context = await ledger.read(load_prompt_context, entity_id)
     run = await ledger.read(run_rows.find, task.run_id)
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0).isoformat()
@@ -285,11 +285,11 @@ def can_reflect(tools: ToolOrchestrator) -> bool:
     return tools.find("memory_write") is not None
 
 
-async def prepare_reflection(prepared_agent: PreparedAgent, session: SessionRecord) -> PreparedAgent:
+async def prepare_reflection(prepared_agent: PreparedAgent, lease: SessionLease) -> PreparedAgent:
     """Changes a prepared agent for a reflection: another prompt, with the index of the memory files, and the memory
     tools only."""
     name, tools = prepared_agent.agent.name, prepared_agent.tools
-    context = ToolContext(agent_id=name, agent_entity_id=session.agent_entity_id)
+    context = ToolContext(agent_id=name, agent_entity_id=lease.agent_entity_id)
     files: Sequence[Mapping[str, Any]] = ()
     if tools.find("memory_list") is not None:
         result = await tools.execute("memory_list", {}, context=context)
@@ -303,7 +303,7 @@ async def prepare_reflection(prepared_agent: PreparedAgent, session: SessionReco
         lines.append(f"… and {len(files) - _MAX_LISTED_FILES} more")
     index = render_section("MEMORY FILES", lines or ["(none yet)"])
     instructions = TaskInstructions(
-        task_id=rows.task_id_of(session.id),
+        task_id=rows.task_id_of(lease.session_id),
         prompt="\n\n".join((_REFLECTION_INSTRUCTIONS.format(name=name), index)),
         policy=_ToolPolicy(_is_reflection_tool),
     )

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from toolspace.core.context import ToolContext
 from toolspace.core.interfaces import ResultCache, ToolProvider
 from toolspace.core.result import ToolResult
@@ -15,7 +17,7 @@ from toolspace.core.tool import Tool
 from toolspace.orchestrator.call import Call
 from toolspace.orchestrator.catalog import CatalogEntry, NameResolver
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
-from toolspace.orchestrator.pipeline import CallHandler, CallServices
+from toolspace.orchestrator.pipeline import CallHandler
 from toolspace.orchestrator.settings import CallDefaults, EffectiveSettings, ProviderRules
 from toolspace.orchestrator.stages.queue import QueueRegistry, QueueSpec
 
@@ -42,16 +44,13 @@ class LayeredOrchestrator(ToolOrchestrator):
         super().__init__(context=context or parent.context)
         shared = parent._services
         self.bus = parent.bus
-        self._services = CallServices(
-            bus=shared.bus,
-            call_log=shared.call_log,
+        self._services = msgspec.structs.replace(
+            shared,
             queues=QueueRegistry(dict(queues or {})),
-            threads=shared.threads,
-            count_tokens=shared.count_tokens,
             cache=cache,
-            outputs=shared.outputs,
-            policies=shared.policies,
             defaults=defaults or shared.defaults,
+            deferred_completions={},
+            killed_count=0,
         )
         self.stored_sessions = parent.stored_sessions
         self._names = NameResolver(self._catalog, self._services)

@@ -33,8 +33,7 @@ class Span(msgspec.Struct, eq=False):
 
     kind: SpanKind
     name: str
-    id: str = ""
-    """The name, unless another id is given."""
+    id: str
     started_at: float = msgspec.field(default_factory=lambda: time.time() * 1000)
     ended_at: float | None = None
     status: str = "running"
@@ -46,9 +45,6 @@ class Span(msgspec.Struct, eq=False):
     load_attributes: Callable[[], dict[str, Any]] | None = None
     """Returns further attributes when someone reads them; most are never read."""
     _attributes: dict[str, Any] = {}
-
-    def __post_init__(self) -> None:
-        self.id = self.id or self.name
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -122,7 +118,7 @@ class Run(msgspec.Struct, eq=False, kw_only=True, weakref=True):
     discovered_tools: dict[str, None] = {}
     """The names of tools that a search found. The model sees their schemas from then on."""
     concurrency_queue: CallQueue | None = None
-    trace: Span = msgspec.field(default_factory=lambda: Span("run", ""))
+    trace: Span = msgspec.field(default_factory=lambda: Span("run", "", ""))
     turn: int = 0
     active_calls: dict[Call, None] = {}
     """Those that have waited for something."""
@@ -133,7 +129,7 @@ class Run(msgspec.Struct, eq=False, kw_only=True, weakref=True):
     def __post_init__(self) -> None:
         self.id = self.id or f"run_{os.urandom(8).hex()}"
         self.session = self.session or f"session-{self.id.removeprefix('run_')}"
-        self.trace = Span("run", self.id)
+        self.trace = Span("run", self.id, self.id)
         if self.max_concurrent_tools is not None:
             spec = QueueSpec(concurrent=self.max_concurrent_tools)
             self.concurrency_queue = CallQueue("maxConcurrentTools", spec)
@@ -159,7 +155,7 @@ class Run(msgspec.Struct, eq=False, kw_only=True, weakref=True):
             last_turn.end()
         self.turn += 1
         self._calls_in_turn = 0
-        self.trace.add_child(Span("turn", str(self.turn)))
+        self.trace.add_child(Span("turn", str(self.turn), str(self.turn)))
         return self.turn
 
     def close(self) -> None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from toolspace.core.context import ToolContext
 from toolspace.core.interfaces import Deny, Policy, TokenCounter, ToolProvider
-from toolspace.core.text_search import bm25_score, word_weight
 from toolspace.core.tokens import estimate_tokens
 from toolspace.core.tool import Tool, definition_text
 
@@ -132,6 +131,9 @@ class ToolIndex:
     """A search index over a fixed list of tools."""
 
     def __init__(self, tools: Iterable[Tool]) -> None:
+        from toolspace.core.text_search import bm25_score, word_weight  # Imported here: many programs never search.
+
+        self._bm25_score = bm25_score
         self._tools = list(tools)
         self._documents = [Counter(_tool_words(tool)) for tool in self._tools]
         self._lengths = [document.total() for document in self._documents]
@@ -150,7 +152,7 @@ class ToolIndex:
     def _score(self, index: int, words: list[str]) -> float:
         document, length = self._documents[index], self._lengths[index]
         return sum(
-            bm25_score(count, length, self._mean_length, self._weights[word])
+            self._bm25_score(count, length, self._mean_length, self._weights[word])
             for word in words
             if (count := document.get(word, 0))
         )
