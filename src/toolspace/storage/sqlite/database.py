@@ -32,7 +32,6 @@ from toolspace.storage.sqlite.group_commit import (
     PreparedBatch,
     TransactionJob,
     commit,
-    deferred_writes_of,
     fail_batch,
     roll_back,
     run_batch,
@@ -208,7 +207,7 @@ class SqliteDatabase(Database):
             if isinstance(job, TransactionJob):
                 job.start()
                 has_statements = has_statements or job.steps is not None
-        if not has_statements and (prepared_batch := self._batch_writer.prepare(deferred_writes_of(batch))) is not None:
+        if not has_statements and (prepared_batch := self._batch_writer.prepare(batch)) is not None:
             return _Commit(batch, prepared_batch=prepared_batch)
         try:
             self._connection.execute("BEGIN IMMEDIATE")
@@ -220,7 +219,7 @@ class SqliteDatabase(Database):
         """The writer thread has committed something. `thread_continues`: it has taken the next batch by itself."""
         self._committed_jobs += len(work.batch)
         if not in_one_statement:
-            self._batch_writer.remember(deferred_writes_of(work.batch))
+            self._batch_writer.remember(work.batch)
         if not thread_continues:
             self._is_committing = False
             self._run_waiting()  # Before the callers are notified: the disk is busy meanwhile.
@@ -281,7 +280,7 @@ class SqliteDatabase(Database):
             batch.append(job)
         if not batch or len(jobs) * 2 < previous_size:
             return None
-        prepared_batch = self._batch_writer.prepare(deferred_writes_of(batch))
+        prepared_batch = self._batch_writer.prepare(batch)
         if prepared_batch is None:
             return None
         for _ in batch:

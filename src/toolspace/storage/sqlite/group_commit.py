@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
@@ -124,11 +124,6 @@ class DeferredJob(msgspec.Struct, eq=False):
 Job = TransactionJob | DeferredJob
 
 
-def deferred_writes_of(batch: Sequence[Job]) -> list[DeferredWrites]:
-    """The deferred writes of the jobs without an error."""
-    return [job.deferred_writes for job in batch if job.deferred_writes is not None and job.error is None]
-
-
 def run_batch(connection: sqlite3.Connection, batch: Sequence[Job]) -> bool:
     """Runs jobs in the transaction that was begun. False if all of them failed."""
     try:
@@ -217,7 +212,8 @@ def _run_with_savepoints(connection: sqlite3.Connection, batch: Sequence[Job]) -
 
 
 def _write_deferred(connection: sqlite3.Connection, batch: Sequence[Job]) -> None:
-    if all_writes := deferred_writes_of(batch):
+    all_writes = [job.deferred_writes for job in batch if job.deferred_writes is not None and job.error is None]
+    if all_writes:
         run_program(connection, lambda: events.write_deferred(all_writes))
 
 
@@ -297,6 +293,7 @@ _SETUP: Final = (
     END""",
 )
 _WRITE: Final = "INSERT INTO batches VALUES (?, ?, ?, ?)"
+_encoder = msgspec.json.Encoder()
 
 
 class PreparedBatch(NamedTuple):
@@ -324,8 +321,11 @@ class BatchWriter:
         except sqlite3.Error:  # An old SQLite, or one without JSON: everything is written row by row.
             self._is_available = False
 
-    def prepare(self, all_writes: Sequence[DeferredWrites]) -> PreparedBatch | None:
-        """None if the rows have to be written one by one: the last id of a stream is unknown, or they are too large."""
+    def prepare(self, batch: Sequence[Job]) -> PreparedBatch | None:
+        """The deferred writes of jobs without statements.
+
+        None if the rows have to be written one by one: the last id of a stream is unknown, or they are too large.
+        """
         if not self._is_available:
             return None
         at = now_ms()
@@ -333,9 +333,12 @@ class BatchWriter:
         inbox_rows: list[Sequence[Any]] = []
         event_rows: list[Sequence[Any]] = []
         previous_ids, last_ids = self._last_ids, dict[str, int]()
-        events_by_writes: list[list[StoredEvent]] = []
+        events_by_writes: list[tuple[DeferredWrites, list[StoredEvent]]] = []
         try:
-            for writes in all_writes:
+            for job in batch:
+                writes = job.deferred_writes
+                if writes is None or job.error is not None:
+                    continue
                 call_rows += writes.resolved_calls
                 inbox_rows += writes.inbox_rows
                 stored_events: list[StoredEvent] = []
@@ -349,14 +352,14 @@ class BatchWriter:
                         stored_events.append(event)
                         event_rows.append(row)
                     last_ids[stream] = event_id
-                events_by_writes.append(stored_events)
+                events_by_writes.append((writes, stored_events))
             stream_rows = [(stream, event_id, previous_ids[stream]) for stream, event_id in last_ids.items()]
             values = [_encoder.encode(rows).decode() for rows in (call_rows, inbox_rows, stream_rows, event_rows)]
         except Exception:  # A value that no database can store: writing it row by row reports whose it is.
             return None
         if sum(map(len, values)) > _MAX_BYTES:
             return None
-        return PreparedBatch(values, list(zip(all_writes, events_by_writes, strict=True)), last_ids)
+        return PreparedBatch(values, events_by_writes, last_ids)
 
     def write(self, connection: sqlite3.Connection, batch: PreparedBatch) -> bool:
         """Commits the batch. Returns False, and writes nothing, if a row is not as remembered or cannot be written."""
@@ -369,14 +372,11 @@ class BatchWriter:
         self._last_ids.update(batch.last_ids)
         return True
 
-    def remember(self, all_writes: Iterable[DeferredWrites]) -> None:
-        """Takes the last ids from writes that were made row by row."""
+    def remember(self, batch: Sequence[Job]) -> None:
+        """Takes the last ids from jobs whose events were written row by row."""
         last_ids = self._last_ids
-        for writes in all_writes:
-            for event in writes.stored_events:
-                last_ids[event.stream] = event.id
+        for job in batch:
+            if job.deferred_writes is not None and job.error is None:
+                last_ids.update((event.stream, event.id) for event in job.deferred_writes.stored_events)
         while len(last_ids) > _MAX_STREAMS:
             del last_ids[next(iter(last_ids))]
-
-
-_encoder = msgspec.json.Encoder()
