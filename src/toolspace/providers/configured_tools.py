@@ -89,12 +89,12 @@ def build_execution(
 def _build_request(
     name: str, execution: Mapping[str, Any], input_schema: Mapping[str, Any] | None, client: Callable[[], HttpClient]
 ) -> ToolExecution:
-    from toolspace.providers.rest.provider import build_request_handler, build_request_schema
+    from toolspace.providers.rest.provider import build_request_handler
 
+    handler, request_schema = build_request_handler(name, execution, client())
     if input_schema is None:
-        request_schema = build_request_schema(name, execution)
         input_schema = request_schema if request_schema.get("properties") else _ANY_INPUT_SCHEMA
-    return ToolExecution(handler=build_request_handler(name, execution, client()), input_schema=input_schema)
+    return ToolExecution(handler=handler, input_schema=input_schema)
 
 
 def _build_expression(execution: Mapping[str, Any], input_schema: Mapping[str, Any] | None) -> ToolExecution:

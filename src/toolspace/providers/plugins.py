@@ -52,7 +52,7 @@ def build_provider(
     `source_settings` are the settings before variables were filled in. Error messages hide values that came from
     variables, and values under a key such as `apiKey`.
     """
-    secrets = [*_list_secrets(settings), *_list_filled_in(source_settings or settings, settings)]
+    secrets = list(_list_secrets(settings, source_settings or settings))
     return _check_provider(_call_factory(factory, uses, settings, secrets), uses)
 
 
@@ -177,27 +177,16 @@ def _describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def _list_secrets(value: object, *, is_secret: bool = False) -> Iterator[str]:
-    """The texts below keys that name secrets."""
+def _list_secrets(value: object, source: object, *, is_secret: bool = False) -> Iterator[str]:
+    """The texts below keys that name secrets, and those that differ from their source: a variable was filled in."""
     if isinstance(value, Mapping):
+        sources = cast("Mapping[object, object]", source)
         for key, item in cast("Mapping[object, object]", value).items():
-            yield from _list_secrets(item, is_secret=is_secret or is_secret_name(str(key)))
+            yield from _list_secrets(item, sources[key], is_secret=is_secret or is_secret_name(str(key)))
     elif isinstance(value, list | tuple):
-        for item in cast("list[object]", value):
-            yield from _list_secrets(item, is_secret=is_secret)
-    elif is_secret and isinstance(value, str):
-        yield value
-
-
-def _list_filled_in(source: object, value: object) -> Iterator[str]:
-    """The texts that differ from their source, because a variable was filled in."""
-    if isinstance(value, Mapping):
-        for key, item in cast("Mapping[str, object]", value).items():
-            yield from _list_filled_in(cast("Mapping[str, object]", source)[key], item)
-    elif isinstance(value, list):
-        for source_item, item in zip(cast("list[object]", source), cast("list[object]", value), strict=True):
-            yield from _list_filled_in(source_item, item)
-    elif isinstance(value, str) and value != source:
+        for item, source_item in zip(cast("list[object]", value), cast("list[object]", source), strict=True):
+            yield from _list_secrets(item, source_item, is_secret=is_secret)
+    elif isinstance(value, str) and (is_secret or value != source):
         yield value
 
 

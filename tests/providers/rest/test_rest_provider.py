@@ -107,7 +107,7 @@ async def test_a_configured_tool_with_a_url_is_a_request(
 ) -> None:
     client = HttpClient()
     async with http_server() as server:
-        handler = build_request_handler("weather", {"url": server.url("/v1"), **execution}, client)
+        handler, _ = build_request_handler("weather", {"url": server.url("/v1"), **execution}, client)
         weather = Tool("weather", "", {"type": "object"}, handler=handler, execution_type="gateway")
         async with Toolspace(tools=[weather]) as toolspace:
             assert (await toolspace.call("weather", {"city": "Paris"})).result == {}

@@ -1,6 +1,6 @@
 """The provider of REST tools, such as `rest__weather`. Requests are built by `request_builder` and sent by `client`.
 
-Configured tools of type `gateway` use `build_request_handler` and `build_request_schema`.
+Configured tools of type `gateway` use `build_request_handler`.
 """
 
 from __future__ import annotations
@@ -113,25 +113,14 @@ def method_annotations(method: str, annotations: Annotations) -> Annotations:
     return msgspec.structs.replace(annotations, **unset)
 
 
-def build_request_handler(name: str, execution: Mapping[str, Any], client: HttpClient) -> RequestHandler:
-    """The handler of a configured tool whose `execution` has a `url`. It follows the rules of REST tools."""
-    build_request = compile_request(_execution_spec(name, execution))
+def build_request_handler(
+    name: str, execution: Mapping[str, Any], client: HttpClient
+) -> tuple[RequestHandler, Mapping[str, Any]]:
+    """The handler of a configured tool whose `execution` has a `url`, by the rules of REST tools; and its input schema.
 
-    async def handle(parameters: dict[str, Any], context: ToolContext) -> ToolResult:
-        return await client.send(build_request(parameters), context)
-
-    return handle
-
-
-def build_request_schema(name: str, execution: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The input schema of such a tool, from the parameters that its templates name."""
-    spec = _execution_spec(name, execution)
-    compile_request(spec)  # Its errors name the field.
-    return build_input_schema(spec)
-
-
-def _execution_spec(name: str, execution: Mapping[str, Any]) -> RestSpec:
-    return RestSpec(
+    The schema has the parameters that the templates name.
+    """
+    spec = RestSpec(
         name=name,
         url=str(execution["url"]),
         method=str(execution.get("method") or "POST"),
@@ -139,3 +128,9 @@ def _execution_spec(name: str, execution: Mapping[str, Any]) -> RestSpec:
         query=execution.get("query") or {},
         body=execution.get("body"),
     )
+    build_request = compile_request(spec)
+
+    async def handle(parameters: dict[str, Any], context: ToolContext) -> ToolResult:
+        return await client.send(build_request(parameters), context)
+
+    return handle, build_input_schema(spec)

@@ -107,8 +107,8 @@ class _SdkFlow(OAuthClientProvider):
         self, request: LoginRequest, metadata: OAuthClientMetadata, client: OAuthClientInformationFull | None
     ) -> None:
         self.storage = _MemoryStorage(client)
-        if request.current_login is not None:  # The SDK asks for its scope again, together with the new one.
-            current = request.current_login
+        if (current := request.current_login) is not None:
+            # The SDK asks for its scope again, together with the new one.
             self.storage.tokens = OAuthToken(access_token=current.access_token, scope=current.scope)
         self._settings = request.settings
         super().__init__(request.url, metadata, self.storage, client_metadata_url=self._settings.client_metadata_url)
