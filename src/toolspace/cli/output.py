@@ -49,6 +49,19 @@ def first_line(text: str) -> str:
     return lines[0].strip() if lines else ""
 
 
+def plain_text(value: object) -> str:
+    """Returns text unchanged, and any other value as JSON."""
+    from toolspace.core import json_text  # Imported late: reporting wrong usage does not need it.
+
+    return value if isinstance(value, str) else json_text.encode(value)
+
+
+def one_line(value: object, limit: int) -> str:
+    """Returns the first line of an untrusted value, cut after so many characters with an ellipsis."""
+    text = first_line(plain_text(value))
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
 def text_width(text: str) -> int:
     """Returns how many columns of a terminal the text takes."""
     return sum(map(_character_width, text))

@@ -14,7 +14,7 @@ from toolspace.cli.event_loop import Interrupts, run, wait_for_signal
 from toolspace.cli.gateway_connection import GatewayAddress, create_client, find_gateway, gateway_options
 from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
-from toolspace.cli.output import CommandOutput, first_line
+from toolspace.cli.output import CommandOutput, first_line, one_line
 from toolspace.client.client import ToolspaceClient
 from toolspace.client.errors import GatewayUnreachable, Unauthorized
 from toolspace.client.events import EventSubscription, StreamEvent
@@ -162,14 +162,9 @@ def describe(event_type: str, data: Mapping[str, Any]) -> str:
     """Returns the most important data of an event on one line."""
     if event_type == "message.done":
         message: dict[str, Any] = data.get("message", {})
-        return "  ".join(map(_format_value, (message.get("senderId"), message.get("content"))))
+        return "  ".join(one_line(message.get(key), _MAX_TEXT) for key in ("senderId", "content"))
     fields = _PRINTED_FIELDS.get(event_type)
     if fields is None:
-        return _format_value(data)
+        return one_line(data, _MAX_TEXT)
     values = [(field, data[field]) for field in fields if data.get(field) not in (None, "")]
-    return "  ".join(f"{value} ms" if field == "durationMs" else _format_value(value) for field, value in values)
-
-
-def _format_value(value: Any) -> str:
-    text = first_line(value if isinstance(value, str) else json_text.encode(value))
-    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
+    return "  ".join(f"{value} ms" if field == "durationMs" else one_line(value, _MAX_TEXT) for field, value in values)

@@ -38,21 +38,9 @@ QueueName = Annotated[str | None, "The queue that its calls go through."]
 Cache = Annotated[float | None, types.cache_duration, "How long a result is reused for equal calls; 0 or false: never."]
 CachePerUser = Annotated[bool, "Cache the results of each user separately."]
 Timeout = Annotated[Duration | None, "How long one call may take; without it `defaults.toolTimeout`."]
-RequestTimeout = Annotated[
-    Duration | None,
-    "How long one call of its tools may take; without it `defaults.toolTimeout`.",
-    SettingOptions(key="requestTimeoutMs", aliases=("requestTimeout",)),
-]
 Enabled = Annotated[bool, "Whether it is used at all."]
-Required = Annotated[bool, "Refuse to start if it does not start."]
 Tags = Annotated[tuple[str, ...], "Words that a search finds it by."]
 Headers = Annotated[Mapping[str, str], "HTTP headers to send.", SECRET]
-ToolsAllowed = Annotated[
-    Globs | None, "Offer only these of its tools.", SettingOptions(aliases=("allowedTools", "includeTools"))
-]
-ToolsDenied = Annotated[
-    Globs, "Do not offer these of its tools, even if allowed.", SettingOptions(aliases=("deniedTools", "excludeTools"))
-]
 
 _EFFECTS = {
     "read_only": "It changes nothing.",
@@ -100,7 +88,29 @@ def _oauth(value: Value) -> Any:
     return value.mapping()
 
 
-class McpServerSettings(Section, frozen=True, kw_only=True):
+class ToolSourceSettings(Section, frozen=True, kw_only=True):
+    """What every source of several tools has: an MCP server, an OpenAPI service, a provider of another package."""
+
+    enabled: Enabled = True
+    required: Annotated[bool, "Refuse to start if it does not start."] = False
+    tools_allowed: Annotated[
+        Globs | None, "Offer only these of its tools.", SettingOptions(aliases=("allowedTools", "includeTools"))
+    ] = None
+    tools_denied: Annotated[
+        Globs,
+        "Do not offer these of its tools, even if allowed.",
+        SettingOptions(aliases=("deniedTools", "excludeTools")),
+    ] = ()
+    queue: QueueName = None
+    cache: Cache = None
+    request_timeout: Annotated[
+        Duration | None,
+        "How long one call of its tools may take; without it `defaults.toolTimeout`.",
+        SettingOptions(key="requestTimeoutMs", aliases=("requestTimeout",)),
+    ] = None
+
+
+class McpServerSettings(ToolSourceSettings, frozen=True, kw_only=True):
     """How to reach one MCP server."""
 
     hidden = frozenset(("extra",))
@@ -130,13 +140,6 @@ class McpServerSettings(Section, frozen=True, kw_only=True):
         "`client_credentials`), `clientId`, `clientSecret`, `scope`.",
         SECRET,
     ] = {}
-    enabled: Enabled = True
-    required: Required = False
-    tools_allowed: ToolsAllowed = None
-    tools_denied: ToolsDenied = ()
-    queue: QueueName = None
-    cache: Cache = None
-    request_timeout: RequestTimeout = None
     idle_timeout: Annotated[
         Duration | None, "Stop the server after this time without use; the next call restarts it."
     ] = None
@@ -167,7 +170,7 @@ class RestToolSettings(Section, frozen=True, kw_only=True):
     tags: Tags = ()
 
 
-class OpenApiSettings(Section, frozen=True, kw_only=True):
+class OpenApiSettings(ToolSourceSettings, frozen=True, kw_only=True):
     """One service that an OpenAPI document describes."""
 
     shorthand = "spec"
@@ -184,16 +187,9 @@ class OpenApiSettings(Section, frozen=True, kw_only=True):
     methods: Annotated[tuple[str, ...] | None, "Only operations of these HTTP methods."] = None
     paths: Annotated[Globs | None, "Only operations below these paths."] = None
     operations: Annotated[Globs | None, "Only these operations, by `operationId`."] = None
-    tools_allowed: ToolsAllowed = None
-    tools_denied: ToolsDenied = ()
-    queue: QueueName = None
-    cache: Cache = None
-    request_timeout: RequestTimeout = None
-    enabled: Enabled = True
-    required: Required = False
 
 
-class ProviderSettings(Section, frozen=True, kw_only=True):
+class ProviderSettings(ToolSourceSettings, frozen=True, kw_only=True):
     """A provider of another package, or of the user's own code."""
 
     shorthand = "uses"
@@ -209,13 +205,6 @@ class ProviderSettings(Section, frozen=True, kw_only=True):
         "The first part of its tools' names; without it the provider's own namespace, else the name of the entry.",
     ] = None
     settings: Annotated[Mapping[str, Any], "The provider's own settings, which it is created with.", SECRET] = {}
-    enabled: Enabled = True
-    required: Required = False
-    tools_allowed: ToolsAllowed = None
-    tools_denied: ToolsDenied = ()
-    queue: QueueName = None
-    cache: Cache = None
-    request_timeout: RequestTimeout = None
 
 
 # MCP servers, as other programs write them

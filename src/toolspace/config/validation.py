@@ -256,11 +256,11 @@ class Setting(msgspec.Struct, frozen=True):
 
 @functools.cache
 def declared_settings(section: type[msgspec.Struct]) -> tuple[Setting, ...]:
-    """The settings that the fields of a section declare, in the order of the fields."""
+    """The settings that the fields of a section declare, in their order; those of its base class come last."""
     defaults = dict(zip(reversed(section.__struct_fields__), reversed(section.__struct_defaults__), strict=False))
     return tuple(
         _declared_setting(attribute, annotation, defaults.get(attribute, msgspec.NODEFAULT))
-        for base in reversed(section.__mro__)
+        for base in section.__mro__
         for attribute, annotation in inspect.get_annotations(base).items()
         if hasattr(annotation, "__metadata__")
     )

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, cast
 from toolspace.cli.chat.run_tracker import ChatContext, RunTracker
 from toolspace.cli.chat.screen import PROMPT, ChatScreen
 from toolspace.cli.chat.view import ConversationView
-from toolspace.cli.output import escape_control_characters
+from toolspace.cli.output import escape_control_characters, plain_text
 from toolspace.client.errors import ApiError
 from toolspace.core import json_text
 from toolspace.core.context import ELICITATION_CALL
@@ -194,7 +194,7 @@ class FormField(NamedTuple):
             default = self.schema.get("default")
             hint = " [Y/n]" if default is True else " [y/N]" if default is False else " [y/n]"
         elif "default" in self.schema:
-            hint = f" [{_format_value(self.schema['default'])}]"
+            hint = f" [{plain_text(self.schema['default'])}]"
         else:
             hint = "" if self.required else " (may be empty)"
         return f"{label}{hint}> ".lstrip()
@@ -203,9 +203,7 @@ class FormField(NamedTuple):
     def explanation(self) -> str:
         """The description and the choices; empty if there are none."""
         description = str(self.schema.get("description") or "")
-        choices = [
-            f"  {number}) {_format_value(choice)}" for number, choice in enumerate(self.choices[:_MAX_CHOICES], 1)
-        ]
+        choices = [f"  {number}) {plain_text(choice)}" for number, choice in enumerate(self.choices[:_MAX_CHOICES], 1)]
         return "\n".join([*([description] if description else []), *choices])
 
     @property
@@ -236,11 +234,11 @@ class FormField(NamedTuple):
     def _parse_choice(self, text: str) -> FormResult | InvalidAnswer:
         choices = self.choices
         for choice in choices:
-            if _format_value(choice).lower() == text.lower():
+            if plain_text(choice).lower() == text.lower():
                 return FormResult(choice)
         if text.isdecimal() and len(text) < 6 and 1 <= int(text) <= len(choices):
             return FormResult(choices[int(text) - 1])
-        return InvalidAnswer(f"one of {', '.join(map(_format_value, choices[:_MAX_CHOICES]))}, or its number")
+        return InvalidAnswer(f"one of {', '.join(map(plain_text, choices[:_MAX_CHOICES]))}, or its number")
 
     def _parse_number(self, text: str) -> FormResult | InvalidAnswer:
         try:
@@ -326,7 +324,3 @@ def _fields(schema: Any) -> list[FormField]:
         FormField(name, cast("dict[str, Any]", inner) if isinstance(inner, dict) else {}, name in required_names)
         for name, inner in cast("dict[str, Any]", properties).items()
     ]
-
-
-def _format_value(value: Any) -> str:
-    return value if isinstance(value, str) else json_text.encode(value)

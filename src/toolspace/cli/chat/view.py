@@ -6,8 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from toolspace.cli.chat.screen import ChatScreen
-from toolspace.cli.output import CommandOutput, cut, escape_control_characters, first_line, text_width
-from toolspace.core import json_text
+from toolspace.cli.output import (
+    CommandOutput,
+    cut,
+    escape_control_characters,
+    first_line,
+    one_line,
+    plain_text,
+    text_width,
+)
 
 _HIDDEN_TOOLS: Final = frozenset(("enter_space", "leave_space", "send_message", "skip"))
 """Tools whose calls are not shown, because their effect is."""
@@ -69,7 +76,7 @@ class ConversationView:
     def finish_message(self, message: Mapping[str, Any]) -> None:
         sender = str(message.get("senderId"))
         has_failed = message.get("status") == "error"
-        text = _plain_text(message.get("content"))
+        text = plain_text(message.get("content"))
         if message.get("id") == self._message_id:
             if has_failed:
                 self._screen.append_text("… (not finished)")
@@ -94,7 +101,7 @@ class ConversationView:
         for entry in entries:
             if entry.kind == "message":
                 sender = "you" if entry.sender_id == self._person_id else self._name(entry.sender_id)
-                text = escape_control_characters(_plain_text(entry.content))
+                text = escape_control_characters(plain_text(entry.content))
                 self._screen.line(f"{sender}: {text}", dim=True)
             else:
                 self._screen.line(f"  {entry.status} {first_line(str(entry.content.get('toolName')))}", dim=True)
@@ -127,12 +134,12 @@ class ConversationView:
         duration = f" {data['durationMs']} ms" if data.get("durationMs") is not None else ""
         if "error" in data:
             if data.get("errorKind") != "canceled":
-                text = f"  ✗ {first_line(name)}{duration}: {_shorten(data['error'], _MAX_ERROR)}"
+                text = f"  ✗ {first_line(name)}{duration}: {one_line(data['error'], _MAX_ERROR)}"
                 self._screen.line(text, fg="red")
         elif name not in _HIDDEN_TOOLS:
-            arguments = _shorten(call["input"]) if call.get("input") not in (None, {}) else ""
+            arguments = one_line(call["input"], _MAX_VALUE) if call.get("input") not in (None, {}) else ""
             # A person's answer is more interesting than the time that it took.
-            detail = duration if data.get("source") != "client" else f" {_shorten(data.get('output'))}"
+            detail = duration if data.get("source") != "client" else f" {one_line(data.get('output'), _MAX_VALUE)}"
             self._screen.line(self._fit(f"  ✓ {first_line(name)}{detail} {arguments}".rstrip()), dim=True)
             if (chart := draw_chart(name, call.get("input"))) is not None:
                 self._screen.block(chart)
@@ -215,14 +222,5 @@ def draw_chart(tool: str, arguments: Any) -> str | None:
     return "\n".join(lines)
 
 
-def _plain_text(value: Any) -> str:
-    return value if isinstance(value, str) else json_text.encode(value)
-
-
 def _indent(value: Any) -> str:
-    return escape_control_characters(_plain_text(value)).replace("\n", "\n      ")
-
-
-def _shorten(value: Any, limit: int = _MAX_VALUE) -> str:
-    text = first_line(_plain_text(value))
-    return text if len(text) <= limit else f"{text[:limit]}…"
+    return escape_control_characters(plain_text(value)).replace("\n", "\n      ")
