@@ -16,7 +16,8 @@ from toolspace.server.responses import Problem, send_problem
 
 MCP_PATHS: Final = ("/mcp", "/mcp/")
 _LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "[::1]")
-_MAX_CACHED: Final = 256
+_MAX_CACHED: Final = 128
+"""Anyone can send long headers; 128 of them need little memory."""
 
 
 def allowed_hosts(server: ServerSettings) -> tuple[str, ...]:

@@ -183,12 +183,6 @@ class Request:
             raise Problem(415, f'Charset "{charset}" not supported; send UTF-8')
 
 
-@cache
-def _encode_name(name: str) -> bytes:
-    """Returns a header name in the form that ASGI uses."""
-    return name.lower().encode("latin-1")
-
-
 async def read_body(receive: Receive, content_length: bytes | None, *, limit: int) -> bytes:
     """Returns the whole request body.
 
@@ -260,6 +254,12 @@ def _resume(coroutine: Coroutine[Any, Any, Message], awaited_future: Any) -> Gen
                 awaited_future = coroutine.send(value)
         except StopIteration as stop:
             return stop.value
+
+
+@cache
+def _encode_name(name: str) -> bytes:
+    """Returns a header name in the form that ASGI uses."""
+    return name.lower().encode("latin-1")
 
 
 def _too_large(limit: int) -> Problem:

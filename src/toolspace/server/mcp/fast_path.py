@@ -316,7 +316,7 @@ def _is_simple_meta(text: bytes) -> bool:
     return not text or (text.startswith(b"{") and b"progressToken" not in text and b"\\u" not in text)
 
 
-@lru_cache(maxsize=_MAX_CACHED)
+@lru_cache(maxsize=64)
 def _is_type_accepted(accept: bytes, content_type: bytes) -> bool:
     """Whether the request is JSON and accepts both kinds of response. Cached, as clients repeat these headers."""
     types = {part.partition(b";")[0].strip() for part in accept.lower().split(b",")}
