@@ -146,7 +146,7 @@ async def test_a_call_inside_a_call_never_waits_for_its_ancestors_slot() -> None
 
     async with Toolspace(tools=[leaf, tree], settings=Settings(queues={"q": QueueSpec(concurrent=1)})) as ts:
         results = await asyncio.wait_for(asyncio.gather(*(ts.call("tree", {"depth": 5}) for _ in range(4))), 20)
-        queue = ts.orchestrator.queues.find("q")
+        queue = ts.orchestrator.queues.get("q")
         assert queue is not None
         assert queue.active == 0
     assert [result.result for result in results] == [7] * 4
@@ -362,7 +362,7 @@ async def test_a_slot_released_on_one_event_loop_reaches_a_call_on_another() -> 
         return n
 
     ts = Toolspace(tools=[work], settings=Settings(queues={"q": QueueSpec(concurrent=1, wait_timeout=10)}))
-    queue = ts.orchestrator.queues.find("q")
+    queue = ts.orchestrator.queues.get("q")
     assert queue is not None
 
     async def call(n: int) -> Any:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from toolspace.agents import session_transactions
@@ -148,13 +148,9 @@ class Scheduler:
 
     def _pop_next(self) -> str | None:
         """Background sessions get at most half of the places, so that people are answered however many there are."""
-        if not self._queue:
-            return None
         if sum(map(tasks.is_background_session, self._active)) < self._max_background:
-            return self._queue.pop()
-        return self._queue.pop(
-            [session_id for session_id in self._queue if not tasks.is_background_session(session_id)]
-        )
+            return self._queue.pop_next()
+        return self._queue.pop_next([id for id in self._queue if not tasks.is_background_session(id)])
 
     async def _rank(self) -> None:
         """Reads the priorities of the ready sessions: there are more than may run now."""
@@ -369,50 +365,41 @@ class ActiveSession:
         self.task.cancel()
 
 
-class ReadyQueue:
-    """Ready sessions, by priority (the lowest number first) and then in the order in which they became ready."""
+class ReadyQueue(dict[str, int | None]):
+    """Ready sessions, by priority (the lowest number first) and then in the order in which they became ready.
 
-    def __init__(self) -> None:
-        self._priorities: dict[str, int | None] = {}
-        """None: not read yet."""
-
-    def __len__(self) -> int:
-        return len(self._priorities)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._priorities)
+    The priority of a session is None until it is read.
+    """
 
     def add(self, session_id: str, priority: int | None) -> None:
         """Adds a session at the end. One that is in the queue keeps its place, and may get a higher priority."""
-        current = self._priorities.get(session_id, LOWEST_PRIORITY)
+        current = self.get(session_id, LOWEST_PRIORITY)
         if priority is None:
-            self._priorities[session_id] = 0 if current == 0 else None
+            self[session_id] = 0 if current == 0 else None
         elif current is None or priority <= current:
-            self._priorities[session_id] = priority
+            self[session_id] = priority
 
     def list_unranked(self) -> list[str]:
         """The sessions whose priority was not read yet."""
-        return [session_id for session_id, priority in self._priorities.items() if priority is None]
+        return [session_id for session_id, priority in self.items() if priority is None]
 
     def rank(self, session_ids: Iterable[str], priorities: Mapping[str, int]) -> None:
         """Sets the priorities of unranked sessions. A session that is not in `priorities` has nothing to do."""
         for session_id in session_ids:
-            if self._priorities.get(session_id, LOWEST_PRIORITY) is None:
-                self._priorities[session_id] = priorities.get(session_id, LOWEST_PRIORITY)
+            if self.get(session_id, LOWEST_PRIORITY) is None:
+                self[session_id] = priorities.get(session_id, LOWEST_PRIORITY)
 
-    def pop(self, candidates: Iterable[str] | None = None) -> str | None:
+    def pop_next(self, candidates: Iterable[str] | None = None) -> str | None:
         """Removes and returns the next session, of all or of these. None if there is none."""
-        session_id = min(self._priorities if candidates is None else candidates, key=self._rank_of, default=None)
+
+        def rank(session_id: str) -> int:
+            priority = self[session_id]
+            return LOWEST_PRIORITY if priority is None else priority
+
+        session_id = min(self if candidates is None else candidates, key=rank, default=None)
         if session_id is not None:
-            del self._priorities[session_id]
+            del self[session_id]
         return session_id
-
-    def clear(self) -> None:
-        self._priorities.clear()
-
-    def _rank_of(self, session_id: str) -> int:
-        priority = self._priorities[session_id]
-        return LOWEST_PRIORITY if priority is None else priority
 
 
 class CycleRateLimit:

@@ -46,12 +46,13 @@ class LayeredOrchestrator(ToolOrchestrator):
         self.bus = parent.bus
         self._services = msgspec.structs.replace(
             shared,
-            queues=QueueRegistry(dict(queues or {})),
+            queues=QueueRegistry(),
             cache=cache,
             defaults=defaults or shared.defaults,
             deferred_completions={},
             killed_count=0,
         )
+        self._services.queues.configure(queues or {})
         self.stored_sessions = parent.stored_sessions
         self._names = NameResolver(self._catalog, self._services)
         self._parent = parent

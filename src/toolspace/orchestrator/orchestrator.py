@@ -81,7 +81,7 @@ class ToolOrchestrator:
         self._services = CallServices(
             bus=self.bus,
             call_log=CallLog(count_tokens=count_tokens, stats=stats),
-            queues=QueueRegistry(dict(queues or {})),
+            queues=QueueRegistry(),
             threads=WorkerThreads(),
             count_tokens=count_tokens,
             cache=cache,
@@ -89,6 +89,7 @@ class ToolOrchestrator:
             policies=policies,
             defaults=defaults or CallDefaults(),
         )
+        self._services.queues.configure(queues or {})
         self._stages = tuple(stages)
         self._outer_stages: tuple[Stage, ...] = ()
         self._layers: weakref.WeakSet[ToolOrchestrator] = weakref.WeakSet()
@@ -383,7 +384,7 @@ class ToolOrchestrator:
                     layer.configure(defaults=defaults)
             services.defaults = defaults
         if queues is not None:
-            services.queues.configure(dict(queues))
+            services.queues.configure(queues)
         if aliases is not None:
             self._catalog.aliases = dict(aliases)
         if context is not None:

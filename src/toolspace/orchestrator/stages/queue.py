@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 def queue(stage: StageContext, next: CallHandler, /) -> CallHandler:
     name = stage.settings.queue.value
-    tool_queue = stage.services.queues.find(name) if name is not None else None
+    tool_queue = stage.services.queues.get(name) if name is not None else None
     if name is not None and tool_queue is None:
-        names = ", ".join(stage.services.queues.names()) or "none are configured"
+        names = ", ".join(stage.services.queues) or "none are configured"
         return _fail(f'queue "{name}" does not exist ({stage.settings.queue.source}); known queues: {names}')
 
     async def run(call: Call) -> ToolResult:
@@ -279,26 +279,17 @@ class CallQueue:
         self._timer = loop.call_later(delay, self.admit_waiting)
 
 
-class QueueRegistry:
+class QueueRegistry(dict[str, CallQueue]):
     """The queues of a toolspace, by name."""
 
-    def __init__(self, specs: dict[str, QueueSpec] | None = None) -> None:
-        self._queues = {name: CallQueue(name, spec) for name, spec in (specs or {}).items()}
-
-    def find(self, name: str) -> CallQueue | None:
-        return self._queues.get(name)
-
-    def names(self) -> list[str]:
-        return list(self._queues)
-
-    def configure(self, specs: dict[str, QueueSpec]) -> None:
+    def configure(self, specs: Mapping[str, QueueSpec]) -> None:
         """Sets new limits. A queue that exists keeps its slots and its waiting calls."""
         for name, spec in specs.items():
-            queue = self._queues.get(name)
+            queue = self.get(name)
             if queue is None:
-                self._queues[name] = CallQueue(name, spec)
+                self[name] = CallQueue(name, spec)
             elif queue.spec != spec:
                 queue.spec = spec
                 queue.admit_waiting()
-        for name in self._queues.keys() - specs.keys():
-            del self._queues[name]
+        for name in self.keys() - specs.keys():
+            del self[name]
