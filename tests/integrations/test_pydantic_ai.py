@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic_ai import Agent, ModelMessagesTypeAdapter, ModelRetry, RunContext, ToolFailed
 from pydantic_ai.messages import (
@@ -213,6 +213,7 @@ async def test_arguments_that_are_not_an_object_are_reported_and_logged(
 
 
 @pytest.mark.spec("1.6")
+@settings(deadline=None)  # The first example imports modules.
 @given(text=st.text(st.characters(codec=None)) | st.text('{}[]":,a1 ') | st.sampled_from(["[" * 9_999, "9" * 9_999]))
 async def test_any_invalid_arguments_become_a_readable_error(text: str) -> None:
     ctx = RunContext(deps=None, model=TestModel(), usage=RunUsage(), tool_call_id="c1", max_retries=1)
