@@ -30,7 +30,6 @@ from toolspace.orchestrator.orchestrator import ToolOrchestrator
 if TYPE_CHECKING:
     from toolspace.models.http import ModelHttpClient
 
-SUCCEEDED = "ok"
 FinalRunStatus = Literal["completed", "failed", "canceled"]
 _log = logging.getLogger("toolspace.agents")
 
@@ -97,8 +96,8 @@ class AgentRegistry:
         self.shared_tools = shared_tools
         self.open_run_recorder: OpenRunRecorder | None = None
         """Stores the runs that answer requests; the gateway sets it. None: they are in memory only."""
-        self.model_usage = ModelUsageCounter()
-        """Counts the requests to the models that the registry opens."""
+        self.model_usage: dict[str, ModelUsage] = {}
+        """The requests to the models that the registry opened, by name of the model, such as `openai:gpt-5`."""
         self._make_tools = make_tools
         self._environ = environ
         self._agents: dict[str, Agent] = {}
@@ -220,7 +219,9 @@ class AgentRegistry:
         key = _model_key(settings)
         model = self._models.get(key)
         if model is None:
-            model = self._models[key] = self.model_usage.wrap(self._open_model(settings))
+            model = self._open_model(settings)
+            usage = self.model_usage.setdefault(model.name, ModelUsage())
+            model = self._models[key] = _CountingModel(model, usage)
         return model
 
     def _open_model(self, settings: AgentModelSettings | str | None) -> Model:
@@ -283,19 +284,9 @@ class ModelUsage(msgspec.Struct):
         self.usage = self.usage + usage
 
 
-class ModelUsageCounter:
-    """Counts the requests to all models that it wraps."""
-
-    def __init__(self) -> None:
-        self.by_model: dict[str, ModelUsage] = {}
-        """By name of the model, such as `openai:gpt-5`."""
-
-    def wrap(self, model: Model) -> Model:
-        """Returns the same model, with its requests counted."""
-        return _CountingModel(model, self.by_model.setdefault(model.name, ModelUsage()))
-
-
 class _CountingModel(Model):
+    """The same model, with its requests counted."""
+
     def __init__(self, model: Model, usage: ModelUsage) -> None:
         self.name = model.name
         self.context_window = model.context_window
@@ -311,7 +302,7 @@ class _CountingModel(Model):
         except asyncio.CancelledError:
             self._usage.add("canceled")
             raise
-        self._usage.add(SUCCEEDED, turn.usage)
+        self._usage.add("ok", turn.usage)
         return turn
 
     async def aclose(self) -> None:

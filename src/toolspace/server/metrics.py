@@ -263,7 +263,7 @@ def render_metrics(gateway: Gateway, open_work: OpenWorkCounts | None) -> bytes:
                 dict(sorted(scheduler.cycle_counts.items())),
                 "outcome",
             ),
-            *_model_metrics(gateway.toolspace.agents.model_usage.by_model),
+            *_model_metrics(gateway.toolspace.agents.model_usage),
             gauge("toolspace_database_up", "1 if the database responds.", int(open_work is not None)),
             *(_open_work_metrics(open_work) if open_work is not None else ()),
             metrics.requests,

@@ -45,12 +45,6 @@ class ActionCaller(msgspec.Struct, frozen=True):
     def ledger(self) -> Ledger:
         return self.call_host.ledger
 
-    def get_run_id(self) -> str:
-        """The id of the run. Raises `ToolExecutionError` if the call is not in a run."""
-        if self.call_host.run_id is None:
-            raise ToolExecutionError("there is no run that could enter a space", executed=False)
-        return self.call_host.run_id
-
     async def write_once(self, program: Callable[P, Program[Any]], /, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Runs a program without effects for subscribers, once per call. Returns its result as JSON data."""
         return await self.ledger.write(

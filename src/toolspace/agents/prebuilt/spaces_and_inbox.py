@@ -21,7 +21,7 @@ from toolspace.core import json_text
 from toolspace.core.ids import new_id
 from toolspace.core.records import InboxEvent, InboxType, Member, Message, Space
 from toolspace.core.tool import ToolCategory
-from toolspace.errors import RefusedError
+from toolspace.errors import RefusedError, ToolExecutionError
 from toolspace.spaces import messaging, runs
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program
@@ -73,9 +73,10 @@ async def _move(caller: ActionCaller, space_id: str | None) -> str | None:
 
     A repeated call does not move a run again that has entered another space since.
     """
-    previous_id, current_id = await caller.ledger.commit(
-        _move_once, caller.agent_id, caller.call_id, caller.get_run_id(), space_id
-    )
+    run_id = caller.call_host.run_id
+    if run_id is None:
+        raise ToolExecutionError("there is no run that could enter a space", executed=False)
+    previous_id, current_id = await caller.ledger.commit(_move_once, caller.agent_id, caller.call_id, run_id, space_id)
     caller.call_host.space_id = current_id
     return previous_id
 
