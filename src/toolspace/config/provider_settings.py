@@ -36,10 +36,8 @@ from toolspace.core.tool import NO_ANNOTATIONS, Annotations
 
 QueueName = Annotated[str | None, "The queue that its calls go through."]
 Cache = Annotated[float | None, types.cache_duration, "How long a result is reused for equal calls; 0 or false: never."]
-CachePerUser = Annotated[bool, "Cache the results of each user separately."]
 Timeout = Annotated[Duration | None, "How long one call may take; without it `defaults.toolTimeout`."]
 Enabled = Annotated[bool, "Whether it is used at all."]
-Tags = Annotated[tuple[str, ...], "Words that a search finds it by."]
 Headers = Annotated[Mapping[str, str], "HTTP headers to send.", SECRET]
 
 _EFFECTS = {
@@ -56,11 +54,45 @@ _annotations = SectionType(
     ],
     is_ignored=lambda key: key == "title",
 )
-ToolAnnotations = Annotated[
-    Annotations,
-    _annotations,
-    "What kind of effect it has: `readOnly`, `destructive`, `idempotent`, `openWorld`, each true or false.",
-]
+
+
+class SingleToolSettings(Section, frozen=True, kw_only=True):
+    """What every tool has that the configuration describes by itself."""
+
+    output_schema: Annotated[Mapping[str, Any] | None, "The schema of its result."] = None
+    timeout: Timeout = None
+    queue: QueueName = None
+    cache: Cache = None
+    cache_per_user: Annotated[bool, "Cache the results of each user separately."] = False
+    annotations: Annotated[
+        Annotations,
+        _annotations,
+        "What kind of effect it has: `readOnly`, `destructive`, `idempotent`, `openWorld`, each true or false.",
+    ] = NO_ANNOTATIONS
+    tags: Annotated[tuple[str, ...], "Words that a search finds it by."] = ()
+    enabled: Enabled = True
+
+
+class ToolSourceSettings(Section, frozen=True, kw_only=True):
+    """What every source of several tools has: an MCP server, an OpenAPI service, a provider of another package."""
+
+    enabled: Enabled = True
+    required: Annotated[bool, "Refuse to start if it does not start."] = False
+    tools_allowed: Annotated[
+        Globs | None, "Offer only these of its tools.", SettingOptions(aliases=("allowedTools", "includeTools"))
+    ] = None
+    tools_denied: Annotated[
+        Globs,
+        "Do not offer these of its tools, even if allowed.",
+        SettingOptions(aliases=("deniedTools", "excludeTools")),
+    ] = ()
+    queue: QueueName = None
+    cache: Cache = None
+    request_timeout: Annotated[
+        Duration | None,
+        "How long one call of its tools may take; without it `defaults.toolTimeout`.",
+        SettingOptions(key="requestTimeoutMs", aliases=("requestTimeout",)),
+    ] = None
 
 
 Transport = Literal["stdio", "http", "sse", "websocket"]
@@ -86,28 +118,6 @@ def _oauth(value: Value) -> Any:
     if not isinstance(value.data, dict):
         raise InvalidValue("`oauth`, or a mapping with type, clientId and so on")
     return value.mapping()
-
-
-class ToolSourceSettings(Section, frozen=True, kw_only=True):
-    """What every source of several tools has: an MCP server, an OpenAPI service, a provider of another package."""
-
-    enabled: Enabled = True
-    required: Annotated[bool, "Refuse to start if it does not start."] = False
-    tools_allowed: Annotated[
-        Globs | None, "Offer only these of its tools.", SettingOptions(aliases=("allowedTools", "includeTools"))
-    ] = None
-    tools_denied: Annotated[
-        Globs,
-        "Do not offer these of its tools, even if allowed.",
-        SettingOptions(aliases=("deniedTools", "excludeTools")),
-    ] = ()
-    queue: QueueName = None
-    cache: Cache = None
-    request_timeout: Annotated[
-        Duration | None,
-        "How long one call of its tools may take; without it `defaults.toolTimeout`.",
-        SettingOptions(key="requestTimeoutMs", aliases=("requestTimeout",)),
-    ] = None
 
 
 class McpServerSettings(ToolSourceSettings, frozen=True, kw_only=True):
@@ -147,7 +157,7 @@ class McpServerSettings(ToolSourceSettings, frozen=True, kw_only=True):
     """Keys of other programs, kept unchanged."""
 
 
-class RestToolSettings(Section, frozen=True, kw_only=True):
+class RestToolSettings(SingleToolSettings, frozen=True, kw_only=True):
     """One HTTP request. Its templates still contain `${parameters.x}`."""
 
     name: str
@@ -160,14 +170,6 @@ class RestToolSettings(Section, frozen=True, kw_only=True):
     parameters_schema: Annotated[
         ObjectSchema | None, "The schema of the tool's arguments.", SettingOptions(aliases=("inputSchema",))
     ] = None
-    output_schema: Annotated[Mapping[str, Any] | None, "The schema of its result."] = None
-    queue: QueueName = None
-    cache: Cache = None
-    cache_per_user: CachePerUser = False
-    timeout: Timeout = None
-    enabled: Enabled = True
-    annotations: ToolAnnotations = NO_ANNOTATIONS
-    tags: Tags = ()
 
 
 class OpenApiSettings(ToolSourceSettings, frozen=True, kw_only=True):

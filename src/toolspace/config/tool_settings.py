@@ -14,13 +14,10 @@ from toolspace.config import value_types as types
 from toolspace.config.file_formats import format_value
 from toolspace.config.provider_settings import (
     Cache,
-    CachePerUser,
-    Enabled,
     McpServers,
     QueueName,
-    Tags,
+    SingleToolSettings,
     Timeout,
-    ToolAnnotations,
 )
 from toolspace.config.validation import (
     SECRET,
@@ -36,7 +33,7 @@ from toolspace.config.validation import (
 from toolspace.config.value_types import Count, Duration, Globs, NullableCount, ObjectSchema, RateSetting, ScalarText
 from toolspace.core import defaults
 from toolspace.core.names import did_you_mean, is_local_name
-from toolspace.core.tool import NO_ANNOTATIONS, ExecutionType, ToolCategory
+from toolspace.core.tool import ExecutionType, ToolCategory
 
 SearchEngine = Literal["tavily", "google", "bing", "duckduckgo"]
 
@@ -147,7 +144,7 @@ class ToolOverride(Section, frozen=True, kw_only=True):
     visible: Annotated[bool | None, "Whether its calls are shown in the active space."] = None
 
 
-class ToolDefinition(Section, frozen=True, kw_only=True):
+class ToolDefinition(SingleToolSettings, frozen=True, kw_only=True):
     """A tool that the configuration defines. Its execution type has the name of today."""
 
     name: str
@@ -157,23 +154,15 @@ class ToolDefinition(Section, frozen=True, kw_only=True):
         "The schema of its arguments; the model gets it unchanged.",
         SettingOptions(aliases=("parametersSchema",)),
     ] = None
-    output_schema: Annotated[Mapping[str, Any] | None, "The schema of its result."] = None
     category: Annotated[ToolCategory, "What sort of tool it is."] = ToolCategory.CUSTOM
     execution_type: Annotated[ExecutionType, types.choice(*EXECUTION_TYPES), "Who executes it."]
     visible: Annotated[bool, "Whether its calls are shown in the active space."] = True
     is_async: Annotated[bool, "Return `pending` at once; the result comes later."] = False
-    timeout: Timeout = None
     expires_after: Annotated[
         Duration | None, "How long a pending call waits for its result; without it `defaults.pendingCallTtl`."
     ] = None
     execution: Annotated[Mapping[str, Any], "How it is executed; the keys depend on the type.", SECRET] = {}
-    queue: QueueName = None
-    cache: Cache = None
-    cache_per_user: CachePerUser = False
-    annotations: ToolAnnotations = NO_ANNOTATIONS
-    tags: Tags = ()
     version: Annotated[ScalarText | None, "The version of the tool."] = None
-    enabled: Enabled = True
     pauses_run: bool = False
     """Whether a call pauses its run until the result comes, however long. Written as `basic` without a timeout."""
 
