@@ -211,7 +211,7 @@ def test_rules_that_match_no_tool_are_warnings(folder: Path) -> None:
         "  aliases: {x: nope, y: read_file}\n"
     )
     warnings = "\n".join(Toolspace.open(folder / "toolspace.yaml").warnings)
-    for misspelt in ('"delete_fil"', '"htp_*"', '"x" means "nope"'):
+    for misspelt in ('"delete_fil"', '"htp_*"', '"x" stands for "nope"'):
         assert misspelt in warnings
     assert '"y"' not in warnings
 

@@ -62,7 +62,7 @@ class Streams:
         headers = dict(scope["headers"])
         try:
             if scope["path"] == "/everything":
-                answer = await self.readers.open_firehose(self.hub)
+                answer = await self.readers.open_all_events(self.hub)
             else:
                 stream_query = msgspec.convert(query, StreamQuery, strict=False)
                 open_events = parse_stream_options(stream_query, headers.get(b"last-event-id", b"").decode())
@@ -71,7 +71,7 @@ class Streams:
                     scope["path"].lstrip("/"),
                     open_events,
                     viewer=audience,
-                    allowed=self.allowed,
+                    is_allowed=self.allowed,
                     expires_at=self.expires_at,
                 )
         except Problem as problem:

@@ -390,7 +390,9 @@ async def test_all_streams_end_properly_when_the_gateway_stops(
             assert response.headers["retry-after"]
 
 
-async def test_the_firehose_has_the_events_of_all_streams(streams: Streams, session: aiohttp.ClientSession) -> None:
+async def test_the_stream_of_all_events_has_the_events_of_all_streams(
+    streams: Streams, session: aiohttp.ClientSession
+) -> None:
     async with open_events(session, f"{streams.url}/everything") as reader:
         await reader.until(b"retry")
         await streams.append("space:a", progress(1))

@@ -128,8 +128,8 @@ class AllowedPaths:
     ) -> Generator[FileLocation]:
         """Opens the folder of a path. The file itself may not exist.
 
-        `follow` resolves a link at the end of the path; `create` creates missing folders; `write` announces a change,
-        which protected files do not allow. Operating system errors inside the block become tool errors.
+        `follow` resolves a link at the end of the path; `create` creates missing folders; `write` raises
+        for protected files. Operating system errors inside the block become tool errors.
         """
         check_path_text(path)
         with translate_os_errors(path):
@@ -155,7 +155,7 @@ class AllowedPaths:
             )
 
     def folders_above(self, location: FileLocation) -> Iterator[tuple[int, str]]:
-        """The folders from the allowed root to the location's folder: descriptor and path. Only the current is open."""
+        """The folders from the allowed root to the location's folder: descriptor and path. Only the last is open."""
         root = self._find_root(location.path, location.real_path)
         if location.real_path == root:
             return
@@ -183,7 +183,7 @@ class AllowedPaths:
             )
         if is_protected:
             raise ToolPermissionError(
-                f"{location.path!r} is, or contains, configuration of a toolspace; tools may read it, but not change it"
+                f"{location.path!r} is, or contains, configuration or code of a toolspace; tools may only read it"
             )
 
     def _locate(self, path: str, follow: bool, create: bool) -> FileLocation:
@@ -228,7 +228,7 @@ class AllowedPaths:
 
 
 def _is_inside(path: str, folder: str) -> bool:
-    """Whether a path is a folder or lies below it."""
+    """Whether a path is the given folder or lies below it."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 

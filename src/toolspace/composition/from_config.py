@@ -79,7 +79,7 @@ def build_parts(
     `single_tool`: the only tool that will be called. Providers that it cannot need are left out.
     """
     register_secrets(config.secret_values)  # Before the user's code runs, which may log them.
-    # A file and one of its functions may both be listed.
+    # Without duplicates: the configuration may list a file and one of its functions.
     functions = list(dict.fromkeys(tool for entry in config.functions for tool in _load_functions(entry, config)))
     rules = _build_local_rules(config)
     builtins = _select_builtins(config)
@@ -133,7 +133,7 @@ def _build_context(config: Config) -> ToolContext:
     tools = config.tools
     return ToolContext(
         allowed_paths=tools.allowed_paths if tools.allowed_paths is not None else (Path.cwd(),),
-        # Also the main file's: an agent must not change its permissions through the main configuration.
+        # With the files of the main configuration: an agent must not change its permissions there.
         protected_paths=(*config.files(), *(config.parent.files() if config.parent else ()), *list_loaded_files()),
         allowed_env=tools.allowed_env,
         allowed_hosts=tools.allowed_hosts,
@@ -181,7 +181,7 @@ def _select_builtins(config: Config) -> Sequence[Tool]:
     for pattern in patterns:
         if not fnmatch.filter(names, pattern):
             place = config.source("tools", "builtins")
-            raise ConfigError(f"{place}: no built-in tool is called {pattern!r}; they are {', '.join(names)}")
+            raise ConfigError(f"{place}: no built-in tool matches {pattern!r}; they are {', '.join(names)}")
     return [tool for tool in builtin_tools if any(fnmatch.fnmatchcase(tool.name, pattern) for pattern in patterns)]
 
 
@@ -205,14 +205,14 @@ def _list_unmatched_rules(config: Config, tools: Sequence[Tool]) -> list[str]:
         "overrides": () if has_providers else tuple(config.tools.overrides),
     }
     warnings = [
-        f'tools.{key}: "{pattern}" fits no tool'
+        f'tools.{key}: "{pattern}" matches no tool'
         for key, patterns in rules.items()
         for pattern in patterns
         if SEPARATOR not in pattern and not fnmatch.filter(names, pattern.casefold())
     ]
     targets = {*names, *(alias.casefold() for alias in config.tools.aliases)}
     return warnings + [
-        f'tools.aliases: "{alias}" means "{target}", which no tool is called'
+        f'tools.aliases: "{alias}" stands for "{target}", but no tool has this name'
         for alias, target in config.tools.aliases.items()
         if SEPARATOR not in target and not has_providers and target.casefold() not in targets
     ]
@@ -220,7 +220,7 @@ def _list_unmatched_rules(config: Config, tools: Sequence[Tool]) -> list[str]:
 
 def _list_missing_queues(config: Config, tools: Sequence[Tool]) -> list[str]:
     return [
-        f'tool "{tool.name}" asks for the queue "{tool.queue}", which is not configured; add it under queues'
+        f'tool "{tool.name}" uses the queue "{tool.queue}", which is not configured; add it under queues'
         for tool in tools
         if tool.queue is not None and tool.queue not in config.queues
     ]
@@ -229,9 +229,7 @@ def _list_missing_queues(config: Config, tools: Sequence[Tool]) -> list[str]:
 def _list_unused_settings(config: Config) -> list[str]:
     """A warning for each configured setting that this version does not use."""
     sources = [config.source(*path) for path in _UNUSED_SETTINGS]
-    return [
-        f"{source}: not in effect, this version has no part that uses it" for source in sources if source != "default"
-    ]
+    return [f"{source}: not in effect: this version does not use it" for source in sources if source != "default"]
 
 
 # Tools that the configuration defines
@@ -330,7 +328,7 @@ def _build_agent_execution(definition: ToolDefinition, config: Config, get_agent
     name = str(definition.execution[key]) if key is not None else ""
     agents = (config.parent or config).agents
     if key is not None and name not in agents:
-        hint = did_you_mean(name, agents) or (f"; there are {', '.join(agents)}" if agents else "; there is none")
+        hint = did_you_mean(name, agents) or (f"; there are {', '.join(agents)}" if agents else "; none is set up")
         raise ToolDefinitionError(f'{key}: there is no agent "{name}"{hint}')
 
     async def handle(parameters: dict[str, Any], context: ToolContext) -> ToolResult:

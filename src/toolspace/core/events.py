@@ -1,6 +1,6 @@
 """Events of the in-process event bus: what happens to calls, and changes of the tool list.
 
-The orchestrator emits them. Their numbers and their wire form are part of the API.
+The orchestrator emits them. Their codes and their wire form are part of the API.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class EventType(enum.IntEnum):
     TOOL_CALL_PARTIAL = 404
     """A running call emits a part of its result."""
     TOOL_CALL_COMPLETED = 410
-    """A call succeeded, after it was recorded. In logs and telemetry: `tool_finished`."""
+    """A call has succeeded and is recorded. In logs and telemetry: `tool_finished`."""
     TOOL_CALL_FAILED = 420
-    """A call failed, after it was recorded. In logs and telemetry: `tool_finished`."""
+    """A call has failed and is recorded. In logs and telemetry: `tool_finished`."""
     TASK_STATUS = 430
     """An agent reported its progress with `agent__task_status`."""
     TOOLS_CHANGED = 440

@@ -14,7 +14,7 @@ from toolspace.core.json_text import quote, quote_name, quote_truncated
 from toolspace.core.records import InboxEvent
 
 MAX_EVENT_CHARACTERS = 100_000
-"""How much of one event's content a line has."""
+"""The maximum number of characters of an event's content in its line."""
 HANDOFF_PREFIX = "handoff:"
 """The start of the ids of handoff events."""
 _MAX_PREVIEW = 80
@@ -117,18 +117,18 @@ def _body(event: InboxEvent, data: Mapping[str, Any], max_characters: int) -> st
 def _handoff_body(data: Mapping[str, Any], handoff: Mapping[str, Any], max_characters: int) -> str:
     message = handoff.get("message")
     advice = f", with the advice {quote_truncated(message, max_characters)}" if message else ""
-    heard_messages = data.get("heard")  # Messages of the request that this agent got itself, as a member of the space.
+    received_ids = data.get("heard")  # Messages of the request that this agent also got as a member of the space.
     parts: list[str] = []
-    if data.get("request") is not None or not heard_messages:
+    if data.get("request") is not None or not received_ids:
         parts.append(quote_truncated(data["request"], max_characters))
-    if heard_messages:
-        messages = quote_truncated(heard_messages, max_characters)
+    if received_ids:
+        messages = quote_truncated(received_ids, max_characters)
         parts.append(f"messages that you received yourself {messages}; skip them if you have handled them")
     return f"handed off by {quote_name(handoff.get('from'))}{advice}: {'; '.join(parts)}"
 
 
 def _replied_message_id(data: Mapping[str, Any]) -> str | None:
-    """Returns the id of the message that this one replies to. Ignores metadata of that name that is no id."""
+    """Returns the id of the message that this one replies to. Ignores a `replyTo` that is no id."""
     metadata = data.get("metadata")
     replied_id = cast("dict[str, Any]", metadata).get("replyTo") if isinstance(metadata, dict) else None
     return replied_id if isinstance(replied_id, str) and is_id(replied_id) else None

@@ -33,7 +33,7 @@ class ToolspaceToolset(AbstractToolset[AgentDepsT]):
     """The tools of a toolspace, for `Agent(toolsets=[…])`.
 
     Each agent run is a run of the toolspace, and each of its steps a turn: limits, token budget and trace work per run.
-    With `run` the calls belong to an existing run, which the caller closes. `context` is the caller.
+    With `run` the calls belong to an existing run, which the caller closes. `context` applies to every call.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""The adapter for all other providers, through Pydantic AI. Needs `toolspace[pydantic-ai]`.
+"""The adapter for providers that have no adapter in this package: uses Pydantic AI. Needs `toolspace[pydantic-ai]`.
 
-Slower to import and to stream than the adapters of this package, which therefore come first. Used by `registry`.
+It imports and streams more slowly than the other adapters, so `registry` prefers those.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TEMPORARY_ERRORS = ("Connection", "Timeout", "Unavailable", "Overloaded")
 
 
 class PydanticAIModel(Model):
-    """A model of Pydantic AI. The first request creates it."""
+    """A model that Pydantic AI calls. The first request creates its Pydantic AI model."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class PydanticAIModel(Model):
             return models.infer_model(self.name, create_provider)
         except ImportError as error:
             package = "toolspace[pydantic-ai]" if error.name == "pydantic_ai" else "pydantic-ai-slim and its extra"
-            message = f"{self.name}: its provider is asked through Pydantic AI, and {error.name or error} is missing"
+            message = f"{self.name}: its provider needs Pydantic AI, and {error.name or error} is not installed"
             raise ModelError("not_found", f"{message}; install {package} for it") from None
         except Exception as error:  # No key, or no such provider: each adapter has its own class of error for it.
             kind = "no_key" if "api_key" in str(error).lower() else "not_found"

@@ -64,7 +64,7 @@ class ScriptedModel(Model):
         record: bool = True,
         context_window: int | None = None,
     ) -> None:
-        """`usage` is that of turns without their own. With `record=False` no request is recorded."""
+        """`usage` applies to turns that have none. With `record=False` no request is recorded."""
         self.requests: list[ModelRequest] = []
         """The requests in order, each with the turns that it had then."""
         self.context_window = context_window
@@ -109,12 +109,12 @@ class ScriptedModel(Model):
             turn, step = None, self._function
         else:
             count = len(self._steps)
-            place = index % count if self._is_looping and count else index
-            if place >= count:
+            position = index % count if self._is_looping and count else index
+            if position >= count:
                 turns = "1 turn" if count == 1 else f"{count} turns"
                 problem = f"the script of {self.name} has {turns}, and this is request {index + 1}"
-                raise ModelError("invalid", f"{problem}; give it more turns, or make it with ScriptedModel.loop")
-            turn, step = self._turns[place], self._steps[place]
+                raise ModelError("invalid", f"{problem}; give it more turns, or create it with ScriptedModel.loop")
+            turn, step = self._turns[position], self._steps[position]
         if turn is None:
             turn = await self._run_step(step, request, index)
         if listen is not None:
@@ -136,7 +136,7 @@ class ScriptedModel(Model):
         return turn
 
     def _build_turn(self, step: ScriptStep, index: int) -> ModelTurn | None:
-        """The turn of a step that does not depend on the request, else None."""
+        """The turn of a step; None for a function, an exception, or something that is no step."""
         if isinstance(step, str):
             return ModelTurn(text=step, usage=self._usage, model=self.name)
         if isinstance(step, ModelCall):

@@ -140,7 +140,7 @@ def _prefix(config_path: Path | None) -> str:
 @contextmanager
 def _folder(state_dir: Path, *, create: bool) -> Generator[int]:
     """Yields the descriptor of the folder of the sockets, which only this user can open. Raises `OSError`."""
-    from toolspace.storage import private_files  # Here: it needs POSIX.
+    from toolspace.storage import private_files  # Imported here: it needs POSIX.
 
     if create:
         private_files.make_private_folder(state_dir)
@@ -174,7 +174,7 @@ def _delete(folder: int, *names: str) -> None:
 async def _listen(ts: Toolspace, gateway: LocalGateway | None) -> AsyncGenerator[None]:
     """Listens on a new socket while the block runs. Raises `OSError`."""
     from toolspace.providers.mcp.transports.process_cleanup import (
-        get_orphan_cleanup,  # Here: short commands do not listen.
+        get_orphan_cleanup,  # Imported here: short commands do not listen.
     )
 
     name = f"{_prefix(ts.config_path)}{os.getpid()}-{next(_socket_numbers)}.sock"

@@ -307,7 +307,7 @@ class StreamEventSource(EventSource):
         return data
 
 
-class FirehoseEventSource(EventSource):
+class AllEventsSource(EventSource):
     """A subscriber of all streams, from the present on, for operators. It cannot resume."""
 
     def __init__(self, subscription: AllStreamsSubscription) -> None:
@@ -321,7 +321,7 @@ class FirehoseEventSource(EventSource):
         return b"retry: 1000\n\n"
 
     async def next(self) -> bytes:
-        return b"".join(map(_encode_firehose, await self._subscription.next_batch()))
+        return b"".join(map(_encode_with_stream, await self._subscription.next_batch()))
 
     def wake(self) -> None:
         self._subscription.wake()
@@ -364,7 +364,7 @@ def _encode_payload(payload: Payload) -> bytes:
     return b"data: %b\n\n" % json_text.encode_bytes(payload)
 
 
-def _encode_firehose(event: StoredEvent) -> bytes:
+def _encode_with_stream(event: StoredEvent) -> bytes:
     frame = event.frames.get("tail")
     if frame is None:
         head = json_text.encode_bytes({"stream": event.stream, "id": event.id, "type": event.type, "at": event.at})

@@ -194,7 +194,7 @@ class Gateway:
         settings = self.config.embeddings
         if settings is None:
             return None
-        from toolspace.models.embeddings import open_embedder  # Here: few configurations have one.
+        from toolspace.models.embeddings import open_embedder  # Imported here: few configurations have one.
 
         try:
             embedder = open_embedder(

@@ -222,7 +222,7 @@ class App:
 
     async def _get_openapi(self, _: Request) -> Response:
         if self._openapi is None:
-            from toolspace.server.openapi import encode_document  # Here: few clients ask for it.
+            from toolspace.server.openapi import encode_document  # Imported here: few clients ask for it.
 
             self._openapi = encode_document(self.routes)
         return Response(self._openapi, media_type="application/json")

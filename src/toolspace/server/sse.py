@@ -27,8 +27,8 @@ from toolspace.errors import StorageUnavailable
 from toolspace.server.dialects import NATIVE, Dialect
 from toolspace.server.event_encoding import (
     DIALECTS,
+    AllEventsSource,
     EventSource,
-    FirehoseEventSource,
     SharedFeed,
     StreamEventSource,
     encode_event,
@@ -145,14 +145,14 @@ class StreamRegistry:
         options: StreamOptions | None = None,
         *,
         viewer: Viewer,
-        allowed: PermissionCheck | None = None,
-        strict: bool = False,
+        is_allowed: PermissionCheck | None = None,
+        check_each_write: bool = False,
         expires_at: int | None = None,
     ) -> SseResponse:
         """Subscribes to a stream; returns a response that is ready to be sent.
 
-        `allowed` is checked periodically, with `strict` before each write. The stream ends at `expires_at` (Unix
-        milliseconds).
+        `is_allowed` is checked periodically, with `check_each_write` also before each write.
+        The stream ends at `expires_at` (Unix milliseconds).
         """
         self._check_open()
         options = options or StreamOptions()
@@ -176,16 +176,16 @@ class StreamRegistry:
             source,
             first,
             headers=(*_HEADERS, *options.dialect.headers),
-            allowed=allowed,
-            strict=strict,
+            is_allowed=is_allowed,
+            check_each_write=check_each_write,
             expires_at=expires_at,
         )
 
-    async def open_firehose(self, hub: Hub, *, allowed: PermissionCheck | None = None) -> SseResponse:
+    async def open_all_events(self, hub: Hub, *, is_allowed: PermissionCheck | None = None) -> SseResponse:
         """Subscribes to the events of all streams, for operators."""
         self._check_open()
-        source = FirehoseEventSource(hub.subscribe_all())
-        return SseResponse(self, source, await source.first_frames(), allowed=allowed)
+        source = AllEventsSource(hub.subscribe_all())
+        return SseResponse(self, source, await source.first_frames(), is_allowed=is_allowed)
 
     def recheck_permissions(self) -> None:
         """Checks the permission of every subscriber before the next write."""
@@ -245,8 +245,8 @@ class SseResponse:
         first: bytes,
         *,
         headers: tuple[tuple[bytes, bytes], ...] = _HEADERS,
-        allowed: PermissionCheck | None = None,
-        strict: bool = False,
+        is_allowed: PermissionCheck | None = None,
+        check_each_write: bool = False,
         expires_at: int | None = None,
     ) -> None:
         self.closed = asyncio.Event()
@@ -254,8 +254,8 @@ class SseResponse:
         self._source = source
         self._first = first
         self._headers = headers
-        self._allowed = allowed
-        self._is_strict = strict and allowed is not None
+        self._permission_check = is_allowed
+        self._checks_each_write = check_each_write and is_allowed is not None
         self._expires_at = expires_at
         self._send: Send | None = None
         self._transport: asyncio.Transport | None = None
@@ -276,7 +276,7 @@ class SseResponse:
         disconnect = asyncio.create_task(self._end_on_disconnect(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": list(self._headers)})
-            if not self._is_strict or await self._is_allowed(time.monotonic(), has_data=True):
+            if not self._checks_each_write or await self._is_allowed(time.monotonic(), has_data=True):
                 await self._write(self._first)
                 self._first = b""
                 await self._send_events()
@@ -309,7 +309,7 @@ class SseResponse:
             self._source.wake()
 
     def recheck_permission(self) -> None:
-        if self._allowed is not None:
+        if self._permission_check is not None:
             self._last_check = _NEVER
             self._source.wake()
 
@@ -336,7 +336,7 @@ class SseResponse:
             while True:
                 data = await source.next()
                 now = time.monotonic()
-                needs_check = self._needs_check(now) or (data and self._is_strict)
+                needs_check = self._needs_check(now) or (data and self._checks_each_write)
                 if needs_check and not await self._is_allowed(now, has_data=bool(data)):
                     return
                 if data:
@@ -359,13 +359,13 @@ class SseResponse:
         self._last_write = time.monotonic()
 
     def _needs_check(self, now: float) -> bool:
-        return self._allowed is not None and now - self._last_check >= self._registry.recheck_after
+        return self._permission_check is not None and now - self._last_check >= self._registry.recheck_after
 
     async def _is_allowed(self, now: float, *, has_data: bool) -> bool:
-        assert self._allowed is not None
+        assert self._permission_check is not None
         self._last_check = now  # Before the check: a permission that changes meanwhile is checked again.
         try:
-            return await self._allowed()
+            return await self._permission_check()
         except Exception as error:
             # The permission is unknown. The client can read later what is not sent now; an idle stream may stay open.
             _log.warning("cannot check the permission of a stream subscriber: %s", error)

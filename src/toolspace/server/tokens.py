@@ -40,7 +40,7 @@ _REASONS: Final[Mapping[type[Exception], str]] = {
 }
 _MAX_TOKEN_LENGTH: Final = 16 * 1024
 _MAX_EXPIRY: Final = 253_402_300_799
-"""The last second of the year 9999. `exp` may be any number."""
+"""The last second of the year 9999. A later `exp` counts as this one."""
 _MAX_KEY_SET_BYTES: Final = 1 << 20
 _MAX_KEYS: Final = 100
 
@@ -163,7 +163,7 @@ class EntityTokens:
 
 
 class _InvalidSignature(InvalidToken):
-    """Another key might fit."""
+    """The signature does not match this key. It may match another key of the issuer."""
 
 
 class IssuerKeys:

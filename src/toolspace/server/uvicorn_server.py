@@ -1,4 +1,4 @@
-"""Runs uvicorn: the one way in which the gateway and the MCP endpoint are served. Knows no routes.
+"""Runs uvicorn, which serves the gateway and the MCP endpoint. Knows no routes.
 
 A gateway stops in this order: `/ready` responds with 503; no new connections; streams end, and requests that wait for a
 result get "pending"; running calls get `server.stopTimeout`, then they are cancelled; the last responses are sent.
@@ -160,7 +160,7 @@ def http_protocol() -> type[asyncio.Protocol] | Literal["h11"]:
             self._read_timer = None
             unread_bytes = self.transport.get_write_buffer_size()
             if unread_bytes >= previous_unread_bytes:
-                self.transport.abort()  # A polite close would wait for data that the client never reads.
+                self.transport.abort()  # `close` would wait until the client has read the data.
             elif unread_bytes:
                 self._start_read_timer(unread_bytes)
 
@@ -186,7 +186,7 @@ def http_protocol() -> type[asyncio.Protocol] | Literal["h11"]:
 
 
 class WebServer(uvicorn.Server):
-    """A uvicorn server that leaves signals to the program and stops without delay."""
+    """A uvicorn server that handles no signals, and stops as soon as the last response is sent."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -201,7 +201,7 @@ class WebServer(uvicorn.Server):
         while not self.started:
             if server_task.done():
                 await server_task
-                raise OSError("the web server ended while it started")
+                raise OSError("the web server stopped before it accepted connections")
             await asyncio.sleep(_POLL_SECONDS)  # uvicorn has no event for it.
 
     def stop(self) -> None:
@@ -218,7 +218,7 @@ class WebServer(uvicorn.Server):
                     await self._stop_requested.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # Replaces uvicorn's own, which sleeps at least 0.1 s and does not await the tasks that it cancels.
+        # Replaces the method of uvicorn, which sleeps at least 0.1 s and does not await the tasks that it cancels.
         for server in self.servers:
             server.close()
         for listen_socket in sockets or ():
@@ -241,7 +241,7 @@ class WebServer(uvicorn.Server):
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """Binds a socket. It accepts no connections yet, so the application may still start."""
+    """Binds a socket. It accepts no connections yet, so that the application can start first."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # IPPROTO_TCP: asyncio sets TCP_NODELAY, so that small responses are sent at once, only if the protocol is named.
     listen_socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

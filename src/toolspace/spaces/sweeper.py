@@ -1,4 +1,4 @@
-"""The sweeper: ends timers, expired calls and expired leases, fires plans, cleans up after dead processes, and deletes
+"""The sweeper: resolves timers, expires calls and inbox claims, fires plans, cleans up for dead processes, and deletes
 old records.
 
 Every process runs one; several at once do no harm.
@@ -30,14 +30,14 @@ HEARTBEAT_SECONDS: Final = 2.0
 DEAD_SECONDS: Final = 10.0
 """A process without a heartbeat for so long counts as dead. Longer than any pause of a healthy process."""
 _MAX_CHECK_GAP: Final = DEAD_SECONDS / 2
-"""After a longer gap between two checks, the silence of others means nothing: the database may have been away."""
+"""After a longer gap between two checks, missing heartbeats prove nothing: the database may have been down."""
 _OVERDUE_MS: Final = 5_000
-"""How long after its time-out a caller may still wait before its call is made pending for it."""
+"""If a caller still waits so long after its time-out, the sweeper makes its call pending."""
 _LONGEST_SLEEP, _SHORTEST_SLEEP = 1.0, 0.002
 _BATCH: Final = 200
 _DELETE_EVERY: Final = 300.0
 _DELETED_AT_ONCE: Final = 200
-"""Few, because others want to write, too."""
+"""Rows that one transaction deletes: few, so that other writers do not wait long."""
 _RESPONSE_RETENTION_MS: Final = 25 * 3_600_000
 """How long the response of an `Idempotency-Key` is stored: a day, and some time until the next deletion."""
 
@@ -59,7 +59,7 @@ class Sweeper:
         self._event_retention = event_retention
         self._retention = retention
         self.on_declared_dead: Callable[[], Awaitable[None]] = _do_nothing_async
-        """Called when other processes declared this one dead, and deleted who is connected to it."""
+        """Called when other processes declared this one dead, and deleted the rows of its connections."""
         self._started_at = now_ms()
         self._last_check = float("-inf")
         self._heartbeats: dict[str, tuple[int, float]] = {}
@@ -89,13 +89,13 @@ class Sweeper:
             # Also waits for a heartbeat in progress: it must not come after the deletion of this process.
             await asyncio.gather(self._task, *self._heartbeat_tasks, return_exceptions=True)
         try:
-            # Calls whose end could not be stored while the database was away: nobody else looks for this process.
+            # Ends calls whose end could not be stored. No other process does it after a normal exit.
             await self._clean_up_after(self._node_id)
         except StorageError as error:
             _log.warning("Process %s: removing it from the database failed: %s", self._node_id, error)
 
     def wake(self) -> None:
-        """Something is due sooner than expected."""
+        """Starts the next round at once, because something is due sooner than expected."""
         self._awake.set()
 
     async def _run(self) -> None:
@@ -124,7 +124,7 @@ class Sweeper:
                     await self._awake.wait()
 
     async def sweep(self) -> None:
-        """Does once what is due now."""
+        """Does everything that is due now."""
         self._has_failed = False
         for call in await self._ledger.read(calls.list_due, limit=_BATCH):
             result = {"waited": now_ms() - call.created_at}
@@ -155,7 +155,7 @@ class Sweeper:
         """Cleans up after processes that sent no heartbeat while this process was watching.
 
         Heartbeats are compared with earlier ones of the same process, not with the clock of this one: clocks may
-        differ, and while the database was away nobody could send any.
+        differ, and while the database was down nobody could send any.
         """
         if now - self._last_check > _MAX_CHECK_GAP:
             self._heartbeats.clear()
@@ -171,7 +171,7 @@ class Sweeper:
                 await self._clean_up_after(node_id)
 
     async def clean_up_dead_nodes(self, before: int) -> None:
-        """Cleans up after processes that sent no heartbeat since a time."""
+        """Cleans up after processes whose last heartbeat is older than `before` (Unix milliseconds)."""
         node_ids = await self._ledger.read(presence.list_dead_nodes, before=before, except_node=self._node_id)
         for node_id in node_ids:
             _log.info("Process %s is dead; cleaning up after it", node_id)
@@ -203,7 +203,7 @@ class Sweeper:
                 pass
 
     async def _try(self, work: Awaitable[Any]) -> None:
-        """Does one thing of several: its failure must not prevent the others."""
+        """Awaits one of several pieces of work: its failure must not prevent the others."""
         try:
             await work
         except RefusedError:
@@ -212,14 +212,14 @@ class Sweeper:
             raise
         except Exception:
             self._has_failed = True
-            _log.exception("Something that was due failed, retrying")
+            _log.exception("a due call or plan failed; the next round tries again")
 
 
 async def _do_nothing_async() -> None: ...
 
 
 def _find_next_due() -> Program[int | None]:
-    """When the next call or plan is due."""
+    """The time when the next call or plan is due; None if there is none."""
     times = ((yield from calls.find_next_due()), (yield from plan_queries.find_next_due()))
     return min((at for at in times if at is not None), default=None)
 
@@ -235,7 +235,7 @@ def _take_over(effects: Effects, call_id: str, status: str) -> Program[None]:
 
 
 def _delete_node(effects: Effects, node_id: str) -> Program[None]:
-    # Its workers are alive: they may come back through another process before their grace ends.
+    # Its workers may be alive, and come back through another process before their grace ends.
     yield from presence.disconnect_workers_of_node(node_id)
     for holder in (yield from presence.delete_node(node_id)):
         effects.notify_workers(*(yield from calls.release_claims(holder)))

@@ -36,7 +36,7 @@ FOR_UPDATE = "/*locked*/"
 
 
 class RowBatch(list[Sequence[Any]]):
-    """The values of many rows, in the place of a statement's values: it runs once for each row and returns nothing."""
+    """Values of many rows, instead of the values of a statement: it runs once for each row and returns no rows."""
 
     __slots__ = ()
 
@@ -80,7 +80,7 @@ class Database(ABC):
     is_shared: bool = False
     """Whether other processes write to it too, so that this process needs wake-ups from them."""
     observer: Callable[[OperationKind, Sequence[float], Sequence[BaseException]], None] | None = None
-    """Called after programs have ended: the seconds that each took, waiting included, and the errors of some."""
+    """Called after programs have ended, with the seconds that each took, including waits, and the errors."""
 
     @abstractmethod
     def run(
@@ -93,8 +93,8 @@ class Database(ABC):
     ) -> Awaitable[T]:
         """Runs a program as one transaction: when this returns all of it is durable, or nothing happened.
 
-        `deferred` gives the writes that belong at the end of the transaction; it is called for each attempt, when the
-        program has ended without an error. `exclusive`: the program may take long, so it must not run on the event
+        `deferred_writes` returns the writes at the end of the transaction. It is called in each attempt, after the
+        program has ended without an error. `exclusive`: the program is `long_running`, so it must not run on the event
         loop, nor in one transaction with others.
 
         A program that has started runs to its end, even if the caller is cancelled. `on_commit` is called on the event
@@ -111,7 +111,7 @@ class Database(ABC):
     ) -> Awaitable[bool]:
         """Commits deferred writes that need no program, because nothing has to be read. Otherwise as `run`.
 
-        Returns False, and writes nothing, if a call is not as it is remembered. If nobody knows whether the commit
+        Returns False, and writes nothing, if a call has changed in the database. If it is unknown whether the commit
         happened, `on_doubt` is called instead of `on_commit`.
         """
 
@@ -151,7 +151,7 @@ _SQLITE_SCHEME: Final = "sqlite:///"
 
 
 def find_database_file(url: str | None, state_dir: Path) -> Path | None:
-    """The SQLite file that `storage.url` means; None if it means a PostgreSQL. Opens nothing."""
+    """The SQLite file that `storage.url` names; None if it is the URL of a PostgreSQL. Opens nothing."""
     if url is None:
         return state_dir / DATABASE_FILE_NAME
     return Path(url.removeprefix(_SQLITE_SCHEME)) if url.startswith(_SQLITE_SCHEME) else None
@@ -176,7 +176,7 @@ def shown_address(url: str) -> str:
 # Pages of rows
 
 MAX_PAGE_BYTES: Final = 4 * 1024 * 1024
-"""Of one page, about; a single row may be larger."""
+"""The approximate size limit of one page. A single row may be larger."""
 _FIRST_ROWS: Final = 16
 """Rows that are read before the average size is known."""
 

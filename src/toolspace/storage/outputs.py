@@ -149,7 +149,7 @@ def folder_of(session: str) -> str:
     """The first half of a session's handles: readable if the session is a plain name, otherwise a hash of it."""
     if _READABLE.fullmatch(session) and session != "session-":
         return session if session.startswith("session-") else f"session-{session}"
-    import hashlib  # Here: few sessions need it.
+    import hashlib  # Imported here: few sessions need it.
 
     return "session-" + hashlib.sha256(session.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 

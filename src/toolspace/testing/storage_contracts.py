@@ -50,7 +50,7 @@ class OutputsContract:
         assert (output.session, output.owner, output.tool, output.is_json) == ("s1", "ann", "read_file", True)
         assert (output.bytes, output.lines) == (len("first\nsecond\nπ".encode()), 3)
         assert output.tokens > 0
-        assert (output.created_at, output.expires_at) == (clock.now, clock.now + TTL)
+        assert (output.created_at, output.expires_at) == (clock.now, clock.now + self.ttl)
 
     async def test_a_stored_output_can_be_read_back(self, outputs: OutputStore) -> None:
         output = await store(outputs, "first\nsec", "ond\n\nlast")
@@ -163,7 +163,7 @@ class OutputsContract:
 
     async def test_an_output_expires(self, outputs: OutputStore, clock: FakeClock) -> None:
         old = await store(outputs, "old", session="s1")
-        clock.now += TTL - 1
+        clock.now += self.ttl - 1
         new = await store(outputs, "new", session="s2")
         assert await outputs.find(old.handle, session="s1", owner=None) == old
         clock.now += 1
@@ -174,7 +174,7 @@ class OutputsContract:
     async def test_a_sweep_removes_what_has_expired_and_only_that(self, outputs: OutputStore, clock: FakeClock) -> None:
         assert await outputs.sweep() == 0
         old = [await store(outputs, "old") for _ in range(3)]
-        clock.now += TTL
+        clock.now += self.ttl
         new = await store(outputs, "new")
         assert await outputs.sweep() == 3
         assert await outputs.sweep() == 0

@@ -138,7 +138,7 @@ def test_an_invalid_expression_is_rejected_at_compile_time(source: str, message:
         ("name < 1", "< cannot compare a text with a number"),
         ("sorted([1, 'a'])", "sorted cannot compare"),
         ("{1: 2}", "the name of a member needs a text"),
-        ("avg([])", "avg of nothing has no value"),
+        ("avg([])", "avg of an empty list has no value"),
         ("int('twelve')", '"twelve" is not a number'),
         ("int('9' * 1)", "* needs a number"),
         ("range(1, 2, 0)", "range takes"),

@@ -168,7 +168,7 @@ async def test_query_with_very_many_words_works(database: Database) -> None:
 
 
 async def test_too_large_document_is_refused_with_advice(database: Database) -> None:
-    with pytest.raises(RefusedError, match=r'"Big" has 1,000,002 bytes; one has at most 1,000,000, so split it'):
+    with pytest.raises(RefusedError, match=r'"Big" has 1,000,002 bytes; the limit is 1,000,000, so split it'):
         prepare("big", title="Big", text="é" * 500_001)
     await setup(database)
     assert (await save(database, "full", "Full", "word " * 200_000)).size == 1_000_000

@@ -71,9 +71,9 @@ class Expression:
 
 def _parse(source: str) -> ast.expr:
     if len(source) > MAX_EXPRESSION_LENGTH:
-        raise ExpressionError(f"it is longer than {MAX_EXPRESSION_LENGTH} characters")
+        raise ExpressionError(f"the expression is longer than {MAX_EXPRESSION_LENGTH} characters")
     if "\0" in source:
-        raise ExpressionError("it has a NUL character")
+        raise ExpressionError("the expression contains a NUL character")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python warns of escapes such as "\\d".
@@ -85,7 +85,7 @@ def _parse(source: str) -> ast.expr:
         position = "the end" if is_at_end else f"line {line}, column {error.offset}"
         raise ExpressionError(f"{position}: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError):
-        raise ExpressionError("it is nested too deeply") from None
+        raise ExpressionError("the expression is nested too deeply") from None
 
 
 def _error_at(node: ast.AST, message: str) -> ExpressionError:
@@ -103,7 +103,7 @@ class _Compiler:
         try:
             return self._node(node)
         except RecursionError:
-            raise ExpressionError("it is nested too deeply") from None
+            raise ExpressionError("the expression is nested too deeply") from None
 
     def _node(self, node: ast.expr) -> Evaluate:
         match node:
@@ -261,7 +261,7 @@ class _Compiler:
         spec = parts[0].value if len(parts) == 1 and isinstance(parts[0], ast.Constant) else None
         if not isinstance(spec, str) or not _FORMAT.fullmatch(spec):
             raise _error_at(node, "use a format such as .2f, ,.2f, d or .1%")
-        # `d` formats whole numbers; 3.0 is one.
+        # `d` formats whole numbers, such as 3 and 3.0.
         if spec.endswith("d"):
             return lambda scope: format(_require_whole(inner(scope)), spec)
         return lambda scope: format(require_number(inner(scope), "a format"), spec)
@@ -273,7 +273,7 @@ class _Compiler:
             case ast.Attribute(value=first, attr=name):
                 argument_nodes = [first, *node.args]
             case _:
-                raise _error_at(node, "only functions can be called, by name")
+                raise _error_at(node, "only functions can be called: write their name, such as len(x)")
         if node.keywords or any(isinstance(item, ast.Starred) for item in argument_nodes):
             raise _error_at(node, f"{name} takes positional arguments only")
         if name in _SPECIAL_FUNCTIONS:
@@ -348,7 +348,7 @@ def _get_member(scope: EvaluationScope, value: object, name: str) -> Any:
         raise MissingValueError(f'"{name}" was looked for in {type_name(value)}, which has no members')
     members = cast("Mapping[str, Any]", value)
     if name not in members:
-        raise MissingValueError(f'"{name}" is not there')
+        raise MissingValueError(f'"{name}" is not there: the object has no such member')
     return members[name]
 
 

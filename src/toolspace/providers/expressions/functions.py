@@ -1,6 +1,6 @@
-"""What expressions compute with: JSON values, operators, the functions that they may call, and the step budget.
+"""The runtime of expressions: JSON values, operators, the functions that they may call, and the step budget.
 
-Every operation spends its steps before it creates anything. `compiler` uses it.
+Every operation spends its steps before it computes. Used by `compiler`.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ def _sum(scope: EvaluationScope, values: Any) -> Any:
 def _average(scope: EvaluationScope, values: Any) -> Any:
     items = require_list(values, "avg")
     if not items:
-        raise ExpressionError("avg of nothing has no value")
+        raise ExpressionError("avg of an empty list has no value")
     return require_finite(_sum(scope, items) / len(items), "avg")
 
 
@@ -273,7 +273,7 @@ def _extreme(name: str, pick: Callable[..., Any]) -> Function:
     def run(scope: EvaluationScope, *values: Any) -> Any:
         items = require_list(values[0], name) if len(values) == 1 else values
         if not items:
-            raise ExpressionError(f"{name} of nothing has no value")
+            raise ExpressionError(f"{name} of an empty list has no value")
         scope.spend(len(items))
         for item in items:
             check_comparable(items[0], item, name)

@@ -136,7 +136,7 @@ def _compile_segment(parts: list[str], writers: Mapping[str, tuple[str, WriteVal
             if argument not in arguments:
                 raise ToolValidationError(f"{argument}: required, but missing: it is a part of the path")
             text += write(arguments[argument])
-        # Two harmless parts can be harmful together: the dot of a style and a dot in the value.
+        # Parts that are safe alone can form `..` together: the dot of a style and a dot in the value.
         check_path_segment(text, names)
         return f"/{text}"
 
@@ -144,7 +144,7 @@ def _compile_segment(parts: list[str], writers: Mapping[str, tuple[str, WriteVal
 
 
 def _reject_credential_names(pairs: list[str], credentials: list[str]) -> None:
-    """Raises if an argument sets a credential: the members of an exploded object have names of their own."""
+    """Raises if an argument would replace a credential, for example as a member of an exploded object."""
     credential_names = {_pair_name(pair) for pair in credentials}
     for name in map(_pair_name, pairs) if credentials else ():
         if name in credential_names:
@@ -176,13 +176,13 @@ def _format_value(value: Any) -> str:
     return json_text.encode(value)
 
 
-def _encode_unreserved(text: str) -> str:
-    """Encodes everything that `allowReserved` does not leave unencoded."""
+def _encode_except_reserved(text: str) -> str:
+    """Percent-encodes a text, except for the reserved characters that `allowReserved` permits."""
     return quote(text, safe=_RESERVED, errors="replace")
 
 
 def _path_writer(parameter: OpenApiParameter) -> WriteValue:
-    """Writes a value into a path segment. The caller checks the joined segment again."""
+    """Returns a function that writes a value into a path segment. Its caller checks the joined segment again."""
     name, style, explode = parameter.name, parameter.style, parameter.explode
     prefix, separator = {"simple": ("", ","), "label": (".", "."), "matrix": (";", ";")}[style]
     encoded_name = percent_encode(name)
@@ -191,8 +191,8 @@ def _path_writer(parameter: OpenApiParameter) -> WriteValue:
         return encode_path_segment(text, name)
 
     def write(value: Any) -> str:
-        if not _members(value):  # The shorter path could be another operation: all items instead of one.
-            raise ToolValidationError(f"{name}: empty, but it is a part of the path; give a value")
+        if not _members(value):  # An empty segment may select another operation.
+            raise ToolValidationError(f"{name}: it is a part of the path and must not be empty")
         if parameter.as_json:
             return encode(json_text.encode(value))
         if explode and isinstance(value, dict):
@@ -206,7 +206,7 @@ def _path_writer(parameter: OpenApiParameter) -> WriteValue:
 
 
 def _header_writer(parameter: OpenApiParameter) -> WriteValue:
-    """Writes a value into a header, unencoded. Raises `ToolValidationError` for more than one line."""
+    """Returns a function that writes a value into a header, unencoded. It refuses control characters."""
 
     def write(value: Any) -> str:
         if parameter.as_json:
@@ -225,22 +225,22 @@ def _header_writer(parameter: OpenApiParameter) -> WriteValue:
 
 
 def _query_writer(parameter: OpenApiParameter) -> WritePairs:
-    encode = _encode_unreserved if parameter.allow_reserved else percent_encode
+    encode = _encode_except_reserved if parameter.allow_reserved else percent_encode
     return _pair_writer(
         percent_encode(parameter.name), parameter.style, encode, explode=parameter.explode, as_json=parameter.as_json
     )
 
 
 def _cookie_writer(parameter: OpenApiParameter) -> WritePairs:
-    """Writes encoded values: a cookie cannot contain a semicolon, a comma or a space."""
+    """Returns a function that writes encoded values: a cookie cannot contain a semicolon, a comma or a space."""
     return _pair_writer(
         parameter.name, parameter.style, percent_encode, explode=parameter.explode, as_json=parameter.as_json
     )
 
 
 def _pair_writer(name: str, style: ParameterStyle, encode: EncodeText, *, explode: bool, as_json: bool) -> WritePairs:
-    """Writes a value into a query, cookies or a form. `name` is encoded."""
-    # Encoded even though OpenAPI 3.0 shows them plain: a URL cannot contain a space or a bar.
+    """Returns a function that writes a value into a query, cookies or a form. `name` is already encoded."""
+    # Encoded, although OpenAPI 3.0 shows them unencoded: a URL cannot contain a space or a bar.
     separator = {"spaceDelimited": "%20", "pipeDelimited": "%7C"}.get(style, ",")
 
     def write(value: Any) -> list[str]:
@@ -282,7 +282,7 @@ def _members(value: Any) -> list[Any]:
 
 
 def _deep_items(value: Any, encode: EncodeText, depth: int) -> Iterator[tuple[str, str]]:
-    """`[a][b]` and the text of that member. Objects that are nested too deeply are written as JSON."""
+    """Yields paths such as `[a][b]` and their texts. Objects that are nested too deeply are written as JSON."""
     for name, item in cast("dict[str, Any]", value).items():
         path = f"[{encode(name)}]"
         if isinstance(item, dict) and depth < _MAX_DEEP_OBJECT_DEPTH:
@@ -336,7 +336,7 @@ def _form_encoder(body: RequestBody) -> Callable[[Any], EncodedBody]:
         write = _pair_writer(
             percent_encode(name) if encoding.allow_reserved else _encode_form_text(name),
             encoding.style or "form",
-            _encode_unreserved if encoding.allow_reserved else _encode_form_text,
+            _encode_except_reserved if encoding.allow_reserved else _encode_form_text,
             explode=encoding.explode,
             as_json=encoding.is_json,
         )

@@ -35,7 +35,7 @@ class HandshakeSession:
         text_id = id.decode("latin-1")
         self.context = session_context(context, text_id)
         self.silent_context = with_caller_client(self.context, create_unsupported_client(text_id))
-        """The context of a tool that could ask, if the client cannot answer."""
+        """The context of tools that may ask questions, if the client cannot answer: every question is refused."""
         self.last_sdk_request_at = time.monotonic()
         self.running_calls: dict[str, str] = {}
         """Call ids by request id. Request ids are compared as text: some clients cancel 1 as "1"."""
@@ -65,7 +65,7 @@ class HandshakeSessions:
         self._sessions: dict[bytes, HandshakeSession] = {}
         self._count_by_owner: Counter[str | None] = Counter()
         self._sdk_interval = idle_seconds / 6
-        """How often a request goes to the SDK, which would otherwise take a busy session for an idle one."""
+        """The seconds after which a request goes to the SDK, which otherwise would end a session as idle."""
         self._idle_seconds = idle_seconds + self._sdk_interval
         """The time after which the SDK has certainly ended an unused session."""
 
@@ -77,7 +77,7 @@ class HandshakeSessions:
         return self._count_by_owner[owner] >= MAX_SESSIONS_PER_CALLER
 
     def find(self, headers: Mapping[bytes, bytes], owner: str | None) -> HandshakeSession | None:
-        """Returns the request's session if its caller opened it and the SDK has seen it recently."""
+        """Returns the session if the fast path may serve it. If None, the SDK serves it, which keeps it from idling."""
         session = self._find_owned(headers, owner)
         if session is None or headers.get(b"mcp-protocol-version", b"2025-11-25") not in _VERSIONS:
             return None

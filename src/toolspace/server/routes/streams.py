@@ -1,6 +1,6 @@
 """Routes of event streams: of a space, of a run, and of everything. `sse` sends the events.
 
-`StreamSubscribers` stores which streams have subscribers: a call that needs a person fails at once if nobody sees it.
+`StreamSubscribers` stores which streams have subscribers: a call for a person fails at once if no subscriber sees it.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ async def stream_space(request: Request) -> StreamingResponse:
     space = await get_visible(request, SPACE)
     caller, memberships = request.caller, request.gateway.memberships
 
-    async def allowed() -> bool:
+    async def is_allowed() -> bool:
         return not isinstance(caller, EntityCaller) or await memberships.is_member(space.id, caller.entity_id)
 
-    return await _open(request, space_stream(space.id), allowed)
+    return await _open(request, space_stream(space.id), is_allowed)
 
 
 @routes.add("GET", "/api/runs/{runId}/events", "Stream the events of a run", tag="runs", **_RESUMABLE_STREAM)
 async def stream_run(request: Request) -> StreamingResponse:
     run = await get_visible(request, RUN)
 
-    async def allowed() -> bool:
+    async def is_allowed() -> bool:
         if not isinstance(request.caller, EntityCaller):
             return True
         try:
@@ -60,8 +60,10 @@ async def stream_run(request: Request) -> StreamingResponse:
             return False
         return True
 
-    # Strict, because a run can move to another space at any time, and its events with it.
-    return await _open(request, run_stream(run.id), allowed, strict=isinstance(request.caller, EntityCaller))
+    # Strict (checked before every event), because a run can move to another space at any time, and its events with it.
+    return await _open(
+        request, run_stream(run.id), is_allowed, check_each_write=isinstance(request.caller, EntityCaller)
+    )
 
 
 @routes.add(
@@ -74,25 +76,27 @@ async def stream_run(request: Request) -> StreamingResponse:
 )
 async def stream_all_events(request: Request) -> StreamingResponse:
     gateway, headers = request.gateway, request.scope["headers"]
-    return await gateway.streams.open_firehose(
-        gateway.ledger.hub, allowed=lambda: gateway.authenticator.is_valid(headers)
+    return await gateway.streams.open_all_events(
+        gateway.ledger.hub, is_allowed=lambda: gateway.authenticator.is_valid(headers)
     )
 
 
-async def _open(request: Request, stream: str, allowed: PermissionCheck, *, strict: bool = False) -> StreamingResponse:
+async def _open(
+    request: Request, stream: str, is_allowed: PermissionCheck, *, check_each_write: bool = False
+) -> StreamingResponse:
     gateway, caller, headers = request.gateway, request.caller, request.scope["headers"]
     options = parse_stream_options(request.query(StreamQuery), request.header("last-event-id"))
 
     async def is_still_allowed() -> bool:
-        return await gateway.authenticator.is_valid(headers) and await allowed()
+        return await gateway.authenticator.is_valid(headers) and await is_allowed()
 
     response = await gateway.streams.open_stream(
         gateway.ledger.hub,
         stream,
         options,
         viewer=viewer_of(caller),
-        allowed=is_still_allowed,
-        strict=strict,
+        is_allowed=is_still_allowed,
+        check_each_write=check_each_write,
         expires_at=caller.expires_at if isinstance(caller, EntityCaller) else None,
     )
 
@@ -127,7 +131,7 @@ class StreamSubscribers:
         finally:
             self._counts[stream] -= 1
             if not self._counts[stream]:
-                # Shielded: it is also stored for a subscriber whose connection broke.
+                # Shielded, because a lost connection cancels this task.
                 await asyncio.shield(asyncio.ensure_future(self._register(stream)))
 
     async def register_again(self) -> None:
@@ -137,7 +141,7 @@ class StreamSubscribers:
             await self._register(stream)
 
     async def _register(self, stream: str) -> None:
-        """Stores whether a stream has subscribers. One at a time, so that the last write is true."""
+        """Stores whether a stream has subscribers. One write at a time, so that the last one is correct."""
         lock = self._locks.setdefault(stream, asyncio.Lock())
         async with lock:
             has_subscribers = self._counts.get(stream, 0) > 0
@@ -153,7 +157,7 @@ class StreamSubscribers:
                     await self._ledger.write(presence.mark_left, holder, node_id=node_id)
                     self._stored_streams.discard(stream)
             except StorageError as error:
-                _log.warning("Stream %s: storing that it has subscribers failed: %s", stream, error)
+                _log.warning("stream %s: cannot store whether it has subscribers: %s", stream, error)
         if not self._counts.get(stream):
             self._counts.pop(stream, None)
             if not lock.locked():

@@ -86,7 +86,7 @@ async def stream_calls(request: Request) -> StreamingResponse:
                 gateway.streams,
                 OfferEventSource(connection),
                 first,
-                allowed=lambda: gateway.authenticator.is_valid(scope["headers"]),
+                is_allowed=lambda: gateway.authenticator.is_valid(scope["headers"]),
             )
             await response(scope, receive, send)
 

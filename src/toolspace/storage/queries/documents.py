@@ -30,14 +30,14 @@ from toolspace.storage.database import Program, RowBatch, long_running
 from toolspace.storage.queries.table import Table, count_changes, insert_into, placeholders
 
 MAX_DOCUMENT_BYTES: Final = 1_000_000
-"""Of one document, as UTF-8."""
+"""The maximum size of one document, as UTF-8."""
 MAX_DOCUMENTS: Final = 10_000
 MAX_TOTAL_BYTES: Final = 100_000_000
-"""Bytes of all documents of one agent."""
+"""The maximum size of all documents of one agent."""
 
 _WORDS_AT_ONCE: Final = 200
 _MAX_QUERY_WORDS: Final = 32
-"""The rarest words of a query count."""
+"""Of a longer query, only the rarest words are searched."""
 _MANY_PASSAGES: Final = 1_000
 _CANDIDATES: Final = 60
 """Passages whose text is read and scored."""
@@ -52,7 +52,7 @@ class PreparedDocument(msgspec.Struct, frozen=True, kw_only=True):
     metadata: Mapping[str, Any]
     origin: DocumentOrigin
     stamp: str | None
-    """Of a file: its size and when it was modified."""
+    """The size and modification time of the file; None if the document does not come from a file."""
     size: int
     digest: str
     index: IndexedDocument
@@ -100,7 +100,7 @@ def prepare(
     size = len(text.encode())
     if size > MAX_DOCUMENT_BYTES:
         raise RefusedError(
-            "invalid", f'the document "{title}" has {size:,} bytes; one has at most {MAX_DOCUMENT_BYTES:,}, so split it'
+            "invalid", f'the document "{title}" has {size:,} bytes; the limit is {MAX_DOCUMENT_BYTES:,}, so split it'
         )
     return PreparedDocument(
         id=document_id,
@@ -117,17 +117,17 @@ def prepare(
 
 @long_running
 def save(entity_id: str, new: PreparedDocument) -> Program[Document]:
-    """Stores a document, and replaces the one of its id.
+    """Stores a document, or replaces the one with the same id.
 
-    Raises `RefusedError` if the agent has too many, or if the old one came from elsewhere (a folder, not the API).
+    Raises `RefusedError` if the agent has too many, or if the existing one has another origin (folder or API).
     """
-    # A write, as a lock: nobody else changes the document until its words are stored.
+    # The update changes nothing. It locks the row, so that nobody changes the document until its words are stored.
     previous = yield (
         "UPDATE documents SET stamp = stamp WHERE entity_id = ? AND id = ? RETURNING digest, origin",
         (entity_id, new.id),
     )
     if previous and previous[0][1] != new.origin:
-        raise RefusedError("conflict", f'there is a document "{new.id}" already, from elsewhere ({previous[0][1]})')
+        raise RefusedError("conflict", f'the document "{new.id}" exists already, with the origin {previous[0][1]!r}')
     yield from _check_limits(entity_id, new)
     now = now_ms()
     document = yield from _DOCUMENT.insert(
@@ -156,7 +156,7 @@ def save(entity_id: str, new: PreparedDocument) -> Program[Document]:
 
 @long_running
 def delete(entity_id: str, document_ids: Sequence[str]) -> Program[int]:
-    """Deletes documents of one agent; returns how many there were."""
+    """Deletes documents of one agent; returns how many were deleted."""
     delete = "DELETE FROM documents WHERE entity_id = ? AND id = ?"
     deleted_count = 0
     for document_id in dict.fromkeys(document_ids):
@@ -179,7 +179,7 @@ def exists(entity_id: str, document_id: str) -> Program[bool]:
 
 
 def list_documents(entity_id: str, *, after: str = "", limit: int = 100) -> Program[list[Document]]:
-    """Documents by id."""
+    """The next documents after an id, in the order of their ids."""
     return _DOCUMENT.select("WHERE entity_id = ? AND id > ? ORDER BY id LIMIT ?", entity_id, after, limit)
 
 

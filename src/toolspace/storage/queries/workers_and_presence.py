@@ -24,7 +24,7 @@ _WORKER, _TOOL = "worker:", "tool:"
 
 
 def record_heartbeat(node_id: str, *, started_at: int) -> Program[bool]:
-    """This process is alive. Whether it has to register anew: it is new, or others declared it dead."""
+    """Stores a heartbeat. Returns whether the process has to register again: it is new, or was declared dead."""
     if (yield from has_changed("UPDATE nodes SET seen_at = ? WHERE id = ?", now_ms(), node_id)):
         return False
     # Two heartbeats may come at once; only one of them inserts the row.
@@ -39,7 +39,7 @@ def list_heartbeats(*, except_node: str) -> Program[dict[str, int]]:
 
 
 def list_dead_nodes(*, before: int, except_node: str) -> Program[list[str]]:
-    """The processes that sent no heartbeat since a time."""
+    """The processes whose last heartbeat is older than `before`."""
     return first_column("SELECT id FROM nodes WHERE seen_at < ? AND id <> ?", before, except_node)
 
 
@@ -54,7 +54,7 @@ def delete_node(node_id: str) -> Program[list[str]]:
 
 
 def register_holder(holder: str, topics: Sequence[str], *, node_id: str) -> Program[None]:
-    """Someone is connected here, and serves these topics: `tool:NAME`, `space:ID`, `run:ID`."""
+    """Stores that a holder is connected to this process, and its topics: `tool:NAME`, `space:ID`, `run:ID`."""
     for topic in topics:
         yield (
             "INSERT INTO presence (topic, holder, node_id, left_at) VALUES (?, ?, ?, NULL) "
@@ -64,7 +64,7 @@ def register_holder(holder: str, topics: Sequence[str], *, node_id: str) -> Prog
 
 
 def mark_left(holder: str, *, node_id: str) -> Program[bool]:
-    """The connection ended; the holder may come back. False if it is connected through another process."""
+    """Stores that a holder lost its connection; it may come back. Returns False if another process has it."""
     update = "UPDATE presence SET left_at = ? WHERE holder = ? AND node_id = ? AND left_at IS NULL"
     return has_changed(update, now_ms(), holder, node_id)
 
@@ -79,7 +79,7 @@ def delete_departed(*, before: int) -> Program[list[str]]:
 
 
 def release_departed(*, before: int) -> Program[set[str]]:
-    """Does `delete_departed`; the calls of those workers may be claimed again. Returns the tools of the calls."""
+    """Deletes departed holders, and releases the calls that they claimed. Returns the tools of those calls."""
     tools: set[str] = set()
     for holder in (yield from delete_departed(before=before)):
         tools.update((yield from calls.release_claims(holder)))
@@ -134,7 +134,7 @@ def tool_topic(tool_name: str) -> str:
 
 
 def register_worker(worker_id: str, tools: Sequence[str], *, node_id: str) -> Program[list[CallRecord]]:
-    """A worker is connected to this process and serves exactly these tools. Returns the calls that it has claimed."""
+    """Stores that a worker is connected here, and serves exactly these tools. Returns the calls that it has claimed."""
     topics = sorted((_WORKER + worker_id, *map(tool_topic, tools)))  # Sorted, so that two writers cannot deadlock.
     yield f"DELETE FROM presence WHERE holder = ? AND topic NOT IN ({placeholders(topics)})", (worker_id, *topics)
     yield from register_holder(worker_id, topics, node_id=node_id)
@@ -202,7 +202,7 @@ def list_connected(*, node_id: str) -> Program[list[str]]:
 
 
 def retire(worker_id: str, calls_to_finish: Sequence[str]) -> Program[list[str] | None]:
-    """A worker takes no more calls and finishes those named; the others may be claimed again.
+    """Gives a worker no more calls. It finishes `calls_to_finish`; its other calls may be claimed again.
 
     Returns the tools of the released calls; None if there is no such worker.
     """
@@ -214,7 +214,7 @@ def retire(worker_id: str, calls_to_finish: Sequence[str]) -> Program[list[str] 
 
 
 def disconnect_workers_of_node(node_id: str) -> Program[None]:
-    """A process died: its workers have left, and may come back through another process."""
+    """Marks the workers of a dead process as disconnected. They may come back through another process."""
     yield (
         "UPDATE presence SET node_id = '', left_at = COALESCE(left_at, ?) WHERE node_id = ? AND holder IN "
         f"(SELECT holder FROM presence WHERE topic LIKE '{_WORKER}%')",
