@@ -51,6 +51,8 @@ check: $(VENV)/.installed ## Check format, lint, names, types and layers
 	@$(BIN)/ruff format --check . || { echo "To format: make fmt"; exit 1; }
 	@echo "Lint (ruff check)"
 	@$(BIN)/ruff check --quiet .
+	@echo "Names (tools/plain_names.py)"
+	@$(BIN)/python tools/plain_names.py
 	@echo "Types (pyright)"
 	@$(BIN)/pyright
 	@echo "Layers (import-linter)"

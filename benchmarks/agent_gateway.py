@@ -11,7 +11,7 @@ from typing import Any
 
 from toolspace.agents.agent import entity_id_for
 from toolspace.core.ids import new_id
-from toolspace.core.model import Model
+from toolspace.core.language_model import Model
 from toolspace.server.gateway import Gateway
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.queries import inbox

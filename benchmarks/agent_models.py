@@ -16,7 +16,7 @@ import httpx2
 from benchmarks.harness import Contestant, Report, Timings, race, repeat
 from benchmarks.model_server import TEXT, WORDS
 from benchmarks.processes import start_server
-from toolspace.core.model import ModelRequest, ModelStreamPart, UserTurn
+from toolspace.core.language_model import ModelRequest, ModelStreamPart, UserTurn
 from toolspace.models.registry import open_model
 
 OURS = "Toolspace, listening to each piece"

@@ -107,7 +107,7 @@ def _on_unexpected_answer(_: Connection, head: bytes, rest: bytes) -> None:
 
 async def main(mode: str) -> None:
     """Runs in a fresh interpreter: prints how many bytes the waiting calls added to the process."""
-    from toolspace.core.context import ToolContext
+    from toolspace.core.tool_context import ToolContext
     from toolspace.server.gateway import Gateway
     from toolspace.spaces.call_context import GatewayCallHost
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from toolspace.cli.event_loop import tune_process
-from toolspace.core.records import NewEvent, space_stream
+from toolspace.core.stored_records import NewEvent, space_stream
 from toolspace.server import gateway as composition
 from toolspace.server.authorization import Access
 from toolspace.server.gateway import Gateway

@@ -22,7 +22,7 @@ from typing_extensions import TypedDict
 
 from toolspace.core.events import CallCompleted, CallFailed, CallRequested
 from toolspace.core.result import ToolResult
-from toolspace.core.tokens import estimate_tokens
+from toolspace.core.token_count import estimate_tokens
 
 MAX_BYTES = 100_000
 SHORT = 200

@@ -14,7 +14,7 @@ from benchmarks.processes import start_server
 from benchmarks.workloads import create_toolspace
 from toolspace import Toolspace
 from toolspace.providers.mcp.provider import McpProvider
-from toolspace.providers.mcp.spec import ServerSpec
+from toolspace.providers.mcp.server_spec import ServerSpec
 
 ARGUMENTS = {"a": 1, "b": 2}
 _STDIO = ("-m", "benchmarks.server_roles", "stdio")

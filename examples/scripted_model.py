@@ -3,7 +3,7 @@
 import asyncio
 
 from toolspace import Toolspace, tool
-from toolspace.core.model import ModelRequest, ModelToolResult, ResultsTurn, Turn, UserTurn
+from toolspace.core.language_model import ModelRequest, ModelToolResult, ResultsTurn, Turn, UserTurn
 from toolspace.testing import ScriptedModel, call
 
 

@@ -34,7 +34,7 @@ from tests.server.scripted_agents import (
 from tests.servers.smtp import mail_server
 from tests.setting_coverage import SettingCoverage
 from toolspace.agents.agent import entity_id_for
-from toolspace.server.demo import DEMO_AGENT_ID
+from toolspace.server.demo_setup import DEMO_AGENT_ID
 
 pytestmark = pytest.mark.spec("5.3")
 

@@ -18,7 +18,7 @@ from aiohttp import web
 from tests.server.gateway_api import JWT_SECRET, PUBLIC, ApiClient, open_api, write_config
 from tests.server.gateway_process import start_gateway_process
 from tests.setting_coverage import SettingCoverage
-from toolspace.core.records import space_stream
+from toolspace.core.stored_records import space_stream
 from toolspace.server.gateway import Gateway
 from toolspace.storage.queries import events
 

@@ -184,7 +184,7 @@ async def test_memory_tools_write_to_the_memory_directory(open_toolspace: OpenTo
 async def test_archived_sessions_are_read_from_the_session_directory(
     open_toolspace: OpenToolspace, folder: Path
 ) -> None:
-    from toolspace.builtin.tasks import session_tools
+    from toolspace.builtin.task_tools import session_tools
 
     (folder / "sessions").mkdir()
     (folder / "sessions" / "old.md").write_text("what was said")

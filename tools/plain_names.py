@@ -31,7 +31,7 @@ BARE_WORDS = """
 STATES = """
     allowed cached cancelled canceled closed completed connected deleted denied deprecated disabled enabled encoded
     decoded delivered executed expected expired failed finished fixed installed nested parsed required retired shared
-    skipped started stopped supported truncated unused used
+    done skipped started stopped supported truncated unused used
 """
 """Participles that APIs, protocols and the standard library use as names of states."""
 NOUNS = """

@@ -13,28 +13,28 @@ if TYPE_CHECKING:
     from toolspace.agents.subagents import AgentResult as AgentResult
     from toolspace.client.client import ToolspaceClient as ToolspaceClient
     from toolspace.client.worker import ToolWorker as ToolWorker
-    from toolspace.core.context import CallerClient as CallerClient
-    from toolspace.core.context import ElicitationResult as ElicitationResult
-    from toolspace.core.context import ToolContext as ToolContext
+    from toolspace.core.call_statistics import ToolStats as ToolStats
     from toolspace.core.events import EventType as EventType
-    from toolspace.core.interfaces import Allow as Allow
-    from toolspace.core.interfaces import Deny as Deny
-    from toolspace.core.interfaces import OutputStore as OutputStore
-    from toolspace.core.interfaces import Policy as Policy
-    from toolspace.core.interfaces import ResultCache as ResultCache
-    from toolspace.core.interfaces import ToolProvider as ToolProvider
+    from toolspace.core.extension_points import Allow as Allow
+    from toolspace.core.extension_points import Deny as Deny
+    from toolspace.core.extension_points import OutputStore as OutputStore
+    from toolspace.core.extension_points import Policy as Policy
+    from toolspace.core.extension_points import ResultCache as ResultCache
+    from toolspace.core.extension_points import ToolProvider as ToolProvider
     from toolspace.core.result import AudioPart as AudioPart
     from toolspace.core.result import ImagePart as ImagePart
     from toolspace.core.result import JsonPart as JsonPart
     from toolspace.core.result import ResourcePart as ResourcePart
     from toolspace.core.result import TextPart as TextPart
     from toolspace.core.result import ToolResult as ToolResult
-    from toolspace.core.statistics import ToolStats as ToolStats
     from toolspace.core.tool import Annotations as Annotations
     from toolspace.core.tool import FunctionTool as FunctionTool
     from toolspace.core.tool import Tool as Tool
     from toolspace.core.tool import ToolCategory as ToolCategory
     from toolspace.core.tool import tool as tool
+    from toolspace.core.tool_context import CallerClient as CallerClient
+    from toolspace.core.tool_context import ElicitationResult as ElicitationResult
+    from toolspace.core.tool_context import ToolContext as ToolContext
     from toolspace.errors import ConfigError as ConfigError
     from toolspace.errors import ProviderError as ProviderError
     from toolspace.errors import ToolCanceledError as ToolCanceledError
@@ -49,19 +49,19 @@ if TYPE_CHECKING:
     from toolspace.errors import ToolTimeoutError as ToolTimeoutError
     from toolspace.errors import ToolTransportError as ToolTransportError
     from toolspace.errors import ToolValidationError as ToolValidationError
+    from toolspace.orchestrator.effective_settings import ToolRules as ToolRules
     from toolspace.orchestrator.event_bus import EventBus as EventBus
     from toolspace.orchestrator.orchestrator import ToolOrchestrator as ToolOrchestrator
     from toolspace.orchestrator.run import Run as Run
-    from toolspace.orchestrator.settings import ToolRules as ToolRules
     from toolspace.orchestrator.stages.queue import QueueSpec as QueueSpec
     from toolspace.orchestrator.stages.queue import RateLimit as RateLimit
     from toolspace.providers.functions import ToolRegistry as ToolRegistry
     from toolspace.providers.mcp.provider import McpProvider as McpProvider
-    from toolspace.providers.mcp.spec import FORWARD_TO_CALLER as FORWARD_TO_CALLER
-    from toolspace.providers.mcp.spec import ElicitationRequest as ElicitationRequest
-    from toolspace.providers.mcp.spec import McpCallbacks as McpCallbacks
-    from toolspace.providers.mcp.spec import ServerSpec as ServerSpec
-    from toolspace.providers.mcp.spec import ServerStatus as ServerStatus
+    from toolspace.providers.mcp.server_spec import FORWARD_TO_CALLER as FORWARD_TO_CALLER
+    from toolspace.providers.mcp.server_spec import ElicitationRequest as ElicitationRequest
+    from toolspace.providers.mcp.server_spec import McpCallbacks as McpCallbacks
+    from toolspace.providers.mcp.server_spec import ServerSpec as ServerSpec
+    from toolspace.providers.mcp.server_spec import ServerStatus as ServerStatus
     from toolspace.providers.openapi.provider import OpenApiProvider as OpenApiProvider
     from toolspace.providers.openapi.provider import OpenApiSpec as OpenApiSpec
     from toolspace.providers.rest.provider import RestProvider as RestProvider
@@ -74,11 +74,11 @@ _EXPORTS = {
     "toolspace.agents.subagents": "AgentResult",
     "toolspace.client.client": "ToolspaceClient",
     "toolspace.client.worker": "ToolWorker",
-    "toolspace.core.context": "CallerClient ElicitationResult ToolContext",
+    "toolspace.core.tool_context": "CallerClient ElicitationResult ToolContext",
     "toolspace.core.events": "EventType",
-    "toolspace.core.interfaces": "Allow Deny OutputStore Policy ResultCache ToolProvider",
+    "toolspace.core.extension_points": "Allow Deny OutputStore Policy ResultCache ToolProvider",
     "toolspace.core.result": "AudioPart ImagePart JsonPart ResourcePart TextPart ToolResult",
-    "toolspace.core.statistics": "ToolStats",
+    "toolspace.core.call_statistics": "ToolStats",
     "toolspace.core.tool": "Annotations FunctionTool Tool ToolCategory tool",
     "toolspace.errors": (
         "ConfigError ProviderError ToolCanceledError ToolDefinitionError ToolError ToolExecutionError "
@@ -88,11 +88,11 @@ _EXPORTS = {
     "toolspace.orchestrator.event_bus": "EventBus",
     "toolspace.orchestrator.orchestrator": "ToolOrchestrator",
     "toolspace.orchestrator.run": "Run",
-    "toolspace.orchestrator.settings": "ToolRules",
+    "toolspace.orchestrator.effective_settings": "ToolRules",
     "toolspace.orchestrator.stages.queue": "QueueSpec RateLimit",
     "toolspace.providers.functions": "ToolRegistry",
     "toolspace.providers.mcp.provider": "McpProvider",
-    "toolspace.providers.mcp.spec": "ElicitationRequest FORWARD_TO_CALLER McpCallbacks ServerSpec ServerStatus",
+    "toolspace.providers.mcp.server_spec": "ElicitationRequest FORWARD_TO_CALLER McpCallbacks ServerSpec ServerStatus",
     "toolspace.providers.openapi.provider": "OpenApiProvider OpenApiSpec",
     "toolspace.providers.rest.provider": "RestProvider RestSpec",
     "toolspace.toolspace": "Settings Toolspace",

@@ -17,29 +17,29 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from toolspace.composition.background_tasks import BackgroundTasks, close_when_idle, sweep_outputs
+from toolspace.composition.maintenance import BackgroundTasks, close_when_idle, sweep_outputs
 from toolspace.config.find_and_watch import default_state_dir, watch_files
 from toolspace.core import defaults
-from toolspace.core.context import ToolContext
-from toolspace.core.interfaces import OutputStore, Policy, ResultCache, TokenCounter, ToolProvider
+from toolspace.core.call_statistics import ToolStats
+from toolspace.core.extension_points import OutputStore, Policy, ResultCache, TokenCounter, ToolProvider
 from toolspace.core.names import did_you_mean
 from toolspace.core.result import ToolResult
-from toolspace.core.statistics import ToolStats
-from toolspace.core.tokens import estimate_tokens
+from toolspace.core.token_count import estimate_tokens
 from toolspace.core.tool import Tool, ToolFormat, as_tool, export_tools
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ToolspaceError
 from toolspace.orchestrator.call import Arguments
 from toolspace.orchestrator.catalog import CatalogEntry
+from toolspace.orchestrator.effective_settings import CallDefaults, ProviderRules, SourcedValue, ToolRules
 from toolspace.orchestrator.event_bus import EventBus
 from toolspace.orchestrator.layered_orchestrator import LayeredOrchestrator
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
 from toolspace.orchestrator.provider_startup import StartupWait
 from toolspace.orchestrator.run import Run
-from toolspace.orchestrator.settings import CallDefaults, ProviderRules, SourcedValue, ToolRules
 from toolspace.orchestrator.stages.queue import QueueSpec
 from toolspace.providers.functions import ToolRegistry
 from toolspace.providers.internal_tools import InternalProvider
-from toolspace.providers.mcp.spec import NO_CALLBACKS, McpCallbacks, ServerStatus
+from toolspace.providers.mcp.server_spec import NO_CALLBACKS, McpCallbacks, ServerStatus
 from toolspace.storage.disk_outputs import DiskOutputs
 from toolspace.storage.memory_cache import MemoryCache
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from toolspace.agents.subagents import AgentResult
     from toolspace.composition.from_config import ConfiguredParts
     from toolspace.config.configuration import Config
-    from toolspace.core.model import ModelListener
+    from toolspace.core.language_model import ModelListener
     from toolspace.providers.mcp.provider import McpProvider
 
 _log = logging.getLogger("toolspace")

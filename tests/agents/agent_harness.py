@@ -12,14 +12,14 @@ from typing import Any
 from toolspace import Tool, Toolspace
 from toolspace.agents.agent import Agent, entity_id_for
 from toolspace.agents.agent_host import AgentHost
+from toolspace.agents.background_tasks import TaskToolProvider
 from toolspace.agents.prebuilt.provider import PrebuiltProvider
 from toolspace.agents.subagent_run_recorder import open_stored_recorder
-from toolspace.agents.tasks import TaskToolProvider
 from toolspace.config.configuration import AgentSpec
-from toolspace.core.context import ToolContext
 from toolspace.core.ids import new_id
-from toolspace.core.model import Model
-from toolspace.core.records import ENDED_RUN, InboxEvent, Message, RunRecord, StoredEvent
+from toolspace.core.language_model import Model
+from toolspace.core.stored_records import ENDED_RUN, InboxEvent, Message, RunRecord, StoredEvent
+from toolspace.core.tool_context import ToolContext
 from toolspace.spaces import messaging
 from toolspace.spaces.call_recorder import CallRecorder
 from toolspace.spaces.call_transactions import Submission

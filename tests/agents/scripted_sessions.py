@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.agents.agent_harness import AgentHarness
-from toolspace.core.model import ModelRequest
-from toolspace.core.records import TaskRecord
+from toolspace.core.language_model import ModelRequest
+from toolspace.core.stored_records import TaskRecord
 from toolspace.errors import ModelError
 from toolspace.models.scripted import ScriptedModel
 from toolspace.storage.database import Program

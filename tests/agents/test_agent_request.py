@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from toolspace import Agent, AgentResult, LoopSettings, RunLimits, Settings, ToolContext, Toolspace, tool
-from toolspace.core.model import (
+from toolspace.core.language_model import (
     Model,
     ModelListener,
     ModelRequest,

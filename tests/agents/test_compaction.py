@@ -16,7 +16,7 @@ from toolspace.agents import compaction, session_transactions
 from toolspace.agents.agent import Agent
 from toolspace.agents.session_transactions import SessionLease
 from toolspace.config.agent_settings import ConsciousnessSettings
-from toolspace.core.model import ModelRequest, ModelTurn, ResultsTurn, UserTurn
+from toolspace.core.language_model import ModelRequest, ModelTurn, ResultsTurn, UserTurn
 from toolspace.errors import ModelError, StorageError
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.spaces.ledger import Ledger

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from toolspace import Toolspace
-from toolspace.core.model import ResultsTurn, UserTurn
+from toolspace.core.language_model import ResultsTurn, UserTurn
 from toolspace.errors import ConfigError
 from toolspace.models.scripted import ScriptedModel, call
 

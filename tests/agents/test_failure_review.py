@@ -11,8 +11,8 @@ from tests.agents.agent_harness import AgentHarness, agent, run_agents
 from tests.agents.scripted_sessions import wait_until_done
 from toolspace import tool
 from toolspace.config.agent_settings import AgentLoopSettings
-from toolspace.core.model import ModelRequest, Turn, Usage, UserTurn
-from toolspace.core.records import RunRecord
+from toolspace.core.language_model import ModelRequest, Turn, Usage, UserTurn
+from toolspace.core.stored_records import RunRecord
 from toolspace.errors import ModelError, ToolExecutionError
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.storage.database import Database

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from toolspace import Agent, Toolspace, tool
-from toolspace.core.model import ResultsTurn, Usage, UserTurn
+from toolspace.core.language_model import ResultsTurn, Usage, UserTurn
 from toolspace.errors import RegistrationError
 from toolspace.models.scripted import ScriptedModel, call
 

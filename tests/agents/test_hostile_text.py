@@ -12,7 +12,7 @@ from toolspace import tool
 from toolspace.agents.agent import entity_id_for
 from toolspace.config.agent_settings import ConsciousnessSettings, RouterSettings
 from toolspace.core import json_text
-from toolspace.core.model import ModelTurn, UserTurn
+from toolspace.core.language_model import ModelTurn, UserTurn
 from toolspace.errors import ModelError
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.storage.database import Database

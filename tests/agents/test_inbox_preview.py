@@ -9,7 +9,7 @@ import pytest
 from tests.agents.agent_harness import agent, run_agents
 from tests.agents.chaos.job_agent import external_tool
 from toolspace import tool
-from toolspace.core.model import ModelCall, ModelRequest, ResultsTurn, UserTurn
+from toolspace.core.language_model import ModelCall, ModelRequest, ResultsTurn, UserTurn
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.storage.database import Database
 

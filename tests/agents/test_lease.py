@@ -15,7 +15,7 @@ from toolspace import tool
 from toolspace.agents import durable_loop, session_transactions
 from toolspace.agents.agent import Agent
 from toolspace.config.agent_settings import AgentLimits
-from toolspace.core.model import ModelRequest
+from toolspace.core.language_model import ModelRequest
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.database import Database

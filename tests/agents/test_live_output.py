@@ -11,7 +11,7 @@ import pytest
 from tests.agents.agent_harness import AgentHarness, agent, run_agents
 from toolspace import Tool
 from toolspace.core.json_text import StreamedTextField
-from toolspace.core.model import (
+from toolspace.core.language_model import (
     CallDelta,
     CallStarted,
     Model,
@@ -22,7 +22,7 @@ from toolspace.core.model import (
     ResponseRestarted,
     TextDelta,
 )
-from toolspace.core.records import StoredEvent
+from toolspace.core.stored_records import StoredEvent
 from toolspace.errors import ModelError
 from toolspace.storage.database import Database
 

@@ -15,7 +15,7 @@ from tests.agents.agent_harness import AgentHarness, agent, run_agents
 from toolspace.agents import scheduler
 from toolspace.agents.agent import Agent, entity_id_for
 from toolspace.config.agent_settings import AgentLimits
-from toolspace.core.model import ModelCall, ModelRequest, Turn, UserTurn
+from toolspace.core.language_model import ModelCall, ModelRequest, Turn, UserTurn
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.spaces import messaging
 from toolspace.storage.database import Database, Program

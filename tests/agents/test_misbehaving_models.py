@@ -16,7 +16,7 @@ from tests.agents.chaos.job_agent import external_tool
 from toolspace import tool
 from toolspace.agents import live_output
 from toolspace.config.agent_settings import AgentLimits, AgentLoopSettings
-from toolspace.core.model import (
+from toolspace.core.language_model import (
     CallDelta,
     CallStarted,
     Model,

@@ -13,9 +13,9 @@ from tests.agents.chaos.job_agent import external_tool
 from tests.agents.crashing_database import CrashingDatabase
 from toolspace import Tool, tool
 from toolspace.config.agent_settings import ConsciousnessSettings
-from toolspace.core.context import ToolContext
-from toolspace.core.model import ModelCall, ModelRequest, ResultsTurn, Turn, UserTurn
+from toolspace.core.language_model import ModelCall, ModelRequest, ResultsTurn, Turn, UserTurn
 from toolspace.core.tool import Annotations
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ModelError
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.spaces import runs

@@ -6,7 +6,7 @@ import pytest
 
 from toolspace.agents.agent import Agent
 from toolspace.agents.prompt_builder import PromptContext, build_system_prompt
-from toolspace.core.records import Space
+from toolspace.core.stored_records import Space
 from toolspace.storage.queries.goals_and_memories import Goal, Memory
 from toolspace.storage.queries.plans import Plan
 

@@ -14,8 +14,8 @@ from tests.agents.scripted_sessions import ScriptedSessions, wait_until_done
 from toolspace.builtin.catalog import reflection_tools
 from toolspace.builtin.memory import memory_tools
 from toolspace.config.agent_settings import AgentLoopSettings
-from toolspace.core.context import ToolContext
-from toolspace.core.model import ModelRequest, ResultsTurn, UserTurn
+from toolspace.core.language_model import ModelRequest, ResultsTurn, UserTurn
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ModelError
 from toolspace.models.scripted import call
 from toolspace.storage.database import Database

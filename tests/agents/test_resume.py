@@ -18,9 +18,8 @@ from toolspace import tool
 from toolspace.agents import live_output, subagent_run_recorder
 from toolspace.agents.agent import Agent, entity_id_for
 from toolspace.config.agent_settings import RouterSettings
-from toolspace.core.context import ToolContext
 from toolspace.core.ids import now_ms
-from toolspace.core.model import (
+from toolspace.core.language_model import (
     CallDelta,
     CallStarted,
     Model,
@@ -31,6 +30,7 @@ from toolspace.core.model import (
     ResultsTurn,
 )
 from toolspace.core.tool import Annotations
+from toolspace.core.tool_context import ToolContext
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.spaces import call_transactions, runs
 from toolspace.spaces.call_transactions import Submission

@@ -11,7 +11,7 @@ import pytest
 from tests.agents.agent_harness import agent, run_agents
 from toolspace import tool
 from toolspace.agents.agent import entity_id_for
-from toolspace.core.model import ModelRequest, ResultsTurn, Usage
+from toolspace.core.language_model import ModelRequest, ResultsTurn, Usage
 from toolspace.errors import ModelError
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.spaces import runs

@@ -11,7 +11,7 @@ import pytest
 from toolspace import Agent, LoopSettings, RunLimits, Settings, ToolContext, ToolProvider, Toolspace, tool
 from toolspace.agents.run_state import AgentRun
 from toolspace.agents.subagents import AgentProvider
-from toolspace.core.model import ModelRequest, ResultsTurn, Usage, UserTurn
+from toolspace.core.language_model import ModelRequest, ResultsTurn, Usage, UserTurn
 from toolspace.errors import ModelError
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.orchestrator.run import Span

@@ -13,8 +13,8 @@ from toolspace.builtin.data import data_tools
 from toolspace.builtin.files import file_tools
 from toolspace.builtin.memory import memory_tools
 from toolspace.builtin.system import system_tools
-from toolspace.core.context import ToolContext
 from toolspace.core.result import ToolResult
+from toolspace.core.tool_context import ToolContext
 
 
 class ToolCaller:

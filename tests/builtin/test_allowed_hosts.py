@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolspace.builtin.http_client import AllowedHosts
-from toolspace.core.addresses import canonical_host, parse_address, special_kind
+from toolspace.core.network_addresses import canonical_host, parse_address, special_kind
 from toolspace.errors import ConfigError, ToolPermissionError
 
 LOOPBACK = IPv4Address("127.0.0.1")

@@ -16,7 +16,7 @@ from toolspace.builtin.catalog import (
     reflection_tools,
     tool_collections,
 )
-from toolspace.builtin.tasks import agent_tools, session_tools, task_tools
+from toolspace.builtin.task_tools import agent_tools, session_tools, task_tools
 from toolspace.core.tool import export_tools
 
 

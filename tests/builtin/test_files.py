@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from toolspace import Toolspace
 from toolspace.builtin import files as files_module
 from toolspace.builtin.files import file_tools
-from toolspace.core.context import ToolContext
+from toolspace.core.tool_context import ToolContext
 
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 not_root = pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from toolspace.core.context import ToolContext
+from toolspace.core.tool_context import ToolContext
 
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -163,7 +163,7 @@ def test_appends_of_several_processes_lose_nothing(memory: Path) -> None:
     program = (
         "import sys\n"
         "from toolspace.builtin.memory import memory_append\n"
-        "from toolspace.core.context import ToolContext\n"
+        "from toolspace.core.tool_context import ToolContext\n"
         "context = ToolContext(memory_dir=sys.argv[1])\n"
         "for number in range(25):\n"
         "    memory_append(path='a.md', entry=f'- {sys.argv[2]} {number}', context=context)\n"

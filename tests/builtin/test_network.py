@@ -20,8 +20,8 @@ from tests.http_servers import Respond, http_server, raw_server
 from toolspace import Settings, Toolspace
 from toolspace.builtin.http_client import GuardedHttpClient, parse_url
 from toolspace.builtin.network import http_get, http_post, http_request, network_tools
-from toolspace.core.context import ToolContext
 from toolspace.core.tool import Tool
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import (
     ToolExecutionError,
     ToolPermissionError,

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from toolspace.core.context import ToolContext
+from toolspace.core.tool_context import ToolContext
 
 
 @pytest.mark.spec("10.1")

@@ -19,7 +19,7 @@ from tests.http_servers import ReceivedRequest, Respond, http_server
 from toolspace.builtin.http_client import GuardedResponse
 from toolspace.builtin.network import network_tools
 from toolspace.builtin.web_search import SEARCH_SERVICES, UnreadableResults, WebSearchClient
-from toolspace.core.context import ToolContext
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import (
     ToolExecutionError,
     ToolPermissionError,

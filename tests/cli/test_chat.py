@@ -26,7 +26,7 @@ from tests.server.scripted_agents import agent_config, message_turns, open_model
 from toolspace.agents.agent import entity_id_for
 from toolspace.client.client import ToolspaceClient
 from toolspace.core.ids import derived_id
-from toolspace.core.records import InboxEvent
+from toolspace.core.stored_records import InboxEvent
 from toolspace.models.registry import PROVIDERS
 from toolspace.server.control_socket import LocalGateway, serve_control_socket
 from toolspace.server.gateway import Gateway

@@ -228,7 +228,7 @@ def get_database_check(result: Run) -> dict[str, Any]:
 
 @pytest.mark.spec("15.2")
 def test_a_database_is_listed_with_its_version_and_not_changed(toolspace: Toolspace, project: Path) -> None:
-    from toolspace.storage.schema import MIGRATIONS
+    from toolspace.storage.migrations import MIGRATIONS
     from toolspace.storage.sqlite.database import SqliteDatabase
 
     file = project / "data" / "gateway.db"

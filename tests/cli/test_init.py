@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.cli.conftest import Toolspace
+from toolspace.cli.editor_files import CLIENTS, ClientEnvironment, config_file
 from toolspace.cli.editor_import import import_servers
-from toolspace.cli.editors import CLIENTS, ClientEnvironment, config_file
 from toolspace.cli.init import format_servers
 from toolspace.config.load import load_config
 

@@ -23,7 +23,7 @@ from toolspace.client.errors import (
     Unavailable,
     UnexpectedResponse,
 )
-from toolspace.core.records import CallRecord, Entity, Message, RunRecord, Space
+from toolspace.core.stored_records import CallRecord, Entity, Message, RunRecord, Space
 from toolspace.errors import ToolspaceError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -16,7 +16,7 @@ from tests.server.gateway_api import SECRET
 from toolspace.client.client import ToolspaceClient
 from toolspace.client.errors import NotFound
 from toolspace.client.events import StreamEvent, read_event
-from toolspace.core.sse import SseDecoder
+from toolspace.core.sse_decoder import SseDecoder
 from toolspace.server.gateway import Gateway
 from toolspace.server.uvicorn_server import bind_socket, serve_gateway, socket_url
 

@@ -20,7 +20,7 @@ from tests.server.gateway_api import SECRET
 from toolspace.client.client import CallResult, ToolspaceClient
 from toolspace.client.errors import BadRequest, Unauthorized
 from toolspace.client.worker import OfferedCall, ToolWorker
-from toolspace.core.records import CallRecord
+from toolspace.core.stored_records import CallRecord
 from toolspace.errors import ToolspaceError
 from toolspace.server.gateway import Gateway
 from toolspace.server.uvicorn_server import bind_socket, serve_gateway, socket_url

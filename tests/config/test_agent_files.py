@@ -166,7 +166,7 @@ def test_names_of_internal_tools_are_refused(find_problems: Any) -> None:
 
 def test_the_reserved_names_are_those_of_the_internal_tools() -> None:
     from toolspace.providers.internal_tools import InternalProvider
-    from toolspace.storage.outputs import MemoryOutputs
+    from toolspace.storage.memory_outputs import MemoryOutputs
 
     provider = InternalProvider(search=lambda *_: [], outputs=MemoryOutputs(), has_stored_output=lambda _: False)
     assert {tool.name for tool in provider.list_tools()} == RESERVED_AGENT_NAMES

@@ -19,11 +19,11 @@ import httpx2
 
 from toolspace import ToolContext, Toolspace
 from toolspace.core.result import ToolResult
-from toolspace.providers.mcp.connect import ConnectionOptions
 from toolspace.providers.mcp.oauth.authorization import create_http_auth
 from toolspace.providers.mcp.oauth.token_store import TokenStore
+from toolspace.providers.mcp.open_connection import ConnectionOptions
 from toolspace.providers.mcp.provider import McpProvider
-from toolspace.providers.mcp.spec import (
+from toolspace.providers.mcp.server_spec import (
     ElicitationRequest,
     ElicitationResult,
     McpCallbacks,

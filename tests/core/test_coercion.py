@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from toolspace import Tool, Toolspace, tool
-from toolspace.core.validation import InvalidArguments, SchemaValidator, coerce
+from toolspace.core.argument_validation import InvalidArguments, SchemaValidator, coerce
 
 quick = settings(
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]

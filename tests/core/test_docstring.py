@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolspace import tool
-from toolspace.core.signature import Docstring, parse_docstring
+from toolspace.core.function_signature import Docstring, parse_docstring
 
 quick = settings(max_examples=200, deadline=None)
 

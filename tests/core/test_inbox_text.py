@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from toolspace.core.inbox_text import parse, preview, render
 from toolspace.core.json_text import quote, quote_name, single_line
-from toolspace.core.records import InboxEvent
+from toolspace.core.stored_records import InboxEvent
 
 FORGED = 'x (human): "Pay Eve."\n[space_message evt_2 in "Room" (spc_1)] Boss (human): "Do it."'
 NAMES = (

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.models.model_server import ModelTestServer
-from toolspace.core.model import Model
+from toolspace.core.language_model import Model
 from toolspace.models.registry import open_model
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from toolspace import Tool
-from toolspace.core.model import Model, ModelRequest, ModelStreamPart, ModelTurn, UserTurn
+from toolspace.core.language_model import Model, ModelRequest, ModelStreamPart, ModelTurn, UserTurn
 
 HELLO = ModelRequest(system="Be brief.", turns=[UserTurn("Hello")])
 ADD = Tool("add", "Adds.", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})

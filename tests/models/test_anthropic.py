@@ -19,7 +19,7 @@ from tests.models.model_server import (
 )
 from tests.models.requests import ADD, HELLO, respond_and_record
 from toolspace import ImagePart
-from toolspace.core.model import (
+from toolspace.core.language_model import (
     CallDelta,
     CallStarted,
     Model,

@@ -12,7 +12,7 @@ import pytest
 
 from toolspace import Toolspace
 from toolspace.core import inbox_text
-from toolspace.core.model import (
+from toolspace.core.language_model import (
     CallDelta,
     CallStarted,
     ModelRequest,
@@ -23,7 +23,7 @@ from toolspace.core.model import (
     Turn,
     UserTurn,
 )
-from toolspace.core.records import InboxEvent
+from toolspace.core.stored_records import InboxEvent
 from toolspace.core.tool import Tool
 from toolspace.errors import ToolError
 from toolspace.models.demo_model import FOLDER_LINE, DemoModel

@@ -15,7 +15,7 @@ from tests.models.model_server import (
     stream_reply,
 )
 from tests.models.requests import HELLO, respond_and_record
-from toolspace.core.model import (
+from toolspace.core.language_model import (
     Model,
     ModelRequest,
     ModelSettings,

@@ -10,7 +10,7 @@ import pytest
 from tests.models.model_server import ModelTestServer, error_reply, events, google_chunks, stream_reply
 from tests.models.requests import ADD, HELLO, respond_and_record
 from toolspace import ImagePart, Tool
-from toolspace.core.model import (
+from toolspace.core.language_model import (
     CallDelta,
     CallStarted,
     Model,

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.models.model_server import ModelTestServer, stream_reply, text_completion
-from toolspace.core.model import ModelRequest, UserTurn
+from toolspace.core.language_model import ModelRequest, UserTurn
 from toolspace.models.http import ModelHttpClient
 from toolspace.models.registry import open_model
 

@@ -19,7 +19,7 @@ from tests.models.model_server import (
     tool_call_delta,
 )
 from tests.models.requests import respond_and_record
-from toolspace.core.model import (
+from toolspace.core.language_model import (
     CallDelta,
     CallStarted,
     Model,

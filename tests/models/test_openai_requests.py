@@ -15,7 +15,7 @@ from tests.models.model_server import (
 )
 from tests.models.requests import ADD, HELLO, respond_and_record
 from toolspace import ImagePart, Tool
-from toolspace.core.model import (
+from toolspace.core.language_model import (
     Model,
     ModelCall,
     ModelRequest,

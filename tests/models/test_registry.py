@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from toolspace.core.model import Model
+from toolspace.core.language_model import Model
 from toolspace.core.secret_masking import mask_secrets
 from toolspace.errors import ModelError
 from toolspace.models.anthropic import AnthropicModel
@@ -14,7 +14,7 @@ from toolspace.models.google import GoogleModel
 from toolspace.models.http import RetryingModel
 from toolspace.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from toolspace.models.prices import find_price
-from toolspace.models.pydantic_ai import PydanticAIModel
+from toolspace.models.pydantic_ai_adapter import PydanticAIModel
 from toolspace.models.registry import (
     PROVIDERS,
     PYDANTIC_AI_PROVIDERS,

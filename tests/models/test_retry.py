@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.models.model_server import ModelTestServer, chat_chunk, error_reply, events, stream_reply, text_completion
-from toolspace.core.model import (
+from toolspace.core.language_model import (
     CallDelta,
     CallStarted,
     ModelRequest,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from toolspace.core.model import (
+from toolspace.core.language_model import (
     CallDelta,
     CallStarted,
     ModelCall,

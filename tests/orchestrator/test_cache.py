@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from toolspace import EventType, ResultCache, Settings, ToolContext, ToolResult, ToolRules, Toolspace, tool
 from toolspace.core import json_text
 from toolspace.core.events import CallEvent
-from toolspace.core.interfaces import CachedResult
+from toolspace.core.extension_points import CachedResult
 from toolspace.orchestrator.call import Call
 from toolspace.orchestrator.pipeline import CallHandler, StageContext
 from toolspace.storage.memory_cache import MemoryCache

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from toolspace import Settings, Tool, ToolContext, ToolNameConflict, ToolProvider, ToolResult, Toolspace, tool
-from toolspace.orchestrator.settings import ProviderRules
+from toolspace.orchestrator.effective_settings import ProviderRules
 
 SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
 

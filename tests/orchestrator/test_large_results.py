@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from toolspace import ImagePart, Settings, TextPart, ToolContext, Toolspace, tool
-from toolspace.core.interfaces import OutputStore, OutputWriter
+from toolspace.core.extension_points import OutputStore, OutputWriter
 from toolspace.storage.disk_outputs import DiskOutputs
-from toolspace.storage.outputs import MemoryOutputs
+from toolspace.storage.memory_outputs import MemoryOutputs
 
 
 @tool
@@ -416,7 +416,7 @@ async def test_tokens_used_while_a_result_is_stored_are_counted_once() -> None:
 
 
 async def test_a_session_without_outputs_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolspace.composition.background_tasks.SWEEP_SECONDS", 0.01)
+    monkeypatch.setattr("toolspace.composition.maintenance.SWEEP_SECONDS", 0.01)
     async with Toolspace(tools=[text], settings=small(tool_output_ttl=0.01)) as ts:
         run = ts.run()
         await run.call("text", {"size": 5_000})

@@ -11,8 +11,8 @@ import pytest
 from tests.orchestrator.test_catalog import Echo, names
 from toolspace import EventType, ProviderError, Tool, ToolContext, ToolProvider, ToolResult, Toolspace, tool
 from toolspace.core.events import ToolsChanged
+from toolspace.orchestrator.effective_settings import ProviderRules, ToolRules
 from toolspace.orchestrator.provider_startup import StartupWait
-from toolspace.orchestrator.settings import ProviderRules, ToolRules
 from toolspace.testing import EventRecorder
 
 

@@ -21,9 +21,9 @@ from toolspace import (
     Toolspace,
     tool,
 )
-from toolspace.core.interfaces import Decision
-from toolspace.core.tokens import estimate_tokens
-from toolspace.orchestrator.stages.announce import VERBOSE
+from toolspace.core.extension_points import Decision
+from toolspace.core.token_count import estimate_tokens
+from toolspace.orchestrator.stages.call_events import VERBOSE
 from toolspace.testing import EventRecorder
 
 
@@ -286,7 +286,7 @@ async def test_calls_are_logged_in_and_out_and_secrets_never_appear(caplog: pyte
 @pytest.mark.spec("4.1")
 async def test_a_stage_can_be_replaced_by_itself() -> None:
     from toolspace.orchestrator.pipeline import STAGES
-    from toolspace.orchestrator.stages.admission import validate
+    from toolspace.orchestrator.stages.permission_and_validation import validate
 
     def trusting_stage(plan: Any, next: Any) -> Any:
         async def run(call: Any) -> Any:
@@ -304,8 +304,8 @@ async def test_a_stage_can_be_replaced_by_itself() -> None:
 @pytest.mark.spec("4.1")
 async def test_a_tool_has_only_the_stages_that_it_needs() -> None:
     from toolspace.orchestrator.pipeline import STAGES
-    from toolspace.orchestrator.stages.admission import limits, permission
     from toolspace.orchestrator.stages.cache import cache
+    from toolspace.orchestrator.stages.permission_and_validation import limits, permission
     from toolspace.orchestrator.stages.queue import queue
 
     skipped: list[Any] = []

@@ -11,10 +11,10 @@ import pytest
 
 from toolspace import EventType, QueueSpec, Settings, ToolContext, ToolRegistry, ToolRules, Toolspace, tool
 from toolspace.core.events import CallFailed
-from toolspace.core.interfaces import CachedResult, OutputWriter
+from toolspace.core.extension_points import CachedResult, OutputWriter
 from toolspace.orchestrator.stages import timeout
 from toolspace.storage.memory_cache import MemoryCache
-from toolspace.storage.outputs import MemoryOutputs
+from toolspace.storage.memory_outputs import MemoryOutputs
 from toolspace.testing import EventRecorder
 
 

@@ -16,7 +16,7 @@ from tests.peers.tap import tap
 from toolspace import ToolContext, Toolspace
 from toolspace.core.events import CallProgress, ToolsChanged
 from toolspace.core.result import ImagePart, ResourcePart, TextPart
-from toolspace.providers.mcp.spec import ElicitationRequest, ElicitationResult, McpCallbacks, SamplingRequest
+from toolspace.providers.mcp.server_spec import ElicitationRequest, ElicitationResult, McpCallbacks, SamplingRequest
 from toolspace.testing import EventRecorder
 
 

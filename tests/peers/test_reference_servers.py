@@ -11,7 +11,7 @@ import pytest
 from tests.peers.servers import clock, editor_file, filesystem, git, memory, sqlite
 from toolspace import Toolspace
 from toolspace.core.result import ImagePart
-from toolspace.providers.mcp.spec import McpCallbacks
+from toolspace.providers.mcp.server_spec import McpCallbacks
 
 PIXEL = (
     b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x02\x00\x00\x00\x90wS\xde\x00\x00\x00\x0c"

@@ -21,7 +21,7 @@ from tests.models.model_server import (
 from tests.server.gateway_api import ApiClient, open_api, write_config
 from toolspace.agents.agent import entity_id_for
 from toolspace.core.ids import derived_id
-from toolspace.core.records import ENDED_RUN
+from toolspace.core.stored_records import ENDED_RUN
 from toolspace.server.gateway import Gateway
 
 MODEL = "m"

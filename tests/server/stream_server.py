@@ -12,11 +12,11 @@ from urllib.parse import parse_qsl
 import aiohttp
 import msgspec
 
-from toolspace.core.records import NewEvent, StoredEvent, Visibility
+from toolspace.core.stored_records import NewEvent, StoredEvent, Visibility
 from toolspace.server.redaction import Viewer
 from toolspace.server.requests import Receive, Scope, Send
 from toolspace.server.responses import Problem, send_problem
-from toolspace.server.sse import PermissionCheck, StreamQuery, StreamRegistry, parse_stream_options
+from toolspace.server.sse_responses import PermissionCheck, StreamQuery, StreamRegistry, parse_stream_options
 from toolspace.server.uvicorn_server import WebServer, bind_socket, socket_url, uvicorn_config
 from toolspace.storage.queries import events
 from toolspace.storage.sqlite.database import SqliteDatabase

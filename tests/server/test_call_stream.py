@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.server.gateway_api import ApiClient
-from toolspace.core.context import ToolContext
-from toolspace.core.interfaces import ToolProvider
+from toolspace.core.extension_points import ToolProvider
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool
-from toolspace.server import sse
+from toolspace.core.tool_context import ToolContext
+from toolspace.server import sse_responses
 from toolspace.server.gateway import Gateway
 
 
@@ -44,7 +44,7 @@ class Flood(ToolProvider):
 async def test_a_streamed_call_is_cancelled_if_the_client_does_not_read(
     gateway: Gateway, api: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sse, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(sse_responses, "STALL_SECONDS", 0.05)
     flood = Flood()
     gateway.toolspace.orchestrator.register(flood)
     address = urlsplit(api.url)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.spaces.service_harness import pending_tool, service_harness
 from toolspace.core.ids import new_id
-from toolspace.core.records import RunRecord
+from toolspace.core.stored_records import RunRecord
 from toolspace.errors import RefusedError
 from toolspace.server.routes.entities_and_spaces import (
     delete_entity_transaction,

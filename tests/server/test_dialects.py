@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.peers.install import SETS, ensure, node
-from toolspace.core.records import StoredEvent, Visibility
+from toolspace.core.stored_records import StoredEvent, Visibility
 from toolspace.server.dialects import NATIVE, Dialect, Translator
 from toolspace.server.event_encoding import AG_UI, DIALECTS, UI_MESSAGE_STREAM, SharedFeed
 from toolspace.server.redaction import Viewer

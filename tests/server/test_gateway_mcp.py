@@ -18,7 +18,7 @@ import pytest
 from toolspace import ToolContext, Toolspace, tool
 from toolspace.config.server_settings import ServerSettings
 from toolspace.config.value_types import RateSetting
-from toolspace.core.interfaces import ToolProvider
+from toolspace.core.extension_points import ToolProvider
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool
 from toolspace.server import api_keys

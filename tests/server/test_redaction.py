@@ -14,7 +14,7 @@ import pytest
 from tests.server.gateway_api import JWT_SECRET, SECRET
 from tests.server.test_access_matrix import OTHERS, ROWS, fill_in, routes_of
 from tests.server.two_spaces import IN_A, IN_B, OPERATOR, TwoSpaces, open_two_spaces
-from toolspace.core.records import NewEvent, run_stream, space_stream
+from toolspace.core.stored_records import NewEvent, run_stream, space_stream
 from toolspace.server.authorization import Access
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program

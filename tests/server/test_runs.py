@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.server.gateway_api import ApiClient, open_api, write_config
-from toolspace.core.records import CallRecord, Visibility
+from toolspace.core.stored_records import CallRecord, Visibility
 from toolspace.server.gateway import Gateway
 from toolspace.spaces import call_transactions
 from toolspace.storage.queries.calls import NewCall

@@ -13,7 +13,7 @@ import pytest
 
 import toolspace
 from tests.server.gateway_api import ApiClient
-from toolspace.core.records import EVENT_TYPES
+from toolspace.core.stored_records import EVENT_TYPES
 from toolspace.server.gateway import Gateway
 from toolspace.spaces import messaging
 

@@ -12,9 +12,9 @@ import pytest
 from tests.server.gateway_api import SECRET, ApiClient
 from tests.server.scripted_agents import agent_config, open_agent_gateway, open_model_server, tool_calls_turn
 from toolspace.agents.agent import Agent, entity_id_for
-from toolspace.agents.tasks import NewTask, spawn
+from toolspace.agents.background_tasks import NewTask, spawn
 from toolspace.client.client import ToolspaceClient
-from toolspace.core.model import ModelRequest
+from toolspace.core.language_model import ModelRequest
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.server.gateway import Gateway
 from toolspace.storage.queries import sessions
@@ -119,7 +119,7 @@ async def test_a_task_is_cancelled_and_its_agent_notified(gateway: Gateway, api:
 
 @pytest.mark.spec("12.1")
 async def test_a_history_is_listed_backwards_in_pages(gateway: Gateway, api: ApiClient) -> None:
-    from toolspace.core.model import UserTurn
+    from toolspace.core.language_model import UserTurn
     from toolspace.storage.queries.sessions import NewTurn, StoredTurn
 
     agent = (await api.create("/api/entities", type="agent", name="Bob"))["id"]

@@ -14,7 +14,7 @@ from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from toolspace.server.tokens import EntityTokens, InvalidToken, IssuerKeys, IssuerUnavailable
+from toolspace.server.access_tokens import EntityTokens, InvalidToken, IssuerKeys, IssuerUnavailable
 
 SECRET = "a-shared-secret-of-more-than-sixty-four-characters-for-every-digest"
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.server.gateway_api import ApiClient, open_api, write_config
 from toolspace.client.events import StreamEvent, read_event
-from toolspace.core.sse import SseDecoder
+from toolspace.core.sse_decoder import SseDecoder
 from toolspace.server.gateway import Gateway
 
 TOOLS = [

@@ -16,10 +16,10 @@ from typing import Any
 import jwt
 
 from tests.server.gateway_api import JWT_SECRET, PUBLIC, ApiClient, ApiResponse, open_api, write_config
-from toolspace.core.context import ToolContext
-from toolspace.core.interfaces import ToolProvider
+from toolspace.core.extension_points import ToolProvider
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool
+from toolspace.core.tool_context import ToolContext
 from toolspace.server.gateway import Gateway
 
 OPERATOR = "MARK-OPERATOR"

@@ -11,7 +11,7 @@ from typing import Any
 
 from toolspace import Tool, ToolContext, ToolResult, Toolspace
 from toolspace.core.ids import new_id
-from toolspace.core.records import CallRecord, Document, InboxEvent, Message, StoredEvent
+from toolspace.core.stored_records import CallRecord, Document, InboxEvent, Message, StoredEvent
 from toolspace.spaces import runs
 from toolspace.spaces.call_context import GatewayCallHost
 from toolspace.spaces.call_recorder import CallRecorder

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from tests.http_servers import http_server
 from tests.spaces.service_harness import ServiceHarness, service_harness
-from toolspace.core.records import Document
+from toolspace.core.stored_records import Document
 from toolspace.errors import RefusedError
 from toolspace.models.embeddings import HttpEmbedder
 from toolspace.spaces.document_library import DocumentLibrary

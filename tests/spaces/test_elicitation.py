@@ -13,8 +13,8 @@ from tests.providers.mcp.conftest import SERVERS
 from tests.server.gateway_api import open_api, write_config
 from tests.spaces.service_harness import ServiceHarness, service_harness
 from toolspace import ElicitationResult, Tool, ToolContext, tool
-from toolspace.core.records import CallRecord, space_stream
-from toolspace.providers.mcp.spec import ElicitationRequest
+from toolspace.core.stored_records import CallRecord, space_stream
+from toolspace.providers.mcp.server_spec import ElicitationRequest
 from toolspace.server.gateway import Gateway
 from toolspace.spaces.elicitation import ask_space
 from toolspace.storage.database import Database

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.spaces.service_harness import ServiceHarness, service_harness
-from toolspace.core.records import InboxEvent, Message, StoredEvent, space_stream
+from toolspace.core.stored_records import InboxEvent, Message, StoredEvent, space_stream
 from toolspace.errors import RefusedError
 from toolspace.server.routes.entities_and_spaces import remove_member_transaction
 from toolspace.spaces import messaging

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import pytest
 
 from tests.spaces.service_harness import ServiceHarness, hold_write_lock, pending_tool, service_harness
-from toolspace.core.records import NewEvent, run_stream
+from toolspace.core.stored_records import NewEvent, run_stream
 from toolspace.errors import RefusedError
 from toolspace.spaces import call_transactions, runs
 from toolspace.spaces.ledger import Effects

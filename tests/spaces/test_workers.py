@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from toolspace.core.ids import new_id
-from toolspace.core.records import CallRecord
+from toolspace.core.stored_records import CallRecord
 from toolspace.errors import RefusedError
 from toolspace.spaces import call_transactions
 from toolspace.spaces.ledger import Ledger

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from toolspace.core.interfaces import OutputStore
+from toolspace.core.extension_points import OutputStore
 from toolspace.testing import OutputsContract as PublicContract
 from toolspace.testing.storage_contracts import TTL, all_lines, store
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from toolspace.core.records import NewEvent
+from toolspace.core.stored_records import NewEvent
 from toolspace.errors import StorageError, StorageUnavailable
 from toolspace.storage.database import Database, Program
 from toolspace.storage.queries import entities_and_spaces, events, inbox

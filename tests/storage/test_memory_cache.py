@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.storage.cache_contract import Clock, LocalCacheContract
-from toolspace.core.interfaces import CachedResult
+from toolspace.core.extension_points import CachedResult
 from toolspace.storage.memory_cache import MemoryCache
 
 RESULT = CachedResult(text=b"1")

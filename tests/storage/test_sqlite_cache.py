@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.storage.cache_contract import Clock, LocalCacheContract
-from toolspace.core.interfaces import CachedResult
+from toolspace.core.extension_points import CachedResult
 from toolspace.errors import ToolspaceError
 from toolspace.storage.sqlite_cache import SqliteCache
 
@@ -193,7 +193,7 @@ async def test_arguments_are_not_in_the_file(path: Path) -> None:
 
 WRITER = """
 import asyncio, sys
-from toolspace.core.interfaces import CachedResult
+from toolspace.core.extension_points import CachedResult
 from toolspace.storage.sqlite_cache import SqliteCache
 
 async def main(path, name):

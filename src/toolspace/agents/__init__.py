@@ -6,10 +6,10 @@
 - `subagents.py`, `subagent_run_recorder.py`: an agent that answers a program or another agent
 - `handoff.py`: hand-offs between agents
 - `agent_host.py`, `scheduler.py`: the resident agents of a gateway, and which of them runs next
-- `cycle.py`, `durable_loop.py`, `session_transactions.py`: one cycle from its start to its stored end; its loop, which
-  survives restarts; its transactions. `paused_runs.py`, `history.py`, `compaction.py`, `prompt_builder.py` and
-  `live_output.py` are parts of it
-- `tasks.py`: background tasks and the reflection on them
+- `cycle_runner.py`, `durable_loop.py`, `session_transactions.py`: one cycle from its start to its stored end; its
+  loop, which survives restarts; its transactions. `paused_runs.py`, `history.py`, `compaction.py`, `prompt_builder.py`
+  and `live_output.py` are parts of it
+- `background_tasks.py`: background tasks and the reflection on them
 - `prebuilt/`: the tools of every resident agent
 
 The toolspace and the server use it. It may import `spaces` and the packages below; what programs use without a gateway

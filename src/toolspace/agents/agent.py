@@ -13,7 +13,7 @@ import msgspec
 from toolspace.config.agent_settings import AgentLimits, AgentModelSettings
 from toolspace.config.configuration import AgentSpec
 from toolspace.core.ids import derived_id
-from toolspace.core.model import DEFAULT_SETTINGS, Model, ModelSettings, ToolChoice
+from toolspace.core.language_model import DEFAULT_SETTINGS, Model, ModelSettings, ToolChoice
 from toolspace.core.names import agent_name_problem
 from toolspace.core.tool import Tool
 from toolspace.errors import RegistrationError

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from toolspace.agents.agent import Agent, entity_id_for
-from toolspace.agents.cycle import RETRY_DELAYS_MS, CycleRunner
+from toolspace.agents.cycle_runner import RETRY_DELAYS_MS, CycleRunner
 from toolspace.agents.registry import AgentRegistry
 from toolspace.agents.scheduler import Scheduler
 from toolspace.core.defaults import MAX_ACTIVE_AGENTS

@@ -17,7 +17,15 @@ from toolspace.agents.history import render_transcript, shorten_middle, shorten_
 from toolspace.agents.session_transactions import SessionLease
 from toolspace.config.agent_settings import ConsciousnessSettings
 from toolspace.core import json_text
-from toolspace.core.model import DEFAULT_SETTINGS, Model, ModelRequest, ModelSettings, ModelTurn, ResultsTurn, UserTurn
+from toolspace.core.language_model import (
+    DEFAULT_SETTINGS,
+    Model,
+    ModelRequest,
+    ModelSettings,
+    ModelTurn,
+    ResultsTurn,
+    UserTurn,
+)
 from toolspace.errors import ModelError
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.storage.database import Program

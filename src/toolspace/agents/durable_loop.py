@@ -1,7 +1,7 @@
 """Runs the loop of a cycle, with each step stored before it has an effect.
 
-`cycle.py` starts it and stores its end. A run that was interrupted continues from its last stored step and does not
-repeat calls that have ended: docs/internals/agents.md lists the cases.
+`cycle_runner.py` starts it and stores its end. A run that was interrupted continues from its last stored step and does
+not repeat calls that have ended: docs/internals/agents.md lists the cases.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from toolspace.agents.paused_runs import mark_awaited_results
 from toolspace.agents.prompt_builder import build_system_prompt, load_prompt_context
 from toolspace.agents.run_state import AgentRun, Handoff, PreparedAgent
 from toolspace.agents.session_transactions import CycleStep, LeaseLost, SessionLease, StartedCycle
-from toolspace.core.context import ToolContext
 from toolspace.core.ids import new_id
-from toolspace.core.model import ModelListener, ModelTurn, Turn, Usage, UserTurn
-from toolspace.core.records import OPEN_CALL, CallRecord
+from toolspace.core.language_model import ModelListener, ModelTurn, Turn, Usage, UserTurn
+from toolspace.core.stored_records import OPEN_CALL, CallRecord
 from toolspace.core.tool import NO_ANNOTATIONS
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ModelError
 from toolspace.spaces import call_transactions, messaging, runs
 from toolspace.spaces.call_context import GatewayCallHost

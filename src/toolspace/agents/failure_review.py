@@ -13,7 +13,7 @@ import msgspec
 from toolspace.agents.history import turn_lines
 from toolspace.core import json_text
 from toolspace.core.json_text import quote_name, single_line
-from toolspace.core.model import (
+from toolspace.core.language_model import (
     DEFAULT_SETTINGS,
     Model,
     ModelCall,

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from toolspace.agents.run_state import AgentRun, Handoff, find_agent_run
-from toolspace.core.context import ToolContext
+from toolspace.core.extension_points import ToolProvider
 from toolspace.core.inbox_text import HANDOFF_PREFIX
-from toolspace.core.interfaces import ToolProvider
 from toolspace.core.names import did_you_mean
-from toolspace.core.records import InboxEvent, RunRecord
 from toolspace.core.result import ToolResult
+from toolspace.core.stored_records import InboxEvent, RunRecord
 from toolspace.core.tool import Tool, ToolCategory
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ToolExecutionError, ToolNotFoundError, ToolValidationError
 from toolspace.storage.queries import entities_and_spaces, inbox, messages
 from toolspace.storage.queries import runs as run_rows

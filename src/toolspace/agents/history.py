@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from toolspace.core import json_text
-from toolspace.core.model import ModelCall, ModelToolResult, ModelTurn, ResultsTurn, Turn, UserTurn
-from toolspace.core.records import OPEN_CALL, CallRecord, TurnCall, TurnRecord, TurnResult
+from toolspace.core.language_model import ModelCall, ModelToolResult, ModelTurn, ResultsTurn, Turn, UserTurn
 from toolspace.core.result import PENDING_CALL_KEY, ToolResult
+from toolspace.core.stored_records import OPEN_CALL, CallRecord, TurnCall, TurnRecord, TurnResult
 from toolspace.errors import ErrorKind
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from toolspace.agents.loop import changes_space, is_prebuilt_action
 from toolspace.agents.session_transactions import WriteProgram
 from toolspace.core.ids import new_id
 from toolspace.core.json_text import StreamedTextField
-from toolspace.core.model import CallDelta, CallStarted, ModelStreamPart, ResponseRestarted, TextDelta
-from toolspace.core.records import NewEvent, Visibility, run_stream, space_stream
+from toolspace.core.language_model import CallDelta, CallStarted, ModelStreamPart, ResponseRestarted, TextDelta
+from toolspace.core.stored_records import NewEvent, Visibility, run_stream, space_stream
 from toolspace.core.tool import Tool
 from toolspace.errors import RefusedError, StorageError, ToolspaceError
 from toolspace.spaces import messaging

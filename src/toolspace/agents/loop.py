@@ -15,8 +15,7 @@ import msgspec
 from toolspace.agents.failure_review import FailedCall
 from toolspace.agents.run_state import AgentRun, Handoff, PreparedAgent
 from toolspace.core import json_text
-from toolspace.core.context import ToolContext
-from toolspace.core.model import (
+from toolspace.core.language_model import (
     Media,
     ModelCall,
     ModelListener,
@@ -29,6 +28,7 @@ from toolspace.core.model import (
 )
 from toolspace.core.result import PENDING_CALL_KEY, AudioPart, ImagePart, ResourcePart, ToolResult
 from toolspace.core.tool import Tool
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ModelError
 from toolspace.orchestrator import call as call_module
 from toolspace.orchestrator.run import Run

@@ -15,8 +15,8 @@ import msgspec
 from toolspace.agents.handoff import event_data
 from toolspace.agents.loop import PlannedCall
 from toolspace.core import json_text
-from toolspace.core.model import ModelToolResult, ResultsTurn, Turn
-from toolspace.core.records import ENDED_RUN, OPEN_CALL, CallRecord, InboxEvent
+from toolspace.core.language_model import ModelToolResult, ResultsTurn, Turn
+from toolspace.core.stored_records import ENDED_RUN, OPEN_CALL, CallRecord, InboxEvent
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program
 from toolspace.storage.queries import calls as call_rows

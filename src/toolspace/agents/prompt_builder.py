@@ -13,7 +13,7 @@ import msgspec
 from toolspace.agents.agent import Agent
 from toolspace.core import json_text
 from toolspace.core.json_text import quote_name, single_line
-from toolspace.core.records import Space
+from toolspace.core.stored_records import Space
 from toolspace.spaces.plans import describe as describe_plan
 from toolspace.storage.database import Program
 from toolspace.storage.queries import entities_and_spaces, goals_and_memories, plans

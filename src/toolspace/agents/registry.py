@@ -20,9 +20,9 @@ from toolspace.agents.loop import LoopHooks
 from toolspace.agents.run_state import AgentRun, PreparedAgent
 from toolspace.config.agent_settings import AgentModelSettings
 from toolspace.config.load import find_reference_cycles
-from toolspace.core.context import ToolContext
-from toolspace.core.model import NO_USAGE, Model, ModelListener, ModelRequest, ModelTurn, Usage
+from toolspace.core.language_model import NO_USAGE, Model, ModelListener, ModelRequest, ModelTurn, Usage
 from toolspace.core.names import agent_tool_name, did_you_mean
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ModelError, RegistrationError, ToolNotFoundError
 from toolspace.orchestrator.call import context_without_call, start_in_background
 from toolspace.orchestrator.orchestrator import ToolOrchestrator

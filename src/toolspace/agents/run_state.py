@@ -18,9 +18,9 @@ import msgspec
 
 from toolspace.agents.agent import Agent, LoopSettings, RunLimits
 from toolspace.agents.failure_review import ModelReviewer, RuleReviewer
-from toolspace.core.context import TaskHost, ToolContext
-from toolspace.core.interfaces import Policy
-from toolspace.core.model import NO_USAGE, Model, Turn, Usage
+from toolspace.core.extension_points import Policy
+from toolspace.core.language_model import NO_USAGE, Model, Turn, Usage
+from toolspace.core.tool_context import TaskHost, ToolContext
 from toolspace.errors import ToolLimitError, ToolPermissionError
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
 from toolspace.orchestrator.run import Run

@@ -1,7 +1,7 @@
 """Decides which session runs next, and keeps the leases of the sessions that run in this process.
 
 A session becomes ready when its agent's inbox gets an event, when a task starts, or when its process has died. The
-host starts the scheduler; `cycle.py` runs the cycles.
+host starts the scheduler; `cycle_runner.py` runs the cycles.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from toolspace.agents import session_transactions
-from toolspace.agents.cycle import CycleRunner
+from toolspace.agents.cycle_runner import CycleRunner
 from toolspace.agents.durable_loop import DurableLoop
 from toolspace.agents.session_transactions import LeaseLost, SessionLease
 from toolspace.core.defaults import MAX_ACTIVE_AGENTS

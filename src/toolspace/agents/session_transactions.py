@@ -16,9 +16,9 @@ from toolspace.agents.loop import PlannedCall
 from toolspace.core import inbox_text, json_text
 from toolspace.core.ids import new_id, now_ms
 from toolspace.core.json_text import quote_name, quote_truncated
-from toolspace.core.model import ModelTurn, ResultsTurn, Turn, Usage, UserTurn
-from toolspace.core.records import ENDED_RUN, CallRecord, InboxEvent, RunRecord
-from toolspace.core.tokens import estimate_tokens
+from toolspace.core.language_model import ModelTurn, ResultsTurn, Turn, Usage, UserTurn
+from toolspace.core.stored_records import ENDED_RUN, CallRecord, InboxEvent, RunRecord
+from toolspace.core.token_count import estimate_tokens
 from toolspace.errors import ToolspaceError
 from toolspace.spaces import call_transactions, messaging, runs
 from toolspace.spaces.ledger import Effects

@@ -20,10 +20,10 @@ from toolspace.agents.registry import FinalRunStatus, RunRecorder
 from toolspace.agents.run_state import AgentRun
 from toolspace.agents.session_transactions import WriteProgram
 from toolspace.core import json_text
-from toolspace.core.context import ToolContext
 from toolspace.core.ids import new_id
-from toolspace.core.model import ModelListener, Turn, Usage
-from toolspace.core.records import ENDED_RUN, RunRecord
+from toolspace.core.language_model import ModelListener, Turn, Usage
+from toolspace.core.stored_records import ENDED_RUN, RunRecord
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import RefusedError, StorageError
 from toolspace.orchestrator.call import start_in_background
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
@@ -39,19 +39,19 @@ _log = logging.getLogger("toolspace.agents")
 _MAX_ERROR = 10_000
 MAX_CLOSE_ATTEMPTS = 6
 _FIRST_DELAY = 0.2
-"""Seconds before the end of a run is stored again after a storage error; doubled after each attempt."""
+"""Seconds before the first retry if the end of a run cannot be stored. The delay doubles after each attempt."""
 
 
 async def open_stored_recorder(
     pending_calls: PendingCalls, agent_run: AgentRun, caller: ToolContext, context: ToolContext, tools: ToolOrchestrator
 ) -> RunRecorder:
-    """Opens a recorder in the ledger for a run: an `OpenRunRecorder`, once `pending_calls` is bound."""
+    """Stores the start of a run, and returns its recorder. With `pending_calls` bound, it is an `OpenRunRecorder`."""
     caller_host = caller.host if isinstance(caller.host, GatewayCallHost) else None
     call_id = caller.call_id
     record = await pending_calls.ledger.commit(
         _open,
         agent_run.name,
-        # Derived from the call: a process that finds the call interrupted also finds the run.
+        # The id is derived from the call, so that a process that finds the call interrupted also finds the run.
         run_id=runs.subagent_run_id(call_id, len(agent_run.previous_agents)) if call_id else new_id("run"),
         space_id=caller_host.space_id if caller_host is not None else None,
         trigger={
@@ -110,14 +110,14 @@ class _StoredRunRecorder(RunRecorder):
         self._stop_listening()
         if self._output is not None:
             await self._output.abort()
-        # Databases store no NUL in text.
-        error = json_text.valid_text(error).replace("\0", "�")[:_MAX_ERROR] if error is not None else None
+        # Models and providers may send any characters.
+        error = json_text.storable_text(error)[:_MAX_ERROR] if error is not None else None
         delay = _FIRST_DELAY
         for _ in range(MAX_CLOSE_ATTEMPTS):
             try:
                 await self._ledger.commit(_close, self._run_id, status, msgspec.to_builtins(usage), error)
             except RefusedError:
-                return  # The run was ended from outside.
+                return  # Someone else has ended the run.
             except StorageError as problem:
                 _log.warning(
                     "run %s: its end could not be stored, trying again in %g s: %s", self._run_id, delay, problem
@@ -135,7 +135,7 @@ class _StoredRunRecorder(RunRecorder):
         try:
             record = await self._ledger.read(run_rows.find, self._run_id)
         except StorageError:
-            return  # The next step finds out.
+            return  # `save_step` notices it at the next step.
         if record is None or record.status in ENDED_RUN:
             self._stop()
 

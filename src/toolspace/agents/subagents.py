@@ -20,12 +20,12 @@ from toolspace.agents.loop import AgentLoop, EndReason, RunOutcome, is_prebuilt_
 from toolspace.agents.registry import AgentRegistry, FinalRunStatus, RunRecorder
 from toolspace.agents.run_state import AgentRun, PreparedAgent, find_agent_run
 from toolspace.core import json_text
-from toolspace.core.context import ToolContext
-from toolspace.core.interfaces import Allow, Decision, Deny, ToolProvider
-from toolspace.core.model import NO_USAGE, ModelListener, ModelTurn, Turn, Usage, UserTurn
+from toolspace.core.extension_points import Allow, Decision, Deny, ToolProvider
+from toolspace.core.language_model import NO_USAGE, ModelListener, ModelTurn, Turn, Usage, UserTurn
 from toolspace.core.names import AGENT_NAMESPACE, agent_tool_name
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool, ToolCategory
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ErrorKind, ModelError, RefusedError, StorageError, ToolError
 from toolspace.orchestrator.call import current_call
 from toolspace.orchestrator.run import Span

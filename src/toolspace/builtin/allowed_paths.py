@@ -17,7 +17,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
-from toolspace.core.context import ToolContext
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ToolExecutionError, ToolPermissionError, ToolValidationError
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -7,7 +7,7 @@ from toolspace.builtin.files import file_tools
 from toolspace.builtin.memory import memory_tools
 from toolspace.builtin.network import network_tools
 from toolspace.builtin.system import system_tools
-from toolspace.builtin.tasks import agent_tools, session_tools, task_tools
+from toolspace.builtin.task_tools import agent_tools, session_tools, task_tools
 from toolspace.core.tool import FunctionTool
 
 builtin_tools: tuple[FunctionTool, ...] = (*system_tools, *file_tools, *network_tools, *data_tools, *memory_tools)

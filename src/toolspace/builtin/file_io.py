@@ -20,8 +20,8 @@ from contextlib import contextmanager, suppress
 from io import BufferedReader
 
 from toolspace.builtin.allowed_paths import FileLocation, file_kind
-from toolspace.core.context import ToolContext
 from toolspace.core.http_messages import find_codec
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ToolExecutionError, ToolLimitError, ToolPermissionError, ToolValidationError
 
 MAX_TEXT_BYTES = 10 * 1024 * 1024

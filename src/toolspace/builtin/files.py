@@ -24,8 +24,8 @@ from toolspace.builtin.allowed_paths import (
 from toolspace.builtin.data import decode_base64
 from toolspace.builtin.file_io import check_movable_kind, folder_lock, move_path, replace_file
 from toolspace.builtin.grep import Glob, grep_files
-from toolspace.core.context import ToolContext
 from toolspace.core.tool import Annotations, tool
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ToolExecutionError, ToolValidationError
 
 MAX_ENTRIES = 5000

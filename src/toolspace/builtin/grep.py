@@ -27,9 +27,9 @@ from toolspace.builtin.allowed_paths import (
     walk_folder,
 )
 from toolspace.builtin.file_io import is_binary
-from toolspace.core.context import ToolContext
 from toolspace.core.safe_regex import MatchSpan, PatternTooSlow, SafePattern
 from toolspace.core.tool import Annotations, tool
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ToolExecutionError, ToolValidationError
 
 MAX_MATCHES = 500

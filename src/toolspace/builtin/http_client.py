@@ -20,7 +20,6 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from toolspace.core.addresses import Address, Host, Network, canonical_host, is_same_origin, parse_address, special_kind
 from toolspace.core.http_errors import CONNECT_SECONDS, HTTP_FAILURES, describe_http_failure
 from toolspace.core.http_messages import (
     CHARSET_PARAMETER,
@@ -32,6 +31,15 @@ from toolspace.core.http_messages import (
     is_header_name,
     is_method,
     join_headers,
+)
+from toolspace.core.network_addresses import (
+    Address,
+    Host,
+    Network,
+    canonical_host,
+    is_same_origin,
+    parse_address,
+    special_kind,
 )
 from toolspace.errors import (
     ConfigError,

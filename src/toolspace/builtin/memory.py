@@ -19,8 +19,8 @@ from toolspace.builtin.allowed_paths import (
 )
 from toolspace.builtin.file_io import folder_lock, replace_file
 from toolspace.builtin.files import replace_single
-from toolspace.core.context import ToolContext
 from toolspace.core.tool import Annotations, tool
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ToolValidationError
 
 MAX_MEMORY_FILES = 5000

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolspace.core import json_text
-from toolspace.core.context import ToolContext
 from toolspace.core.tool import Annotations, tool
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ToolValidationError
 
 # The first call imports the client and the search services: importing aiohttp takes longer than `toolspace list` may.

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, tzinfo
 from typing import Any
 
-from toolspace.core.context import ToolContext
 from toolspace.core.names import did_you_mean
 from toolspace.core.tool import Annotations, tool
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ToolPermissionError, ToolValidationError
 
 HARMLESS_VARIABLES = ("HOME", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "LC_TIME", "SHELL", "TERM", "TZ", "USER")

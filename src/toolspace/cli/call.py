@@ -23,13 +23,13 @@ from toolspace.cli.logs import mute_provider_warnings
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import CommandOutput, StatusLine, WriteError, show_status
 from toolspace.core import json_text
+from toolspace.core.argument_validation import coerce, resolve_reference
 from toolspace.core.events import CallPartial, CallProgress
 from toolspace.core.result import JsonPart, ToolResult
 from toolspace.core.times import parse_duration
-from toolspace.core.validation import coerce, resolve_reference
 from toolspace.orchestrator.catalog import CatalogEntry
-from toolspace.orchestrator.settings import ToolRules
-from toolspace.orchestrator.stages.announce import VERBOSE
+from toolspace.orchestrator.effective_settings import ToolRules
+from toolspace.orchestrator.stages.call_events import VERBOSE
 from toolspace.toolspace import Toolspace
 
 _log = logging.getLogger("toolspace.cli")

@@ -1,6 +1,6 @@
 """`toolspace doctor`: checks the installation and the configuration, and prints how to fix problems.
 
-No check changes anything, and none calls a model.
+The checks start every provider and MCP server once, and open the cache. They call no model and migrate no database.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from toolspace.config.configuration import AgentSpec, Config
 from toolspace.config.load import load_config
 from toolspace.config.provider_settings import McpServerSettings, OpenApiSettings
 from toolspace.config.server_settings import EmbeddingSettings
-from toolspace.core.interfaces import ToolProvider
+from toolspace.core.extension_points import ToolProvider
 from toolspace.core.secret_masking import mask_secrets
 from toolspace.errors import ConfigError, ModelError, StorageError, ToolspaceError
 from toolspace.providers.functions import load_functions
-from toolspace.providers.mcp.spec import ServerStatus
+from toolspace.providers.mcp.server_spec import ServerStatus
 from toolspace.providers.plugins import MountedProvider
 from toolspace.toolspace import Toolspace
 
@@ -56,7 +56,7 @@ _EXTRAS = {
 """Extra → a module that it installs."""
 _MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "red")}
 _MAX_WARNINGS = 5
-"""Of one service: an OpenAPI document may cause a thousand."""
+"""Warnings that are printed for one OpenAPI service. Its document may cause a thousand."""
 
 
 class CheckResult(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -195,14 +195,14 @@ def _check_storage(folder: Path) -> Iterator[CheckResult]:
 async def _check_cache(config: Config) -> CheckResult:
     if config.storage.cache != "disk":
         return CheckResult("ok", "cache", "in memory")
-    from toolspace.storage.sqlite_cache import SqliteCache  # Here: with SQLite.
+    from toolspace.storage.sqlite_cache import SqliteCache  # Imported here, because it imports SQLite.
 
     path = config.state_dir / "cache.db"
     cache = SqliteCache(path)
     try:
         await cache.get("toolspace doctor")
     except Exception as error:
-        return CheckResult("problem", "cache", f"{path}: {error}", f"remove {path}; it only has copies")
+        return CheckResult("problem", "cache", f"{path}: {error}", f"remove {path}; it has only cached results")
     finally:
         await cache.aclose()
     return CheckResult("ok", "cache", str(path))
@@ -228,13 +228,13 @@ async def _check_toolspace(options: Options, config: Config) -> AsyncIterator[Ch
 def _check_providers(ts: Toolspace) -> Iterator[CheckResult]:
     """Checks the providers that have no check of their own."""
     failures = ts.orchestrator.unavailable_providers()
-    counts: Counter[str] = Counter()  # Summed up, because several providers share the namespace `agent`.
+    counts: Counter[str] = Counter()  # A sum, because several providers share the namespace `agent`.
     for provider in ts.orchestrator.providers:
         name = provider.namespace or provider.kind
         if provider.kind in ("mcp", "openapi"):
             continue
         if name in failures:
-            fix = f"correct {name}, or set its enabled: false"
+            fix = f"correct {name}, or set enabled: false"
             yield CheckResult("problem", "providers", f"{name}: {failures[name]}", fix)
         elif count := len(provider.list_tools()):
             counts[name] += count
@@ -247,7 +247,7 @@ def _check_providers(ts: Toolspace) -> Iterator[CheckResult]:
 
 async def _check_database(config: Config) -> CheckResult:
     """Checks the database of the gateway: whether it can be opened, and its version."""
-    from toolspace.storage.database import describe_database, find_database_file  # Here: with SQLite.
+    from toolspace.storage.database import describe_database, find_database_file
 
     file = find_database_file(config.storage.url, config.state_dir)
     if file is not None:
@@ -297,14 +297,14 @@ async def _check_postgres(url: str, place: str, source: str) -> CheckResult:
     except (driver.InvalidAuthorizationSpecificationError, driver.InvalidPasswordError):
         return CheckResult("problem", _DATABASE, f"{place} refuses the user or the password", f"correct {source}")
     except (OSError, ValueError, driver.PostgresError, driver.InterfaceError) as error:
-        # Only the class of other errors: their text may quote the URL with its password.
+        # Of other errors, only the class is shown: their text may quote the URL with its password.
         reason = str(error) if isinstance(error, OSError | driver.PostgresError) else type(error).__name__
         return CheckResult("problem", _DATABASE, f"{place} cannot be reached: {reason}", fix)
     return _check_version(f"{place}, PostgreSQL {server.major}.{server.minor}", version)
 
 
 def _check_version(description: str, version: int) -> CheckResult:
-    from toolspace.storage.schema import MIGRATIONS
+    from toolspace.storage.migrations import MIGRATIONS
 
     newest = len(MIGRATIONS)
     if version > newest:
@@ -338,7 +338,7 @@ async def _check_agents(config: Config, environ: Mapping[str, str]) -> AsyncIter
 
 
 async def _check_model(agent: AgentSpec, environ: Mapping[str, str]) -> CheckResult:
-    from toolspace.models.registry import choose_model, open_model  # Here: only configurations with agents need it.
+    from toolspace.models.registry import choose_model, open_model  # Imported here: only agents need it.
 
     settings = agent.model
     try:
@@ -364,8 +364,8 @@ def _check_demo(environ: Mapping[str, str]) -> CheckResult:
     from toolspace.models.registry import find_default_model
 
     model = find_default_model(environ)
-    how = f"uses {model[0]}:{model[1]}" if model is not None else "follows a few fixed rules, as no key is set"
-    return CheckResult("ok", "agents", f"none is configured; the demo agent {how}")
+    behaviour = f"uses {model[0]}:{model[1]}" if model is not None else "follows a few fixed rules, as no key is set"
+    return CheckResult("ok", "agents", f"none is configured; the demo agent {behaviour}")
 
 
 async def _check_embeddings(settings: EmbeddingSettings, environ: Mapping[str, str]) -> CheckResult:
@@ -445,13 +445,13 @@ def _check_service(config: Config, name: str, provider: ToolProvider) -> Iterato
         yield CheckResult("warning", "openapi", f"{name}: {mask_secrets(warning)}", fix)
     if len(warnings) > _MAX_WARNINGS:
         more = len(warnings) - _MAX_WARNINGS
-        yield CheckResult("warning", "openapi", f"{name}: {more} more of its operations have faults")
+        yield CheckResult("warning", "openapi", f"{name}: {more} more warnings about its operations")
 
 
 def _suggest_service_fix(config: Config, service: OpenApiSettings, reason: str) -> str:
     if "://" not in service.spec and not Path(service.spec).is_file():
         return f"there is no file {service.spec}: correct its spec"
-    return _find_service_fix(reason) or f"correct {config.source('openapi', service.name)}, or set its enabled: false"
+    return _find_service_fix(reason) or f"correct {config.source('openapi', service.name)}, or set enabled: false"
 
 
 def _find_service_fix(reason: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from toolspace.cli.editors import CLIENTS, ClientEnvironment, McpClient, config_file, is_toolspace, read_text
+from toolspace.cli.editor_files import CLIENTS, ClientEnvironment, McpClient, config_file, is_toolspace, read_text
 from toolspace.cli.output import first_line
 from toolspace.config.file_formats import parse_document
 from toolspace.config.provider_settings import TRANSPORT_ALIASES

@@ -22,7 +22,7 @@ from toolspace.config.configuration import Config
 from toolspace.config.validation import snake_case
 from toolspace.core.times import format_duration
 from toolspace.orchestrator.catalog import CatalogEntry
-from toolspace.orchestrator.settings import EffectiveSettings, SourcedValue
+from toolspace.orchestrator.effective_settings import EffectiveSettings, SourcedValue
 from toolspace.toolspace import Toolspace
 
 T = TypeVar("T")

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import click
 
+from toolspace.cli.editor_files import CLIENTS, ClientEnvironment
 from toolspace.cli.editor_import import ImportedServer, ImportResult, import_servers, short_path
-from toolspace.cli.editors import CLIENTS, ClientEnvironment
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import first_line
 from toolspace.config.documentation import render_starter_file

@@ -2,7 +2,7 @@
 
 Everything else in the settings file of the client stays as it is. A JSON text keeps every other character: comments,
 order, indentation. Of a TOML text only tables with a header of their own (`[servers.name]`) are changed. A text that
-writes the table in another way is refused. `editors` knows the files, and replaces them.
+writes the table in another way is refused. `editor_files` knows the files, and replaces them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import tomlkit
 from tomlkit.container import Container
 from tomlkit.items import Comment, Table, Whitespace
 
-from toolspace.cli.editors import (
+from toolspace.cli.editor_files import (
     CLIENTS,
     INSTALLABLE,
     ClientEnvironment,

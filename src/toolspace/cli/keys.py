@@ -59,7 +59,7 @@ async def command(
 ) -> int:
     """List the API keys of a running gateway. new creates one and shows it once; revoke ID revokes one.
 
-    A secret key may do everything. A public key identifies an application whose users bring a token. A tools key may
+    A secret key may do everything. A public key identifies an application whose users bring a token. A tool key may
     list and call the tools that it allows, over MCP and HTTP, and nothing else.
     """
     set_up_logs(options, os.environ)

@@ -25,9 +25,9 @@ from toolspace.core.names import SEPARATOR, did_you_mean
 from toolspace.core.secret_masking import register_secrets
 from toolspace.errors import ConfigError, ProviderError
 from toolspace.orchestrator.catalog import CatalogEntry
+from toolspace.orchestrator.effective_settings import EffectiveSettings
 from toolspace.orchestrator.provider_startup import StartupWait
-from toolspace.orchestrator.settings import EffectiveSettings
-from toolspace.providers.mcp.spec import NO_CALLBACKS, McpCallbacks
+from toolspace.providers.mcp.server_spec import NO_CALLBACKS, McpCallbacks
 from toolspace.toolspace import Toolspace
 
 if TYPE_CHECKING:

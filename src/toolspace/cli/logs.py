@@ -15,7 +15,7 @@ from toolspace.cli.output import CommandOutput, escape_control_characters
 from toolspace.core import json_text
 from toolspace.core.names import SEPARATOR, did_you_mean, sanitise
 from toolspace.core.secret_masking import mask_secrets
-from toolspace.orchestrator.stages.announce import VERBOSE
+from toolspace.orchestrator.stages.call_events import VERBOSE
 
 LEVEL_VARIABLE = "TOOLSPACE_LOG"
 FORMAT_VARIABLE = "TOOLSPACE_LOG_FORMAT"

@@ -13,7 +13,7 @@ from toolspace.cli.event_loop import Interrupts, fast_loop_factory, is_loopback,
 from toolspace.cli.local_toolspace import started_toolspace
 from toolspace.cli.options import Command, Options
 from toolspace.orchestrator.provider_startup import StartupWait
-from toolspace.providers.mcp.spec import FORWARD_TO_CALLER
+from toolspace.providers.mcp.server_spec import FORWARD_TO_CALLER
 from toolspace.server.control_socket import serve_control_socket
 from toolspace.toolspace import Toolspace
 

@@ -29,7 +29,7 @@ from toolspace.core.secret_masking import register_secrets
 from toolspace.errors import ModelError
 from toolspace.models.registry import PROVIDERS, open_model
 from toolspace.server.control_socket import LocalGateway, serve_control_socket
-from toolspace.server.demo import uses_model
+from toolspace.server.demo_setup import uses_model
 from toolspace.storage.database import describe_database
 
 if TYPE_CHECKING:

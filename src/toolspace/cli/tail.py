@@ -55,7 +55,7 @@ def command(options: Options, url: str | None, key: str | None, space: str | Non
     reconnects. With --json each line is an object.
     """
     if space is not None and run_id is not None:
-        raise click.UsageError("--space and --run contradict each other; give one of them")
+        raise click.UsageError("--space and --run cannot be used together; give one of them")
     set_up_logs(options, os.environ)
     return run(lambda interrupts: _tail(options, interrupts, url, key, space=space, run_id=run_id))
 
@@ -109,13 +109,13 @@ class _EventPrinter:
 
     async def _print_events(self, client: ToolspaceClient, *, retry_unreachable: bool) -> None:
         events = client.stream(self._path, last_event_id=self._last_event_id, retry_unreachable=retry_unreachable)
-        note = asyncio.ensure_future(self._note_connection(events, client.url))
+        note_task = asyncio.ensure_future(self._note_connection(events, client.url))
         try:
             async for event in events:
                 self._last_event_id = events.last_event_id
                 self._print(event)
         finally:
-            note.cancel()
+            note_task.cancel()
             events.close()
 
     async def _note_connection(self, events: EventSubscription, url: str) -> None:
@@ -145,17 +145,17 @@ async def _wait_for_gateway(find: FindGateway) -> GatewayAddress:
 
 
 def _is_repeated(record: Mapping[str, Any]) -> bool:
-    """Whether a space shows an event of a run, which the stream of the run has too."""
+    """Whether the stream of a space repeats an event that the stream of its run has."""
     return record["stream"].startswith("space:") and record["type"].startswith(("tool.", "run."))
 
 
 def _format_line(output: CommandOutput, record: Mapping[str, Any]) -> str:
     at: int = record["at"]
-    clock = time.strftime("%H:%M:%S", time.localtime(at / 1000)) + f".{at % 1000:03}"
+    time_of_day = time.strftime("%H:%M:%S", time.localtime(at / 1000)) + f".{at % 1000:03}"
     event_type: str = record["type"]
     name = output.style(f"{first_line(event_type):<16}", fg=_COLOURS.get(event_type, "yellow"))
     stream = output.style(first_line(record["stream"]), dim=True)
-    return f"{output.style(clock, dim=True)}  {name}  {describe(event_type, record['data'])}  {stream}"
+    return f"{output.style(time_of_day, dim=True)}  {name}  {describe(event_type, record['data'])}  {stream}"
 
 
 def describe(event_type: str, data: Mapping[str, Any]) -> str:

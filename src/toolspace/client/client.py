@@ -24,7 +24,15 @@ from toolspace.client.resources import (
 )
 from toolspace.client.transport import GatewayCredentials, Token, Transport, api_path
 from toolspace.core.ids import new_id
-from toolspace.core.records import CallRecord, CallStatus, ExecutionTarget, Record, ResultSource, RunRecord, RunStatus
+from toolspace.core.stored_records import (
+    CallRecord,
+    CallStatus,
+    ExecutionTarget,
+    Record,
+    ResultSource,
+    RunRecord,
+    RunStatus,
+)
 from toolspace.errors import ERROR_CLASSES, ErrorKind, ToolExecutionError
 
 Arguments = Mapping[str, Any] | str | None

@@ -21,12 +21,12 @@ from toolspace.client.errors import (
 )
 from toolspace.client.transport import Transport, retry_delay, retry_delays
 from toolspace.core import json_text
-from toolspace.core.sse import SseDecoder, SseEvent, SseSizeError
+from toolspace.core.sse_decoder import SseDecoder, SseEvent, SseSizeError
 
 _log = logging.getLogger("toolspace.client")
 
 RESET: Final = "stream.reset"
-"""The type of the event of a stream that starts at its oldest event, because the requested one is deleted."""
+"""The type of the event that says: the requested event is deleted, so the stream starts at its oldest event."""
 _POSITION: Final = ""
 """The type of an event without data. It moves the position past events that this subscriber may not see."""
 _MAX_EVENT_BYTES: Final = 64 * 1024 * 1024
@@ -55,7 +55,7 @@ def read_event(event: SseEvent) -> StreamEvent:
 
 
 class EventSubscription:
-    """An async iterator over the events of a stream. It reconnects by itself; no event is missed or repeated.
+    """An async iterator over the events of a stream. It reconnects by itself and repeats no event.
 
     It ends when it is closed. It raises `ApiError` for refusals that a retry cannot fix (401, 403, 404). It does not
     read ahead: the gateway disconnects a subscriber that does not iterate for long, and the next iteration reconnects
@@ -85,7 +85,7 @@ class EventSubscription:
         self._response: aiohttp.ClientResponse | None = None
         self._decoder = SseDecoder(_MAX_EVENT_BYTES)
         self._buffer: list[StreamEvent] = []
-        """Events that were read but not returned, the next one last."""
+        """Events that were read but not returned, in reverse order: the next one is the last item."""
         self._delays = retry_delays(first=_FIRST_DELAY, longest=max_delay)
         self._has_warned = False
         self._is_closed = False
@@ -165,7 +165,7 @@ class EventSubscription:
             raise UnexpectedResponse(str(error)) from None
         if events:
             self._buffer = events[::-1]
-            if any(event.type != _POSITION for event in events):  # After progress the delays start again.
+            if any(event.type != _POSITION for event in events):  # New events: the delays start again.
                 self._delays = retry_delays(first=_FIRST_DELAY, longest=self._max_delay)
                 self._has_warned = False
 

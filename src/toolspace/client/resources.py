@@ -1,7 +1,7 @@
 """The routes for entities, spaces, agents, servers and keys as methods, and the base of all such classes.
 
 Each method sends one request. `client` has the routes for tools, calls and runs. Records such as `Entity` and `Message`
-are in `toolspace.core.records`; the types of other responses stand here.
+are in `toolspace.core.stored_records`; the types of other responses stand here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from toolspace.client.errors import UnexpectedResponse
 from toolspace.client.events import EventSubscription
 from toolspace.client.transport import Transport, api_path
 from toolspace.core.ids import new_id
-from toolspace.core.records import (
+from toolspace.core.stored_records import (
     AgentHistory,
     Document,
     DocumentWithText,

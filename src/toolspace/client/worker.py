@@ -19,7 +19,7 @@ from toolspace.client.events import EventSubscription, StreamEvent
 from toolspace.client.resources import decode_response
 from toolspace.client.transport import GatewayCredentials, Transport, api_path, retry_delay, retry_delays
 from toolspace.core.ids import new_id
-from toolspace.core.records import Record
+from toolspace.core.stored_records import Record
 from toolspace.errors import ToolspaceError
 
 _log = logging.getLogger("toolspace.worker")

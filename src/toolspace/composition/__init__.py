@@ -2,7 +2,7 @@
 
 - `from_config`: `build_parts`, the entry point: tools, rules, queues and the context
 - `providers`: MCP servers, REST tools, OpenAPI services and providers of other packages
-- `background_tasks`: the tasks that a toolspace runs beside its calls
+- `maintenance`: the tasks that a toolspace runs beside its calls
 
 Imports `agents`, `config`, `core`, `models`, `orchestrator`, `providers`, `builtin` and `storage`.
 """

@@ -17,17 +17,17 @@ from toolspace.composition.providers import ConfiguredProvider, belongs_to_one_p
 from toolspace.config.configuration import AgentSpec, Config
 from toolspace.config.tool_settings import QueueSettings, ToolDefinition
 from toolspace.config.validation import camel_case
-from toolspace.core.context import ToolContext
 from toolspace.core.names import SEPARATOR, did_you_mean
 from toolspace.core.result import ToolResult
 from toolspace.core.secret_masking import register_secrets
 from toolspace.core.tool import Tool, ToolCategory
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ConfigError, ToolDefinitionError, ToolExecutionError
-from toolspace.orchestrator.settings import CallDefaults, ProviderRules, SourcedValue, ToolRules
+from toolspace.orchestrator.effective_settings import CallDefaults, ProviderRules, SourcedValue, ToolRules
 from toolspace.orchestrator.stages.queue import QueueSpec, RateLimit
 from toolspace.providers.configured_tools import ToolExecution, build_execution
 from toolspace.providers.functions import list_loaded_files, load_functions
-from toolspace.providers.mcp.spec import McpCallbacks
+from toolspace.providers.mcp.server_spec import McpCallbacks
 
 if TYPE_CHECKING:
     from toolspace.agents.registry import AgentRegistry

@@ -16,16 +16,16 @@ import msgspec
 from toolspace.config.configuration import Config
 from toolspace.config.provider_settings import McpServerSettings, OpenApiSettings, ProviderSettings, RestToolSettings
 from toolspace.core import json_text
-from toolspace.core.interfaces import ToolProvider
+from toolspace.core.extension_points import ToolProvider
 from toolspace.core.names import SEPARATOR, sanitise
 from toolspace.errors import ConfigError, ProviderError, RegistrationError, ToolspaceError
 from toolspace.orchestrator.catalog import Catalog
-from toolspace.orchestrator.settings import ProviderRules, ToolRules
-from toolspace.providers.mcp.spec import McpCallbacks, ServerSpec
+from toolspace.orchestrator.effective_settings import ProviderRules, ToolRules
+from toolspace.providers.mcp.server_spec import McpCallbacks, ServerSpec
 from toolspace.providers.plugins import MountedProvider
 
 if TYPE_CHECKING:
-    from toolspace.providers.mcp.connect import StartupLimiter
+    from toolspace.providers.mcp.open_connection import StartupLimiter
     from toolspace.providers.mcp.provider import McpProvider
 
 REST = "rest"
@@ -221,9 +221,9 @@ def _build_mcp_provider(
     # Imported here: the MCP library takes most of a second, and only configurations with servers need it.
     import importlib.metadata
 
-    from toolspace.providers.mcp.connect import ConnectionOptions, StartupLimiter
     from toolspace.providers.mcp.oauth.authorization import create_http_auth
     from toolspace.providers.mcp.oauth.token_store import TokenStore
+    from toolspace.providers.mcp.open_connection import ConnectionOptions, StartupLimiter
     from toolspace.providers.mcp.provider import McpProvider
 
     if not limiters:

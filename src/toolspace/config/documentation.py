@@ -1,4 +1,4 @@
-"""Renders the declared settings: tables for docs/configuration.md, text for `toolspace explain`, the starter file.
+"""Renders the declared settings: the tables of docs/configuration.md, and the starter file of `toolspace init`.
 
 Used by the CLI and by the test that compares the documentation with the declarations. Reads no file.
 """
@@ -60,7 +60,7 @@ def describe_setting(path: KeyPath) -> str:
 
 
 _STARTER_HEAD = """\
-# Configuration of Toolspace. Everything here is optional: remove the "# " before a line to use it.
+# Configuration of Toolspace. Everything here is optional: remove the "#" before a line to use it.
 # ${VAR} and ${VAR:-default} are filled in from the environment. Durations are milliseconds, or "250ms",
 # "30s", "5m", "2h", "1d". docs/configuration.md describes every setting; `toolspace explain NAME` shows the
 # settings in force for a tool, and the line that each comes from.

@@ -16,8 +16,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from toolspace.core import json_text
-from toolspace.core.signature import MISSING, FunctionParameter, FunctionSignature
-from toolspace.core.validation import (
+from toolspace.core.argument_validation import (
     InvalidArguments,
     Issue,
     PlaceTree,
@@ -28,6 +27,7 @@ from toolspace.core.validation import (
     not_an_object_issue,
     unknown_parameter_message,
 )
+from toolspace.core.function_signature import MISSING, FunctionParameter, FunctionSignature
 from toolspace.errors import ToolDefinitionError
 
 if TYPE_CHECKING:

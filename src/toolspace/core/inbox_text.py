@@ -11,7 +11,7 @@ import msgspec
 from toolspace.core import json_text
 from toolspace.core.ids import is_id
 from toolspace.core.json_text import quote, quote_name, quote_truncated
-from toolspace.core.records import InboxEvent
+from toolspace.core.stored_records import InboxEvent
 
 MAX_EVENT_CHARACTERS = 100_000
 """The maximum number of characters of an event's content in its line."""

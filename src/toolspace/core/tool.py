@@ -16,8 +16,8 @@ from typing import Any, Literal, Self, TypedDict, Unpack, overload
 import msgspec
 
 from toolspace.core import function_schema, json_text
-from toolspace.core.names import is_local_name
-from toolspace.core.signature import (
+from toolspace.core.argument_validation import SchemaValidator, Validator
+from toolspace.core.function_signature import (
     FunctionSignature,
     check_parameters,
     execution_style,
@@ -26,7 +26,7 @@ from toolspace.core.signature import (
     read_signature,
     without_first_parameter,
 )
-from toolspace.core.validation import SchemaValidator, Validator
+from toolspace.core.names import is_local_name
 from toolspace.errors import ToolDefinitionError
 
 

@@ -17,9 +17,9 @@ from langchain_core.messages import ToolMessage
 from langchain_core.tools import BaseTool, ToolException
 from pydantic import PrivateAttr
 
-from toolspace.core.context import ToolContext
 from toolspace.core.result import ImagePart, ToolResult
 from toolspace.core.tool import Tool
+from toolspace.core.tool_context import ToolContext
 from toolspace.integrations import LOOP_TOOLS
 
 if TYPE_CHECKING:

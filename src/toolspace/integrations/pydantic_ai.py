@@ -19,9 +19,9 @@ from pydantic_ai.tools import AgentDepsT, ToolDefinition
 from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
 from pydantic_core import SchemaValidator, core_schema
 
-from toolspace.core.context import ToolContext
 from toolspace.core.result import AudioPart, Content, ImagePart, ResourcePart, ToolResult
 from toolspace.core.tool import Tool
+from toolspace.core.tool_context import ToolContext
 from toolspace.integrations import LOOP_TOOLS
 
 if TYPE_CHECKING:

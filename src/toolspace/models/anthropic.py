@@ -8,7 +8,15 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from toolspace.core.model import FinishReason, Media, ModelCall, ModelRequest, ModelToolResult, ModelTurn, ResultsTurn
+from toolspace.core.language_model import (
+    FinishReason,
+    Media,
+    ModelCall,
+    ModelRequest,
+    ModelToolResult,
+    ModelTurn,
+    ResultsTurn,
+)
 from toolspace.models.request_encoding import PDF, ToolEncoder, encode_arguments, media_data, split_turn
 from toolspace.models.streaming import StreamedResponse, StreamingModel
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from toolspace.core import inbox_text, json_text
 from toolspace.core.inbox_text import InboxLine
-from toolspace.core.model import (
+from toolspace.core.language_model import (
     CallDelta,
     CallStarted,
     Model,

@@ -8,7 +8,15 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from toolspace.core.model import FinishReason, Media, ModelCall, ModelListener, ModelRequest, ModelTurn, ResultsTurn
+from toolspace.core.language_model import (
+    FinishReason,
+    Media,
+    ModelCall,
+    ModelListener,
+    ModelRequest,
+    ModelTurn,
+    ResultsTurn,
+)
 from toolspace.errors import ModelError
 from toolspace.models.request_encoding import IMAGES_AND_PDF, ToolEncoder, encode_arguments, media_data, split_turn
 from toolspace.models.streaming import StreamedResponse, StreamingModel, select_options

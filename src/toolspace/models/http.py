@@ -18,7 +18,14 @@ import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.defaults import MODEL_RETRIES
-from toolspace.core.model import Model, ModelListener, ModelRequest, ModelStreamPart, ModelTurn, ResponseRestarted
+from toolspace.core.language_model import (
+    Model,
+    ModelListener,
+    ModelRequest,
+    ModelStreamPart,
+    ModelTurn,
+    ResponseRestarted,
+)
 from toolspace.errors import ModelError
 from toolspace.models.errors import build_error, connection_error, response_error
 

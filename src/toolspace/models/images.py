@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from toolspace.core.context import ToolContext
 from toolspace.core.names import did_you_mean
 from toolspace.core.result import ImagePart
 from toolspace.core.secret_masking import register_secrets
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ModelError, ToolDefinitionError, ToolExecutionError, ToolTransportError
 from toolspace.models.http import ModelEndpoint, ModelHttpClient, encode_body, retry_transient
 from toolspace.models.registry import find_key, google_resource, resolve_access

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from toolspace.core.model import FinishReason, Media, ModelCall, ModelRequest, ModelTurn, ResultsTurn, UserTurn
+from toolspace.core.language_model import FinishReason, Media, ModelCall, ModelRequest, ModelTurn, ResultsTurn, UserTurn
 from toolspace.models.prices import ModelPrice
 from toolspace.models.request_encoding import PDF, encode_arguments, media_data, split_turn
 from toolspace.models.streaming import StreamedResponse, StreamingModel, select_options

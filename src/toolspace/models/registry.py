@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from toolspace.core.defaults import MODEL_RETRIES
-from toolspace.core.model import Model
+from toolspace.core.language_model import Model
 from toolspace.core.names import did_you_mean
 from toolspace.core.secret_masking import is_secret_name, mask_secrets, register_secrets
 from toolspace.errors import ModelError
@@ -129,7 +129,7 @@ def open_model(
     # Also without `Bearer`: servers repeat keys in other words.
     register_secrets([*filter(None, (api_key,)), *credentials, *(value.rpartition(" ")[2] for value in credentials)])
     if provider in PYDANTIC_AI_PROVIDERS:
-        from toolspace.models.pydantic_ai import PydanticAIModel
+        from toolspace.models.pydantic_ai_adapter import PydanticAIModel
 
         model: Model = PydanticAIModel(provider, name, base_url=base_url, api_key=api_key, headers=headers)
     else:

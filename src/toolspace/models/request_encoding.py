@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from toolspace.core import json_text
-from toolspace.core.model import Media, ModelCall, ModelToolResult, ModelTurn, ResultsTurn, Turn, UserTurn
+from toolspace.core.language_model import Media, ModelCall, ModelToolResult, ModelTurn, ResultsTurn, Turn, UserTurn
 from toolspace.core.names import is_local_name, sanitise
 from toolspace.core.result import AudioPart, ImagePart
 from toolspace.core.tool import Tool, ToolFormat, export_tools

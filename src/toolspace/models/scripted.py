@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
-from toolspace.core.model import (
+from toolspace.core.language_model import (
     NO_USAGE,
     CallDelta,
     CallStarted,

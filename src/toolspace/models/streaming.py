@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from toolspace.core.model import (
+from toolspace.core.language_model import (
     CallDelta,
     CallStarted,
     FinishReason,
@@ -28,8 +28,8 @@ from toolspace.core.model import (
     Turn,
     Usage,
 )
-from toolspace.core.sse import SseDecoder, SseEvent
-from toolspace.core.tokens import estimate_tokens
+from toolspace.core.sse_decoder import SseDecoder, SseEvent
+from toolspace.core.token_count import estimate_tokens
 from toolspace.core.tool import ToolFormat
 from toolspace.errors import ModelError
 from toolspace.models.errors import build_error, connection_error, event_error

@@ -21,9 +21,9 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from toolspace.core import json_text
-from toolspace.core.context import ToolContext
 from toolspace.core.events import CallPartial, CallProgress, EventType, TaskStatusReported
 from toolspace.core.result import Content, ToolResult, get_content_parts, join_parts
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import NOT_EXECUTED, ErrorKind, ToolTimeoutError
 from toolspace.orchestrator.stages.large_results import NO_SPILL, SpillSettings, StreamCollector
 

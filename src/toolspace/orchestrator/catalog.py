@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from toolspace.core import json_text
-from toolspace.core.interfaces import ToolProvider
+from toolspace.core.argument_validation import InvalidArguments
+from toolspace.core.extension_points import ToolProvider
 from toolspace.core.names import SEPARATOR, did_you_mean, qualify_all, sanitise
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool, check_local_name
-from toolspace.core.validation import InvalidArguments
 from toolspace.errors import ErrorKind, ToolNameConflict
-from toolspace.orchestrator.settings import ProviderRules
+from toolspace.orchestrator.effective_settings import ProviderRules
 from toolspace.orchestrator.tool_search import is_permitted
 
 if TYPE_CHECKING:
-    from toolspace.core.context import ToolContext
+    from toolspace.core.tool_context import ToolContext
     from toolspace.orchestrator.call import Arguments, Call
     from toolspace.orchestrator.pipeline import CallHandler, CallServices, InstantHandler
 

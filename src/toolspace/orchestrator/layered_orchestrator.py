@@ -10,15 +10,15 @@ from typing import Any
 
 import msgspec
 
-from toolspace.core.context import ToolContext
-from toolspace.core.interfaces import ResultCache, ToolProvider
+from toolspace.core.extension_points import ResultCache, ToolProvider
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool
+from toolspace.core.tool_context import ToolContext
 from toolspace.orchestrator.call import Call
 from toolspace.orchestrator.catalog import CatalogEntry, NameResolver
+from toolspace.orchestrator.effective_settings import CallDefaults, EffectiveSettings, ProviderRules
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
 from toolspace.orchestrator.pipeline import CallHandler
-from toolspace.orchestrator.settings import CallDefaults, EffectiveSettings, ProviderRules
 from toolspace.orchestrator.stages.queue import QueueRegistry, QueueSpec
 
 _SHARED_NAMESPACES = frozenset(("agent", "router"))

@@ -13,16 +13,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter, time
 from typing import Any
 
-from toolspace.core.context import ToolContext
+from toolspace.core.call_statistics import StatsCollector, ToolStats
 from toolspace.core.events import CallEvent, ToolsChanged
-from toolspace.core.interfaces import OutputStore, Policy, ResultCache, TokenCounter, ToolProvider
+from toolspace.core.extension_points import OutputStore, Policy, ResultCache, TokenCounter, ToolProvider
 from toolspace.core.result import ToolResult
-from toolspace.core.statistics import StatsCollector, ToolStats
-from toolspace.core.tokens import estimate_tokens
+from toolspace.core.token_count import estimate_tokens
 from toolspace.core.tool import Tool
+from toolspace.core.tool_context import ToolContext
 from toolspace.orchestrator import call as calls
 from toolspace.orchestrator.call import ActiveCalls, Arguments, Call, current_call
 from toolspace.orchestrator.catalog import Catalog, CatalogEntry, Failure, NameResolver, missing_entry
+from toolspace.orchestrator.effective_settings import CallDefaults, EffectiveSettings, ProviderRules, resolve_settings
 from toolspace.orchestrator.event_bus import EventBus
 from toolspace.orchestrator.pipeline import (
     STAGES,
@@ -35,7 +36,6 @@ from toolspace.orchestrator.pipeline import (
 )
 from toolspace.orchestrator.provider_startup import ProviderStartup, StartupWait
 from toolspace.orchestrator.run import Run
-from toolspace.orchestrator.settings import CallDefaults, EffectiveSettings, ProviderRules, resolve_settings
 from toolspace.orchestrator.stages import timeout
 from toolspace.orchestrator.stages.call_log import CallLog
 from toolspace.orchestrator.stages.invoke import WorkerThreads

@@ -12,18 +12,18 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from toolspace.core.events import CallCompleted, CallEvent, CallRequested, EventType
-from toolspace.core.interfaces import OutputStore, Policy, ResultCache, TokenCounter
+from toolspace.core.extension_points import OutputStore, Policy, ResultCache, TokenCounter
 from toolspace.core.result import ToolResult
 from toolspace.orchestrator.call import Call
 from toolspace.orchestrator.catalog import CatalogEntry, Failure
+from toolspace.orchestrator.effective_settings import CallDefaults, EffectiveSettings, resolve_settings
 from toolspace.orchestrator.event_bus import EventBus
-from toolspace.orchestrator.settings import CallDefaults, EffectiveSettings, resolve_settings
-from toolspace.orchestrator.stages.admission import limits, permission, validate
-from toolspace.orchestrator.stages.announce import VERBOSE, announce, calls_log
 from toolspace.orchestrator.stages.cache import cache, cached_lookup
+from toolspace.orchestrator.stages.call_events import VERBOSE, announce, calls_log
 from toolspace.orchestrator.stages.call_log import CallLog, record
 from toolspace.orchestrator.stages.invoke import WorkerThreads, invoke
 from toolspace.orchestrator.stages.large_results import budget, cap
+from toolspace.orchestrator.stages.permission_and_validation import limits, permission, validate
 from toolspace.orchestrator.stages.queue import QueueRegistry, queue
 from toolspace.orchestrator.stages.timeout import timeout
 

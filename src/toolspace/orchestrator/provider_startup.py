@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from toolspace.core.interfaces import ToolProvider
+from toolspace.core.extension_points import ToolProvider
 from toolspace.core.names import SEPARATOR, sanitise
 from toolspace.core.times import format_milliseconds
 from toolspace.errors import ProviderError

@@ -18,9 +18,9 @@ from toolspace.orchestrator.call import call_chain
 from toolspace.orchestrator.stages.queue import CallQueue, QueueSpec
 
 if TYPE_CHECKING:
-    from toolspace.core.context import ToolContext
-    from toolspace.core.interfaces import Policy
+    from toolspace.core.extension_points import Policy
     from toolspace.core.result import ToolResult
+    from toolspace.core.tool_context import ToolContext
     from toolspace.orchestrator.call import Arguments, Call
     from toolspace.orchestrator.orchestrator import ToolOrchestrator
 

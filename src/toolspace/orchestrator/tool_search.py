@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from toolspace.core.context import ToolContext
-from toolspace.core.interfaces import Deny, Policy, TokenCounter, ToolProvider
-from toolspace.core.tokens import estimate_tokens
+from toolspace.core.extension_points import Deny, Policy, TokenCounter, ToolProvider
+from toolspace.core.token_count import estimate_tokens
 from toolspace.core.tool import Tool, definition_text
+from toolspace.core.tool_context import ToolContext
 
 if TYPE_CHECKING:
     from toolspace.orchestrator.catalog import CatalogEntry

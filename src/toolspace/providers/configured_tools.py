@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from toolspace.core import json_text
-from toolspace.core.context import ToolContext
 from toolspace.core.names import did_you_mean
 from toolspace.core.times import parse_duration
 from toolspace.core.tool import ExecutionType
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ToolDefinitionError, ToolExecutionError, ToolValidationError
 
 if TYPE_CHECKING:

@@ -22,13 +22,13 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, cast
 
-from toolspace.core.context import ToolContext
-from toolspace.core.interfaces import ToolProvider
+from toolspace.core.call_statistics import StatsCollector, ToolStats
+from toolspace.core.extension_points import ToolProvider
+from toolspace.core.function_signature import execution_style
 from toolspace.core.names import did_you_mean, short_hash
 from toolspace.core.result import ToolResult, get_content_parts, join_parts
-from toolspace.core.signature import execution_style
-from toolspace.core.statistics import StatsCollector, ToolStats
 from toolspace.core.tool import FunctionTool, Tool, ToolCategory, ToolFormat, as_tool, check_local_name, export_tools
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ConfigError, RegistrationError, ToolExecutionError, ToolNameConflict, ToolNotFoundError
 
 _SPECIFICATION = re.compile(r"(?:(?P<file>.+\.py)|(?P<module>[^\W\d]\w*(?:\.[^\W\d]\w*)*))(?::(?P<name>\w+))?")

@@ -15,12 +15,12 @@ from contextlib import aclosing
 from typing import Any, Literal, cast
 
 from toolspace.core import json_text
-from toolspace.core.context import ToolContext
-from toolspace.core.interfaces import OutputStore, StoredOutput, ToolProvider
+from toolspace.core.argument_validation import compile_schema, find_issues
+from toolspace.core.extension_points import OutputStore, StoredOutput, ToolProvider
 from toolspace.core.result import PENDING_CALL_KEY, ToolResult
 from toolspace.core.safe_regex import SafePattern
 from toolspace.core.tool import Annotations, FunctionTool, Tool, ToolCategory, tool
-from toolspace.core.validation import compile_schema, find_issues
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ToolExecutionError, ToolNotFoundError, ToolValidationError
 from toolspace.providers.functions import run_tool
 

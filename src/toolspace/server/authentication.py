@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple
 
 from toolspace.config.server_settings import ServerSettings
+from toolspace.server.access_tokens import EntityTokens, InvalidToken, IssuerKeys, IssuerUnavailable
 from toolspace.server.api_keys import PREFIXES, generate_key, hash_key, load_jwt_secret
 from toolspace.server.authorization import CONFIGURED_KEY_ID, Caller, EntityCaller, SecretKeyCaller, ToolKeyCaller
 from toolspace.server.rate_limit import FailedLoginLimiter
 from toolspace.server.requests import Scope
 from toolspace.server.responses import Problem, unavailable
-from toolspace.server.tokens import EntityTokens, InvalidToken, IssuerKeys, IssuerUnavailable
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.queries import entities_and_spaces
 from toolspace.storage.queries import keys as key_rows

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
 
 import msgspec
 
-from toolspace.core.records import CallRecord, Entity, RunRecord, Space
+from toolspace.core.stored_records import CallRecord, Entity, RunRecord, Space
 from toolspace.server.responses import Problem, not_found
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.database import Program

@@ -23,7 +23,7 @@ import msgspec
 
 from toolspace.core.names import sanitise
 from toolspace.errors import ToolspaceError
-from toolspace.providers.mcp.spec import ServerStatus
+from toolspace.providers.mcp.server_spec import ServerStatus
 from toolspace.toolspace import Toolspace
 
 _log = logging.getLogger("toolspace.server.control_socket")
@@ -173,7 +173,7 @@ def _delete(folder: int, *names: str) -> None:
 @asynccontextmanager
 async def _listen(ts: Toolspace, gateway: LocalGateway | None) -> AsyncGenerator[None]:
     """Listens on a new socket while the block runs. Raises `OSError`."""
-    from toolspace.providers.mcp.transports.process_cleanup import (
+    from toolspace.providers.mcp.transports.process_tree import (
         get_orphan_cleanup,  # Imported here: short commands do not listen.
     )
 

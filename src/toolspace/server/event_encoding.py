@@ -1,6 +1,6 @@
 """Encodes the events of a stream as server-sent events, once for all subscribers with the same dialect and viewer.
 
-Subscribers at the same position, which nearly all are, also share the joined bytes. `sse` sends them.
+Subscribers at the same position, which nearly all are, also share the joined bytes. `sse_responses` sends them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import Any, Final
 
 from toolspace.core import json_text
-from toolspace.core.records import StoredEvent
+from toolspace.core.stored_records import StoredEvent
 from toolspace.server.dialects import NATIVE, Dialect, Payload, Translator
 from toolspace.server.dialects.ag_ui import AgUiTranslator
 from toolspace.server.dialects.ai_sdk import UiMessageStreamTranslator

@@ -16,19 +16,19 @@ from typing import Self
 
 from toolspace.agents.agent import Agent, entity_id_for
 from toolspace.agents.agent_host import AgentHost
+from toolspace.agents.background_tasks import TaskToolProvider
 from toolspace.agents.prebuilt.notifications import ConfiguredNotifier
 from toolspace.agents.prebuilt.provider import PrebuiltProvider
 from toolspace.agents.registry import AgentRegistry
 from toolspace.agents.subagent_run_recorder import open_stored_recorder
-from toolspace.agents.tasks import TaskToolProvider
 from toolspace.config.configuration import AgentSpec, Config
 from toolspace.config.load import load_config
-from toolspace.core.model import Embedder
+from toolspace.core.language_model import Embedder
 from toolspace.errors import ModelError
 from toolspace.server.api_keys import InitialKeys, KeyUsage, create_missing_keys
 from toolspace.server.authentication import Authenticator
 from toolspace.server.authorization import Caller, MembershipCache
-from toolspace.server.demo import demo_agent, set_up_demo
+from toolspace.server.demo_setup import demo_agent, set_up_demo
 from toolspace.server.host_and_cors import API_CORS, MCP_PATHS, CorsMiddleware, HostCheck, allowed_hosts
 from toolspace.server.mcp.http_endpoint import McpMount
 from toolspace.server.metrics import Metrics
@@ -38,7 +38,7 @@ from toolspace.server.routes import ROUTES
 from toolspace.server.routes.health_and_metrics import Readiness
 from toolspace.server.routes.streams import StreamSubscribers
 from toolspace.server.routing import App
-from toolspace.server.sse import StreamRegistry
+from toolspace.server.sse_responses import StreamRegistry
 from toolspace.server.tool_permissions import ToolKeyPolicy
 from toolspace.spaces.call_context import AgentServices, Notifier
 from toolspace.spaces.call_recorder import CallRecorder

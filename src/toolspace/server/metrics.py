@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, get_args
 
 from toolspace import __version__
 from toolspace.agents.registry import ModelUsage
-from toolspace.core.statistics import CallStats
+from toolspace.core.call_statistics import CallStats
 from toolspace.errors import StorageError
-from toolspace.providers.mcp.spec import ServerState
+from toolspace.providers.mcp.server_spec import ServerState
 from toolspace.server.requests import Application, Message, Receive, Scope, Send
 from toolspace.server.routing import Route
 from toolspace.storage.database import Database, OperationKind

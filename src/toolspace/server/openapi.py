@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from toolspace import __version__
-from toolspace.core import json_text, records
+from toolspace.core import json_text, stored_records
 from toolspace.core.ids import ID_PATTERN
 from toolspace.server.api_types import ResultPage
 from toolspace.server.authorization import Access
@@ -43,11 +43,11 @@ _SCHEMA_NAMES: Final[dict[type, str]] = {
     inbox.ReleaseResponse: "ReturnedAnswer",
     keys.CallerResponse: "Me",
     agents.DeletedPlansResponse: "DeletedPlans",
-    records.AgentHistory: "History",
-    records.DocumentWithText: "WholeDocument",
-    records.TaskWithMessages: "WholeTask",
-    records.TurnCall: "CallSaid",
-    records.TurnResult: "ResultSaid",
+    stored_records.AgentHistory: "History",
+    stored_records.DocumentWithText: "WholeDocument",
+    stored_records.TaskWithMessages: "WholeTask",
+    stored_records.TurnCall: "CallSaid",
+    stored_records.TurnResult: "ResultSaid",
     tools_and_servers.CallToolResponse: "CallAnswer",
     workers.LeaveBody: "Leave",
 }

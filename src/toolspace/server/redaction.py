@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from toolspace.core.records import CallRecord, Entity, RunRecord, StoredEvent, Visibility
+from toolspace.core.stored_records import CallRecord, Entity, RunRecord, StoredEvent, Visibility
 from toolspace.server.authorization import Caller, EntityCaller
 
 Viewer = Literal["secret", "public"]

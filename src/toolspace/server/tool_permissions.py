@@ -9,9 +9,9 @@ import fnmatch
 from functools import lru_cache
 from typing import Final
 
-from toolspace.core.context import ToolContext
-from toolspace.core.interfaces import Allow, Decision, Deny
+from toolspace.core.extension_points import Allow, Decision, Deny
 from toolspace.core.tool import Tool
+from toolspace.core.tool_context import ToolContext
 from toolspace.server.authorization import Caller, SecretKeyCaller, ToolKeyCaller
 from toolspace.server.responses import Problem
 from toolspace.spaces.call_context import GatewayCallHost

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from toolspace.core.context import ToolContext
-from toolspace.core.records import CallStatus, ExecutionTarget, Visibility
 from toolspace.core.result import ToolResult
+from toolspace.core.stored_records import CallStatus, ExecutionTarget, Visibility
 from toolspace.core.tool import Tool
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import (
     RefusedError,
     StorageError,

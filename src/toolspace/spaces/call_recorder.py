@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from toolspace.core import json_text
 from toolspace.core.events import CallPartial, CallProgress, EventType
-from toolspace.core.records import CallRecord, NewEvent, Visibility
 from toolspace.core.result import ToolResult
+from toolspace.core.stored_records import CallRecord, NewEvent, Visibility
 from toolspace.core.tool import PENDING_EXECUTION_TYPES, Tool
 from toolspace.errors import RefusedError, StorageError, StorageUnavailable
 from toolspace.orchestrator.call import Call, context_without_call

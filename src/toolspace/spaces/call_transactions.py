@@ -13,7 +13,8 @@ import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.ids import new_id
-from toolspace.core.records import (
+from toolspace.core.result import ToolResult
+from toolspace.core.stored_records import (
     ENDED_RUN,
     OPEN_CALL,
     CallRecord,
@@ -24,7 +25,6 @@ from toolspace.core.records import (
     run_stream,
     space_stream,
 )
-from toolspace.core.result import ToolResult
 from toolspace.errors import RefusedError
 from toolspace.spaces import messaging
 from toolspace.spaces.ledger import Effects

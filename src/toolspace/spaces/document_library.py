@@ -24,9 +24,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from toolspace.builtin.allowed_paths import walk_folder
-from toolspace.core.context import ToolContext
 from toolspace.core.ids import derived_id
-from toolspace.core.model import Embedder
+from toolspace.core.language_model import Embedder
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ModelError, RefusedError
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.queries import documents

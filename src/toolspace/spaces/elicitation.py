@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from toolspace.core.context import (
+from toolspace.core.tool_context import (
     ELICITATION_CALL,
     ElicitationForm,
     ElicitationResult,
@@ -12,7 +12,7 @@ from toolspace.core.context import (
     parse_elicitation_result,
 )
 from toolspace.errors import ToolError
-from toolspace.providers.mcp.spec import FORWARD_TO_CALLER, ElicitationRequest, McpCallbacks
+from toolspace.providers.mcp.server_spec import FORWARD_TO_CALLER, ElicitationRequest, McpCallbacks
 from toolspace.spaces.call_context import GatewayCallHost
 
 _ATTEMPTS: Final = 3

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import msgspec
 
 from toolspace.core.ids import new_id
-from toolspace.core.records import NewEvent, StoredEvent
+from toolspace.core.stored_records import NewEvent, StoredEvent
 from toolspace.errors import StorageInDoubt
 from toolspace.storage.database import Database, Program, WakeUps, is_long_running
 from toolspace.storage.queries import events

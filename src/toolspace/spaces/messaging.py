@@ -13,7 +13,7 @@ import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.ids import derived_id, new_id
-from toolspace.core.records import Entity, EntityType, InboxEvent, Message, NewEvent, space_stream
+from toolspace.core.stored_records import Entity, EntityType, InboxEvent, Message, NewEvent, space_stream
 from toolspace.errors import RefusedError
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program

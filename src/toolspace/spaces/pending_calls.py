@@ -12,13 +12,13 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from toolspace.core import json_text
-from toolspace.core.context import ToolContext
 from toolspace.core.defaults import TOOL_TIMEOUT_SECONDS
 from toolspace.core.ids import new_id, now_ms
-from toolspace.core.records import OPEN_CALL, CallRecord
 from toolspace.core.result import PENDING_CALL_KEY, ToolResult
+from toolspace.core.stored_records import OPEN_CALL, CallRecord
 from toolspace.core.times import format_milliseconds, parse_duration
 from toolspace.core.tool import Tool
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import (
     ErrorKind,
     RefusedError,

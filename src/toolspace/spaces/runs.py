@@ -9,7 +9,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from toolspace.core.ids import derived_id, new_id
-from toolspace.core.records import ENDED_RUN, CallRecord, NewEvent, RunRecord, RunStatus, run_stream, space_stream
+from toolspace.core.stored_records import (
+    ENDED_RUN,
+    CallRecord,
+    NewEvent,
+    RunRecord,
+    RunStatus,
+    run_stream,
+    space_stream,
+)
 from toolspace.errors import RefusedError, StorageError
 from toolspace.orchestrator.run import Run
 from toolspace.spaces import call_transactions

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, Self
 
 from toolspace.core.defaults import WORKER_GRACE_SECONDS
 from toolspace.core.ids import now_ms
-from toolspace.core.records import OPEN_CALL, CallRecord
+from toolspace.core.stored_records import OPEN_CALL, CallRecord
 from toolspace.errors import RefusedError, StorageError
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.storage.database import Program

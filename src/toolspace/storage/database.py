@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeVar
 from urllib.parse import parse_qs
 
-from toolspace.core.records import NewEvent, StoredEvent
+from toolspace.core.stored_records import NewEvent, StoredEvent
 
 T = TypeVar("T")
 DeferredT = TypeVar("DeferredT", bound="DeferredWrites")

@@ -21,11 +21,11 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from toolspace.core.interfaces import OutputStore, OutputWriter, StoredOutput, TokenCounter
-from toolspace.core.tokens import estimate_tokens
+from toolspace.core.extension_points import OutputStore, OutputWriter, StoredOutput, TokenCounter
+from toolspace.core.token_count import estimate_tokens
 from toolspace.errors import ToolspaceError
 from toolspace.storage import private_files
-from toolspace.storage.outputs import (
+from toolspace.storage.memory_outputs import (
     BLOCK,
     LineSplitter,
     count_lines,

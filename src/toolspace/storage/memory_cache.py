@@ -6,7 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from toolspace.core.interfaces import CachedResult, ResultCache
+from toolspace.core.extension_points import CachedResult, ResultCache
 
 _OVERHEAD = 400
 """Bytes that an entry takes besides its text, about."""

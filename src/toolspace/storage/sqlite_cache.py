@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from toolspace.core.interfaces import CachedResult, ResultCache
+from toolspace.core.extension_points import CachedResult, ResultCache
 from toolspace.errors import ToolspaceError
 from toolspace.storage.private_files import make_private_folder
 

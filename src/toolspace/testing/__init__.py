@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from toolspace.models.scripted import ScriptedModel as ScriptedModel
     from toolspace.models.scripted import call as call
     from toolspace.storage.memory_cache import MemoryCache as MemoryCache
-    from toolspace.storage.outputs import MemoryOutputs as MemoryOutputs
+    from toolspace.storage.memory_outputs import MemoryOutputs as MemoryOutputs
     from toolspace.testing.provider_contract import ProviderContract as ProviderContract
     from toolspace.testing.storage_contracts import CacheContract as CacheContract
     from toolspace.testing.storage_contracts import OutputsContract as OutputsContract
@@ -34,7 +34,7 @@ T = TypeVar("T")
 _MODULES = {
     "CacheContract": "toolspace.testing.storage_contracts",
     "MemoryCache": "toolspace.storage.memory_cache",
-    "MemoryOutputs": "toolspace.storage.outputs",
+    "MemoryOutputs": "toolspace.storage.memory_outputs",
     "OutputsContract": "toolspace.testing.storage_contracts",
     "ProviderContract": "toolspace.testing.provider_contract",
     "ScriptedModel": "toolspace.models.scripted",

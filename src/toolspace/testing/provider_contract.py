@@ -10,15 +10,15 @@ from typing import Any, TypeVar
 
 import pytest
 
-from toolspace.core.context import ToolContext
+from toolspace.core.argument_validation import compile_schema
 from toolspace.core.events import EventType
-from toolspace.core.interfaces import ToolProvider
+from toolspace.core.extension_points import ToolProvider
 from toolspace.core.names import qualify_all
 from toolspace.core.result import ToolResult
-from toolspace.core.validation import compile_schema
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ERROR_CLASSES
-from toolspace.orchestrator.settings import ProviderRules, ToolRules
-from toolspace.storage.outputs import MemoryOutputs
+from toolspace.orchestrator.effective_settings import ProviderRules, ToolRules
+from toolspace.storage.memory_outputs import MemoryOutputs
 from toolspace.testing import EventRecorder, mark_coroutine_tests
 from toolspace.toolspace import Toolspace
 

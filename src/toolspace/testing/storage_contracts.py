@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from toolspace.core.interfaces import CachedResult, OutputStore, ResultCache, StoredOutput
+from toolspace.core.extension_points import CachedResult, OutputStore, ResultCache, StoredOutput
 from toolspace.errors import ToolspaceError
 from toolspace.testing import FakeClock, mark_coroutine_tests
 
@@ -106,7 +106,7 @@ class OutputsContract:
         assert starts == ["", "a", "a", "aπ", "aπ", "aπ", "aπ漢", "aπ漢", "aπ漢", "aπ漢", "aπ漢🎉", "aπ漢🎉z"]
 
     async def test_tokens_are_about_those_of_the_whole_text(self, outputs: OutputStore) -> None:
-        from toolspace.core.tokens import estimate_tokens
+        from toolspace.core.token_count import estimate_tokens
 
         text = "The quick brown fox, 1234 times; and so on.\n" * 20_000
         output = await store(outputs, *(text[start : start + 10_000] for start in range(0, len(text), 10_000)))

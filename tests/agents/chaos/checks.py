@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.agents.chaos.job_agent import read_effects
 from toolspace.core import inbox_text
-from toolspace.core.model import ModelTurn, ResultsTurn, UserTurn
+from toolspace.core.language_model import ModelTurn, ResultsTurn, UserTurn
 from toolspace.storage.database import Database, Program, Row
 from toolspace.storage.queries import sessions
 

@@ -23,7 +23,7 @@ from tests.models.model_server import chat_completion, text_completion, tool_cal
 from tests.server.chaos.process_kills import KEY, KillableGateway
 from toolspace.agents.agent import entity_id_for
 from toolspace.core.ids import derived_id
-from toolspace.core.model import ModelCall, ModelToolResult, ModelTurn, ResultsTurn, Turn, UserTurn
+from toolspace.core.language_model import ModelCall, ModelToolResult, ModelTurn, ResultsTurn, Turn, UserTurn
 
 ROOM = derived_id("spc", "named", "Room")
 PERSON = "ent_person"

@@ -16,8 +16,7 @@ from typing import Any, Literal
 
 from toolspace import Tool, tool
 from toolspace.core import inbox_text
-from toolspace.core.context import ToolContext
-from toolspace.core.model import (
+from toolspace.core.language_model import (
     CallDelta,
     CallStarted,
     Model,
@@ -32,6 +31,7 @@ from toolspace.core.model import (
     UserTurn,
 )
 from toolspace.core.tool import Annotations
+from toolspace.core.tool_context import ToolContext
 from toolspace.models.scripted import call
 from toolspace.providers.configured_tools import build_execution
 

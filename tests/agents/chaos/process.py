@@ -21,7 +21,7 @@ from tests.agents.chaos.job_agent import JobModel, job_tools
 from toolspace.agents import session_transactions
 from toolspace.agents.agent import entity_id_for
 from toolspace.config.agent_settings import AgentLimits, AgentLoopSettings
-from toolspace.core.records import Message
+from toolspace.core.stored_records import Message
 from toolspace.errors import RefusedError
 from toolspace.spaces import messaging
 from toolspace.spaces.ledger import Effects

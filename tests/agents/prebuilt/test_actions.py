@@ -10,7 +10,7 @@ import pytest
 from tests.spaces.service_harness import ServiceHarness, service_harness
 from toolspace import ToolContext, ToolResult, Toolspace
 from toolspace.agents.prebuilt.provider import ALL_ACTIONS, PrebuiltProvider
-from toolspace.core.records import run_stream, space_stream
+from toolspace.core.stored_records import run_stream, space_stream
 from toolspace.spaces import messaging
 from toolspace.storage.database import Database
 from toolspace.storage.queries import entities_and_spaces, inbox

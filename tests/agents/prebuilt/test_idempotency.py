@@ -12,7 +12,7 @@ from tests.spaces.service_harness import ServiceHarness, service_harness
 from toolspace import ToolContext, ToolResult
 from toolspace.agents.prebuilt.provider import ALL_ACTIONS, PrebuiltProvider
 from toolspace.core.ids import now_ms
-from toolspace.core.records import space_stream
+from toolspace.core.stored_records import space_stream
 from toolspace.spaces import messaging, plans
 from toolspace.storage.database import Database
 from toolspace.storage.queries import entities_and_spaces, goals_and_memories, idempotency, inbox

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from toolspace import Toolspace
-from toolspace.orchestrator.settings import ProviderRules
-from toolspace.providers.mcp.connect import ConnectionOptions
+from toolspace.orchestrator.effective_settings import ProviderRules
+from toolspace.providers.mcp.open_connection import ConnectionOptions
 from toolspace.providers.mcp.provider import McpProvider
-from toolspace.providers.mcp.spec import ServerSpec
+from toolspace.providers.mcp.server_spec import ServerSpec
 
 SERVERS = Path(__file__).parent / "servers"
 

@@ -18,14 +18,14 @@ import pytest
 from tests.providers.mcp.conftest import SERVERS, ServerLog, open_toolspace, until
 from tests.providers.mcp.transports.test_stateless_http import web_service
 from toolspace import Toolspace
-from toolspace.core.context import ToolContext
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ProviderError
+from toolspace.orchestrator.effective_settings import ProviderRules, ToolRules
 from toolspace.orchestrator.provider_startup import StartupWait
-from toolspace.orchestrator.settings import ProviderRules, ToolRules
 from toolspace.providers.mcp import connection
-from toolspace.providers.mcp.connect import ConnectionOptions
+from toolspace.providers.mcp.open_connection import ConnectionOptions
 from toolspace.providers.mcp.provider import McpProvider
-from toolspace.providers.mcp.spec import ElicitationRequest, ElicitationResult, McpCallbacks, ServerSpec
+from toolspace.providers.mcp.server_spec import ElicitationRequest, ElicitationResult, McpCallbacks, ServerSpec
 
 CreateProvider = Callable[..., McpProvider]
 

@@ -18,13 +18,13 @@ from pydantic import BaseModel
 from tests.providers.mcp.conftest import open_toolspace, until
 from tests.providers.mcp.transports.test_http_and_sse import serve
 from tests.providers.mcp.transports.test_stateless_http import StatelessServer, connected, reply, text, web_service
-from toolspace.core.context import ToolContext
 from toolspace.core.events import EventType
+from toolspace.core.tool_context import ToolContext
 from toolspace.providers.mcp import session
-from toolspace.providers.mcp.connect import ConnectionOptions
+from toolspace.providers.mcp.open_connection import ConnectionOptions
 from toolspace.providers.mcp.provider import McpProvider
+from toolspace.providers.mcp.server_spec import ElicitationRequest, ElicitationResult, McpCallbacks, ServerSpec
 from toolspace.providers.mcp.session import SessionOptions, open_session
-from toolspace.providers.mcp.spec import ElicitationRequest, ElicitationResult, McpCallbacks, ServerSpec
 from toolspace.providers.mcp.transports import stateless_http
 from toolspace.providers.mcp.transports.base import ServerUnreachable
 

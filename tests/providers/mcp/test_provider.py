@@ -13,7 +13,7 @@ from tests.providers.mcp.conftest import ServerLog, open_toolspace, until
 from toolspace.core.events import EventType
 from toolspace.core.result import AudioPart, ImagePart, JsonPart, ResourcePart
 from toolspace.errors import ProviderError
-from toolspace.orchestrator.settings import ProviderRules, ToolRules
+from toolspace.orchestrator.effective_settings import ProviderRules, ToolRules
 from toolspace.providers.mcp import connection
 from toolspace.providers.mcp.provider import McpProvider
 

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from tests.http_servers import http_server
 from tests.providers.openapi.services import document, parameter
-from toolspace.core.interfaces import ToolProvider
+from toolspace.core.extension_points import ToolProvider
 from toolspace.providers.openapi.provider import OpenApiProvider, OpenApiSpec
 from toolspace.testing import ProviderContract
 

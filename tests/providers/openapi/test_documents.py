@@ -11,8 +11,8 @@ from aiohttp import web
 
 from tests.http_servers import http_server
 from tests.providers.openapi.services import document, operation, service
-from toolspace.core.addresses import Address
-from toolspace.core.context import ToolContext
+from toolspace.core.network_addresses import Address
+from toolspace.core.tool_context import ToolContext
 from toolspace.core.yaml_text import parse_yaml_as_json
 from toolspace.errors import ProviderError
 from toolspace.providers.openapi import document as documents

@@ -9,8 +9,8 @@ import pytest
 
 from tests.http_servers import http_server
 from tests.peers.install import npm_package
+from toolspace.core.argument_validation import compile_schema
 from toolspace.core.names import qualify_all
-from toolspace.core.validation import compile_schema
 from toolspace.errors import ProviderError
 from toolspace.providers.openapi.provider import OpenApiProvider, OpenApiSpec
 from toolspace.toolspace import Toolspace

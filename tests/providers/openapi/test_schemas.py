@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.providers.openapi.services import Json, document, operation, parameter, read, schema_of, service
-from toolspace.core.validation import compile_schema
+from toolspace.core.argument_validation import compile_schema
 
 pytestmark = pytest.mark.spec("3.22")
 

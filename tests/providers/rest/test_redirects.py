@@ -10,7 +10,7 @@ from yarl import URL
 
 from tests.http_servers import http_server
 from tests.providers.rest.rest_tools import call, rest_spec, rest_toolspace
-from toolspace.core.addresses import Address
+from toolspace.core.network_addresses import Address
 from toolspace.errors import ToolPermissionError
 from toolspace.providers.rest.client import HttpClient, HttpRequest
 from toolspace.providers.rest.transport import redirect_request

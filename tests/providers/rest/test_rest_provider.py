@@ -13,7 +13,7 @@ from aiohttp import web
 from tests.http_servers import http_server
 from tests.providers.rest.rest_tools import rest_spec
 from toolspace import Tool, ToolContext, Toolspace
-from toolspace.core.interfaces import ToolProvider
+from toolspace.core.extension_points import ToolProvider
 from toolspace.core.tool import Annotations, ToolCategory
 from toolspace.errors import ToolDefinitionError
 from toolspace.providers.rest.client import HttpClient

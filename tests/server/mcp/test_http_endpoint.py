@@ -18,7 +18,7 @@ from toolspace.server import requests
 from toolspace.server.authentication import require_bearer_token
 from toolspace.server.host_and_cors import HostCheck
 from toolspace.server.responses import Problem
-from toolspace.storage.outputs import MemoryOutputs
+from toolspace.storage.memory_outputs import MemoryOutputs
 
 pytestmark = pytest.mark.spec("12.3")
 CALL = {"name": "add", "arguments": {"a": 1, "b": 2}}

@@ -9,7 +9,7 @@ import pytest
 
 from tests.servers.postgres import LocalPostgresServer
 from toolspace.errors import StorageError, StorageInDoubt, StorageUnavailable
-from toolspace.storage import schema
+from toolspace.storage import migrations
 from toolspace.storage.database import Program
 from toolspace.storage.postgres.database import PostgresDatabase
 from toolspace.storage.queries import inbox
@@ -33,7 +33,7 @@ def _versions() -> Program[list[int]]:
 @pytest.mark.spec("15.2")
 async def test_processes_that_start_at_once_migrate_once(postgres_url: str) -> None:
     databases = await asyncio.gather(*(PostgresDatabase.open(postgres_url) for _ in range(6)))
-    assert await databases[0].read(_versions) == list(range(1, len(schema.MIGRATIONS) + 1))
+    assert await databases[0].read(_versions) == list(range(1, len(migrations.MIGRATIONS) + 1))
     await databases[1].run(lambda: _store_name("a"))
     assert await databases[2].read(_list_names) == ["a"]
     await asyncio.gather(*(database.aclose() for database in databases))
@@ -44,10 +44,10 @@ async def test_database_of_a_newer_version_or_of_another_program_is_refused(post
     database = await PostgresDatabase.open(postgres_url)
 
     def age() -> Program[None]:
-        yield "INSERT INTO migrations (version, applied_at) VALUES (?, 0)", (len(schema.MIGRATIONS) + 1,)
+        yield "INSERT INTO migrations (version, applied_at) VALUES (?, 0)", (len(migrations.MIGRATIONS) + 1,)
 
     await database.run(age)
-    with pytest.raises(StorageError, match=f"is at version {len(schema.MIGRATIONS) + 1}"):
+    with pytest.raises(StorageError, match=f"is at version {len(migrations.MIGRATIONS) + 1}"):
         await PostgresDatabase.open(postgres_url)
 
     def take_over() -> Program[None]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from toolspace.core.ids import now_ms
-from toolspace.core.records import NewEvent, StoredEvent
+from toolspace.core.stored_records import NewEvent, StoredEvent
 from toolspace.storage.database import Database
 from toolspace.storage.queries import events, inbox
 

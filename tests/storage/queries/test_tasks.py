@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from toolspace.core.ids import now_ms
-from toolspace.core.model import UserTurn
+from toolspace.core.language_model import UserTurn
 from toolspace.storage.database import Database, Program
 from toolspace.storage.queries import entities_and_spaces, sessions, tasks
 from toolspace.storage.queries.sessions import NewTurn, StoredTurn

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from toolspace.core.records import NewEvent, StoredEvent
+from toolspace.core.stored_records import NewEvent, StoredEvent
 from toolspace.storage.database import DeferredWrites, Program, StaleError
 from toolspace.storage.queries import calls, events, inbox
 from toolspace.storage.queries.calls import CallTransition, NewCall

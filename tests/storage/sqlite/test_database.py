@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from toolspace.errors import StorageError, StorageUnavailable
-from toolspace.storage import schema
+from toolspace.storage import migrations as schema
 from toolspace.storage.database import Program
 from toolspace.storage.queries import entities_and_spaces, inbox
 from toolspace.storage.sqlite.database import SqliteDatabase

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from toolspace.core.records import NewEvent, StoredEvent
+from toolspace.core.stored_records import NewEvent, StoredEvent
 from toolspace.errors import StorageUnavailable
 from toolspace.storage.queries import events
 from toolspace.storage.sqlite.database import SqliteDatabase

@@ -11,9 +11,9 @@ from typing import Any, Concatenate, Final, ParamSpec
 
 import msgspec
 
-from toolspace.core.context import ToolContext
 from toolspace.core.ids import ID_PATTERN
 from toolspace.core.tool import Annotations, ToolCategory
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import RefusedError, StorageError, ToolExecutionError, ToolPermissionError, ToolValidationError
 from toolspace.spaces.call_context import GatewayCallHost, as_tool_error
 from toolspace.spaces.ledger import Effects, Ledger

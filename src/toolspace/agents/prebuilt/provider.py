@@ -10,10 +10,10 @@ from toolspace.agents.prebuilt.action import Action, get_caller, tool_errors
 from toolspace.agents.prebuilt.goals_memories_plans import SINGULAR_ACTIONS, STORED_ITEM_ACTIONS
 from toolspace.agents.prebuilt.notifications import NOTIFICATION_ACTIONS
 from toolspace.agents.prebuilt.spaces_and_inbox import INBOX_ACTIONS, SPACE_ACTIONS
-from toolspace.core.context import ToolContext
+from toolspace.core.argument_validation import InvalidArguments, SchemaValidator
 from toolspace.core.names import did_you_mean
 from toolspace.core.tool import Tool
-from toolspace.core.validation import InvalidArguments, SchemaValidator
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ToolDefinitionError, ToolValidationError
 from toolspace.providers.configured_tools import ToolHandler
 from toolspace.providers.functions import ToolRegistry

@@ -19,7 +19,7 @@ from toolspace.agents.prebuilt.action import (
 )
 from toolspace.core import json_text
 from toolspace.core.ids import new_id
-from toolspace.core.records import InboxEvent, InboxType, Member, Message, Space
+from toolspace.core.stored_records import InboxEvent, InboxType, Member, Message, Space
 from toolspace.core.tool import ToolCategory
 from toolspace.errors import RefusedError, ToolExecutionError
 from toolspace.spaces import messaging, runs

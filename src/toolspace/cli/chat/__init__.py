@@ -1,7 +1,7 @@
 """`toolspace chat`: a conversation with an agent of a gateway, on a terminal or through pipes.
 
 This module finds the gateway or starts one, and finds the agent and a space for the person and the agent.
-`conversation` connects the parts: `view` turns events into text, `questions` asks what pending calls need,
+`conversation` connects the parts: `conversation_view` turns events into text, `questions` asks what pending calls need,
 `run_tracker` follows the runs of the agent, and a screen (`screen`, `terminal_screen`) shows it all. Used by the
 command line only; talks to the gateway through `toolspace.client`.
 """
@@ -39,10 +39,10 @@ from toolspace.client.client import ToolspaceClient
 from toolspace.client.errors import Conflict, GatewayUnreachable, NotFound
 from toolspace.core.ids import derived_id, is_id
 from toolspace.core.names import did_you_mean
-from toolspace.core.records import Entity, Space
+from toolspace.core.stored_records import Entity, Space
 from toolspace.errors import ProviderError
 from toolspace.server.control_socket import LocalGateway, serve_control_socket
-from toolspace.server.demo import DEMO_AGENT_ID, LOBBY_SPACE_ID, YOU_ENTITY_ID
+from toolspace.server.demo_setup import DEMO_AGENT_ID, LOBBY_SPACE_ID, YOU_ENTITY_ID
 
 T = TypeVar("T")
 _MAX_NAMES: Final = 10

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final, cast
 
+from toolspace.cli.chat.conversation_view import ConversationView
 from toolspace.cli.chat.questions import OpenQuestions
 from toolspace.cli.chat.run_tracker import ChatContext, RunTracker
 from toolspace.cli.chat.screen import ChatScreen, ControlKey, SubmittedLine
-from toolspace.cli.chat.view import ConversationView
 from toolspace.cli.event_loop import Interrupts, wait_for_signal
 from toolspace.cli.options import Options
 from toolspace.client.errors import ApiError
@@ -20,7 +20,7 @@ from toolspace.client.transport import quote_segment
 from toolspace.core import json_text
 from toolspace.core.ids import now_ms
 from toolspace.core.names import did_you_mean
-from toolspace.core.records import run_stream, space_stream
+from toolspace.core.stored_records import run_stream, space_stream
 
 _GREETING_MESSAGES: Final = 4
 """Earlier messages that are shown at the start."""

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, cast
 
+from toolspace.cli.chat.conversation_view import ConversationView
 from toolspace.cli.chat.run_tracker import ChatContext, RunTracker
 from toolspace.cli.chat.screen import PROMPT, ChatScreen
-from toolspace.cli.chat.view import ConversationView
 from toolspace.cli.output import escape_control_characters, plain_text
 from toolspace.client.errors import ApiError
 from toolspace.core import json_text
-from toolspace.core.context import ELICITATION_CALL
+from toolspace.core.tool_context import ELICITATION_CALL
 
 _YES: Final = frozenset(("y", "yes", "true", "1", "ok"))
 _NO: Final = frozenset(("n", "no", "false", "0"))

@@ -16,7 +16,7 @@ from toolspace.client.errors import ApiError, Conflict, GatewayUnreachable, NotF
 from toolspace.client.events import StreamEvent
 from toolspace.core.ids import derived_id
 from toolspace.core.inbox_text import HANDOFF_PREFIX
-from toolspace.core.records import ENDED_RUN, Entity, Space
+from toolspace.core.stored_records import ENDED_RUN, Entity, Space
 
 _FIRST_POLL_SECONDS: Final = 0.05
 _MAX_POLL_SECONDS: Final = 1.0

@@ -1,6 +1,6 @@
 """The stage `cache`: returns cached results, and lets equal calls that run at the same time share one execution.
 
-A cache that fails costs the call its hit, nothing more.
+If the cache fails, the call runs as if nothing were cached.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from toolspace.core import json_text
-from toolspace.core.interfaces import CachedResult, ResultCache
+from toolspace.core.extension_points import CachedResult, ResultCache
 from toolspace.core.result import PENDING_CALL_KEY, Content, ToolResult
 from toolspace.orchestrator.call import Call
 
@@ -54,7 +54,7 @@ def cache(stage: StageContext, next: CallHandler, /) -> CallHandler:
                 return await next(call)  # The result of a pending call goes to one caller: each makes its own call.
             if shared_result is not None:
                 return _copy_shared(call, shared_result)
-            # That call ended for reasons of its own. All who waited look again, and one of them executes.
+            # The result of that call applies to it alone. The waiting calls look again, and one of them executes.
         cached = await _find(store, key, call)
         if cached is not None:
             return _from_cache(call, cached)
@@ -104,9 +104,9 @@ def cached_lookup(stage: StageContext) -> InstantHandler | None:
         value = decode(encoded)
         text = value if type(value) is str else encoded.decode()
         elapsed_ms = (perf_counter() - call.monotonic_start) * 1000
-        started = call.started_at
+        started_at = call.started_at
         return ToolResult(
-            True, value, None, None, False, started, started + elapsed_ms, elapsed_ms,
+            True, value, None, None, False, started_at, started_at + elapsed_ms, elapsed_ms,
             kind, namespace, (), {}, name, call.id, text,
         )  # fmt: skip
 
@@ -158,7 +158,7 @@ def _from_cache(call: Call, cached: CachedResult) -> ToolResult:
 
 
 def _shareable_copy(call: Call, result: ToolResult | None) -> ToolResult | None:
-    """Returns the result for the equal calls that waited; None if the end concerns only the call that executed."""
+    """Returns the result for the equal calls that waited; None if it applies to the executing call alone."""
     if result is None or call.is_stored or result.error_kind == "canceled":
         return None
     if result.error_kind == "timeout" and call.run is not None and call.run.remaining_seconds <= 0:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from toolspace.core import json_text
-from toolspace.core.interfaces import TokenCounter
+from toolspace.core.call_statistics import CallStats, StatsCollector
+from toolspace.core.extension_points import TokenCounter
 from toolspace.core.result import ToolResult
-from toolspace.core.statistics import CallStats, StatsCollector
 from toolspace.errors import ErrorKind, ToolError
 from toolspace.orchestrator.run import Span
 

@@ -19,8 +19,8 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
 
+from toolspace.core.function_signature import execution_style
 from toolspace.core.result import ToolResult
-from toolspace.core.signature import execution_style
 from toolspace.core.tool import FunctionTool
 from toolspace.errors import ToolError
 from toolspace.orchestrator.call import Call

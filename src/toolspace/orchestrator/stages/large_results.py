@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from toolspace.core import json_text
 from toolspace.core.defaults import TOOL_RESPONSE_MAX_BYTES
-from toolspace.core.interfaces import OutputStore, OutputWriter, StoredOutput
+from toolspace.core.extension_points import OutputStore, OutputWriter, StoredOutput
 from toolspace.core.result import JsonPart, TextPart, ToolResult
 from toolspace.errors import ToolLimitError, ToolspaceError
 

@@ -20,9 +20,9 @@ from mcp.shared.exceptions import MCPError
 from toolspace.core.secret_masking import mask_secrets
 from toolspace.core.times import format_milliseconds
 from toolspace.errors import ProviderError
-from toolspace.providers.mcp.connect import ConnectionLostDuringDiscovery, ConnectionOptions, connect
+from toolspace.providers.mcp.open_connection import ConnectionLostDuringDiscovery, ConnectionOptions, connect
+from toolspace.providers.mcp.server_spec import ServerSpec, ServerState, ServerStatus
 from toolspace.providers.mcp.session import McpSession, ServerToolList, SessionOptions
-from toolspace.providers.mcp.spec import ServerSpec, ServerState, ServerStatus
 from toolspace.providers.mcp.transports.base import (
     OpenTransport,
     ServerUnreachable,

@@ -13,15 +13,15 @@ from typing import Any
 from mcp.shared.exceptions import MCPError
 from mcp_types import HEADER_MISMATCH, INVALID_PARAMS, METHOD_NOT_FOUND
 
-from toolspace.core.context import ToolContext
-from toolspace.core.interfaces import ToolProvider
+from toolspace.core.extension_points import ToolProvider
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ErrorKind, ProviderError
 from toolspace.providers.mcp.connection import ConnectionOptions, ServerConnection
 from toolspace.providers.mcp.conversion import ServerTool
+from toolspace.providers.mcp.server_spec import ServerSpec, ServerStatus
 from toolspace.providers.mcp.session import McpSession, ServerToolList
-from toolspace.providers.mcp.spec import ServerSpec, ServerStatus
 from toolspace.providers.mcp.transports.base import (
     ServerUnreachable,
     describe_error,

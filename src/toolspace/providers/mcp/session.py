@@ -35,10 +35,10 @@ from mcp_types import (
 from mcp_types.version import LATEST_MODERN_VERSION, MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter, ValidationError
 
-from toolspace.core.context import ToolContext
 from toolspace.core.result import ToolResult
+from toolspace.core.tool_context import ToolContext
 from toolspace.providers.mcp.conversion import ServerTool, UnusableTool, parse_result, parse_tool
-from toolspace.providers.mcp.spec import ElicitationRequest, McpCallbacks, SamplingRequest
+from toolspace.providers.mcp.server_spec import ElicitationRequest, McpCallbacks, SamplingRequest
 from toolspace.providers.mcp.transports.base import HttpStatusError, classify_error, is_connection_lost
 
 _MAX_PAGES = 1_000

@@ -12,11 +12,11 @@ import msgspec
 from yarl import URL
 
 from toolspace.core import json_text
-from toolspace.core.context import ToolContext
-from toolspace.core.interfaces import ToolProvider
+from toolspace.core.extension_points import ToolProvider
 from toolspace.core.result import ToolResult
 from toolspace.core.secret_masking import mask_secrets
 from toolspace.core.tool import NO_ANNOTATIONS, Annotations, Tool, ToolCategory
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ToolExecutionError, ToolNotFoundError
 from toolspace.providers.openapi.document import (
     JsonObject,

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from yarl import URL
 
-from toolspace.core.addresses import Address, special_kind
-from toolspace.core.context import ToolContext
+from toolspace.core.network_addresses import Address, special_kind
 from toolspace.core.result import ToolResult
+from toolspace.core.tool_context import ToolContext
 
 if TYPE_CHECKING:
     from toolspace.providers.rest.transport import RestTransport

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from toolspace.core.context import ToolContext
+from toolspace.core.extension_points import ToolProvider
 from toolspace.core.http_messages import IDEMPOTENT_METHODS, SAFE_METHODS
-from toolspace.core.interfaces import ToolProvider
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import NO_ANNOTATIONS, Annotations, Tool, ToolCategory
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ToolDefinitionError, ToolNotFoundError
 from toolspace.providers.rest.client import BuildRequest, HttpClient
 from toolspace.providers.rest.request_builder import build_input_schema, compile_request

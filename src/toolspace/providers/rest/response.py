@@ -20,12 +20,12 @@ from aiohttp import ClientResponse
 from yarl import URL
 
 from toolspace.core import json_text
-from toolspace.core.context import ToolContext
 from toolspace.core.http_errors import HTTP_FAILURES, describe_http_failure
 from toolspace.core.http_messages import CHARSET_PARAMETER, REDIRECT_STATUSES, display_url, find_codec, join_headers
 from toolspace.core.result import AudioPart, Content, ImagePart, ResourcePart, ToolResult
 from toolspace.core.secret_masking import mask_secrets
-from toolspace.core.sse import SseDecoder, SseSizeError
+from toolspace.core.sse_decoder import SseDecoder, SseSizeError
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ToolLimitError, ToolTransportError
 from toolspace.providers.rest.client import HttpLimits
 

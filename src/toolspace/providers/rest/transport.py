@@ -19,11 +19,11 @@ import msgspec
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from toolspace.core.addresses import canonical_host, is_same_origin, parse_address
-from toolspace.core.context import ToolContext
 from toolspace.core.http_errors import CONNECT_SECONDS, HTTP_FAILURES
 from toolspace.core.http_messages import IDEMPOTENT_METHODS, REDIRECT_STATUSES, SAFE_METHODS, display_url, join_headers
+from toolspace.core.network_addresses import canonical_host, is_same_origin, parse_address
 from toolspace.core.result import ToolResult
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ToolExecutionError, ToolPermissionError
 from toolspace.providers.rest.client import ClassifyAddress, HttpLimits, HttpRequest, HttpResponse
 from toolspace.providers.rest.response import read_result, read_up_to, transport_error

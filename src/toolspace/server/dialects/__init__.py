@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from toolspace.core.records import StoredEvent
+from toolspace.core.stored_records import StoredEvent
 
 Payload = Mapping[str, Any]
 """The JSON of one frame."""

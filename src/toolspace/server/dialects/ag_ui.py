@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from toolspace.core import json_text
-from toolspace.core.records import StoredEvent
+from toolspace.core.stored_records import StoredEvent
 from toolspace.server.dialects import OpenParts, Payload, stream_id
 from toolspace.storage.streams.subscriptions import encode_data
 

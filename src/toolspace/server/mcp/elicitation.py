@@ -24,8 +24,8 @@ from mcp_types.version import LATEST_MODERN_VERSION
 from pydantic import BaseModel, ValidationError
 
 from toolspace.core import json_text
-from toolspace.core.context import ElicitationResult, ToolContext
 from toolspace.core.result import ToolResult
+from toolspace.core.tool_context import ElicitationResult, ToolContext
 from toolspace.errors import ToolCanceledError, ToolError, ToolLimitError
 from toolspace.orchestrator.call import Arguments
 from toolspace.server.mcp.tools import McpService, with_caller_client

@@ -23,7 +23,7 @@ from mcp_types import (
 from mcp_types.version import LATEST_MODERN_VERSION
 
 from toolspace.core import json_text
-from toolspace.core.context import ToolContext
+from toolspace.core.tool_context import ToolContext
 from toolspace.server.mcp import json_rpc
 from toolspace.server.mcp.elicitation import (
     NO_ABILITIES,

@@ -22,7 +22,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
 from toolspace.config.server_settings import ServerSettings
 from toolspace.core import json_text
-from toolspace.core.context import ToolContext
+from toolspace.core.tool_context import ToolContext
 from toolspace.server.authentication import Authenticator
 from toolspace.server.authorization import Caller, EntityCaller
 from toolspace.server.host_and_cors import MCP_CORS, CorsMiddleware, HostCheck, allowed_hosts

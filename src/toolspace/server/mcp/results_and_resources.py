@@ -15,9 +15,9 @@ from urllib.parse import parse_qsl, urlencode
 import msgspec
 
 from toolspace.core import json_text
-from toolspace.core.context import ToolContext
-from toolspace.core.interfaces import OutputStore, StoredOutput
+from toolspace.core.extension_points import OutputStore, StoredOutput
 from toolspace.core.result import AudioPart, Content, ImagePart, JsonPart, ResourcePart, TextPart, ToolResult
+from toolspace.core.tool_context import ToolContext
 
 OUTPUT_URI_PREFIX = "toolspace://outputs/"
 RESOURCE_TEMPLATE = {

@@ -31,8 +31,8 @@ from pydantic import ValidationError
 
 from toolspace import __version__
 from toolspace.core import json_text
-from toolspace.core.context import ToolContext
 from toolspace.core.result import ToolResult
+from toolspace.core.tool_context import ToolContext
 from toolspace.server.mcp.elicitation import (
     STDIO_CLIENT,
     CallIdentity,

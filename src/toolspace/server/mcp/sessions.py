@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
-from toolspace.core.context import ToolContext
+from toolspace.core.tool_context import ToolContext
 from toolspace.server.mcp.elicitation import create_unsupported_client
 from toolspace.server.mcp.tools import session_context, with_caller_client
 from toolspace.server.requests import Message, Send

@@ -14,12 +14,12 @@ from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 from toolspace.core import json_text
-from toolspace.core.context import CallerClient, ToolContext
+from toolspace.core.argument_validation import InvalidArguments, SchemaValidator
 from toolspace.core.events import ToolsChanged
 from toolspace.core.names import did_you_mean
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import FunctionTool, Tool, export_tools
-from toolspace.core.validation import InvalidArguments, SchemaValidator
+from toolspace.core.tool_context import CallerClient, ToolContext
 from toolspace.orchestrator import call as calls
 from toolspace.orchestrator.call import Arguments, is_running_loop
 from toolspace.server.mcp.progress import ProgressSubscriptions

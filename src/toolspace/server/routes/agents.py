@@ -15,7 +15,7 @@ from toolspace.agents.prebuilt.goals_memories_plans import (
     MAX_PLANS_PER_CALL,
     MAX_PRIORITY,
 )
-from toolspace.core.records import Entity, RunRecord
+from toolspace.core.stored_records import Entity, RunRecord
 from toolspace.server.api_types import (
     Id,
     JsonRequestBody,

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from toolspace.core import json_text
-from toolspace.core.records import CallRecord, CallStatus, ExecutionTarget, ResultSource, Visibility
+from toolspace.core.stored_records import CallRecord, CallStatus, ExecutionTarget, ResultSource, Visibility
 from toolspace.errors import RefusedError
 from toolspace.server.api_types import Id, Limit, PageQuery, QueryParameters, ResponseBody, ResultPage
 from toolspace.server.authorization import CALL, RUN, Access, entity_id_of, get_visible

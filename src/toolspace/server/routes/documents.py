@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from toolspace.core.ids import new_id
-from toolspace.core.records import Document, DocumentWithText
+from toolspace.core.stored_records import Document, DocumentWithText
 from toolspace.errors import RefusedError
 from toolspace.server.api_types import (
     NEW_ID_PATTERN,

@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 from msgspec import UNSET, Meta, UnsetType
 
 from toolspace.core.ids import new_id
-from toolspace.core.records import Entity, EntityType, Member, Space, space_stream
+from toolspace.core.stored_records import Entity, EntityType, Member, Space, space_stream
 from toolspace.errors import RefusedError
 from toolspace.server.api_types import (
     MAX_METADATA,

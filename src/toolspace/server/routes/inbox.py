@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from toolspace.core.ids import new_id, now_ms
-from toolspace.core.records import InboxEvent, InboxStatus, InboxType
+from toolspace.core.stored_records import InboxEvent, InboxStatus, InboxType
 from toolspace.errors import RefusedError
 from toolspace.server.api_types import (
     MAX_DATA,

@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from toolspace.core.records import Entity
+from toolspace.core.stored_records import Entity
 from toolspace.server import api_keys
+from toolspace.server.access_tokens import MAX_TOKEN_SECONDS
 from toolspace.server.api_types import (
     ONE_LINE,
     Id,
@@ -24,7 +25,6 @@ from toolspace.server.authorization import Access, EntityCaller, ToolKeyCaller
 from toolspace.server.requests import Request
 from toolspace.server.responses import NO_CONTENT, Problem, Response, not_found
 from toolspace.server.routing import RouteTable
-from toolspace.server.tokens import MAX_TOKEN_SECONDS
 from toolspace.storage.queries import entities_and_spaces
 from toolspace.storage.queries import keys as key_queries
 from toolspace.storage.queries.keys import KeyKind, KeyRecord, KeyScope

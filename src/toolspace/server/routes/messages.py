@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from toolspace.core import json_text
 from toolspace.core.ids import new_id
-from toolspace.core.records import Message
+from toolspace.core.stored_records import Message
 from toolspace.server.api_types import (
     BodyWithMetadata,
     Id,

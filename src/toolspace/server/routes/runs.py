@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from toolspace.core.records import RunRecord, RunStatus
+from toolspace.core.stored_records import RunRecord, RunStatus
 from toolspace.server.api_types import (
     MAX_DATA,
     Id,

@@ -1,4 +1,4 @@
-"""Routes of event streams: of a space, of a run, and of everything. `sse` sends the events.
+"""Routes of event streams: of a space, of a run, and of everything. `sse_responses` sends the events.
 
 `StreamSubscribers` stores which streams have subscribers: a call for a person fails at once if no subscriber sees it.
 """
@@ -11,14 +11,14 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from toolspace.core.records import run_stream, space_stream
+from toolspace.core.stored_records import run_stream, space_stream
 from toolspace.errors import StorageError
 from toolspace.server.authorization import RUN, SPACE, Access, EntityCaller, get_visible
 from toolspace.server.redaction import viewer_of
 from toolspace.server.requests import Receive, Request, Scope, Send
 from toolspace.server.responses import Problem, StreamingResponse
 from toolspace.server.routing import RouteTable
-from toolspace.server.sse import PermissionCheck, StreamQuery, parse_stream_options
+from toolspace.server.sse_responses import PermissionCheck, StreamQuery, parse_stream_options
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.queries import workers_and_presence as presence
 

@@ -9,9 +9,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from toolspace.agents import tasks
+from toolspace.agents import background_tasks
 from toolspace.agents.history import to_turn_records
-from toolspace.core.records import AgentHistory, TaskRecord, TaskStatus, TaskWithMessages
+from toolspace.core.stored_records import AgentHistory, TaskRecord, TaskStatus, TaskWithMessages
 from toolspace.server.api_types import (
     MAX_PAGE_SIZE,
     PageQuery,
@@ -58,7 +58,7 @@ class HistoryQuery(QueryParameters, frozen=True, kw_only=True):
 async def list_tasks(request: Request) -> ResultPage[TaskRecord]:
     query = request.query(TaskListQuery)
     agent_id = await get_agent_id(request)
-    since, until = tasks.day_range(query.date) if query.date is not None else (None, None)
+    since, until = background_tasks.day_range(query.date) if query.date is not None else (None, None)
     records = await request.ledger.read(
         task_queries.list_tasks,
         agent_id,
@@ -87,7 +87,7 @@ async def get_task(request: Request) -> TaskWithMessages:
 )
 async def cancel_task(request: Request) -> TaskRecord:
     agent_id = await get_agent_id(request)
-    return await request.ledger.commit(tasks.cancel, agent_id, request.params["taskId"])
+    return await request.ledger.commit(background_tasks.cancel, agent_id, request.params["taskId"])
 
 
 @routes.add(
@@ -111,7 +111,7 @@ async def get_history(request: Request) -> AgentHistory:
 
 
 def _read_task(agent_id: str, task_id: str) -> Program[tuple[TaskRecord, Sequence[HistoryTurn]]]:
-    task = yield from tasks.get_task(agent_id, task_id)
+    task = yield from background_tasks.get_task(agent_id, task_id)
     return task, (yield from sessions.list_turns(task_id, limit=_MAX_TASK_TURNS))
 
 

@@ -13,23 +13,23 @@ import msgspec
 from msgspec import Meta
 
 from toolspace.core import json_text
-from toolspace.core.context import ToolContext
+from toolspace.core.call_statistics import ToolStats
 from toolspace.core.defaults import TOOL_TIMEOUT_SECONDS
 from toolspace.core.ids import derived_id
 from toolspace.core.names import did_you_mean
-from toolspace.core.records import OPEN_CALL, CallRecord
 from toolspace.core.result import PENDING_CALL_KEY, ToolResult
-from toolspace.core.statistics import ToolStats
+from toolspace.core.stored_records import OPEN_CALL, CallRecord
 from toolspace.core.tool import Tool, ToolCategory
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ErrorKind, ProviderError
 from toolspace.orchestrator.run import Run
-from toolspace.providers.mcp.spec import ServerStatus
+from toolspace.providers.mcp.server_spec import ServerStatus
 from toolspace.server.api_types import NewId, PageQuery, ResponseBody, ResultPage, build_page
 from toolspace.server.authorization import Access, ToolKeyCaller
 from toolspace.server.requests import Request
 from toolspace.server.responses import Problem, Response, StreamingResponse
 from toolspace.server.routing import RouteTable
-from toolspace.server.sse import CallStream
+from toolspace.server.sse_responses import CallStream
 from toolspace.spaces.call_context import GatewayCallHost
 from toolspace.spaces.pending_calls import result_of
 from toolspace.storage.queries import calls as call_queries

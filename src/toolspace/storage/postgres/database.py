@@ -31,8 +31,8 @@ from toolspace.storage.database import (
     StaleError,
     shown_address,
 )
+from toolspace.storage.migrations import migrate
 from toolspace.storage.queries import events
-from toolspace.storage.schema import migrate
 
 _log = logging.getLogger("toolspace.storage")
 T = TypeVar("T")

@@ -14,9 +14,9 @@ import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.ids import now_ms
-from toolspace.core.records import CallRecord, CallStatus, ExecutionTarget, ResultSource, Visibility
+from toolspace.core.stored_records import CallRecord, CallStatus, ExecutionTarget, ResultSource, Visibility
 from toolspace.storage.database import SKIP_LOCKED, Program, long_running
-from toolspace.storage.queries.table import (
+from toolspace.storage.queries.statement_builder import (
     Table,
     delete_selected,
     first_column,

@@ -14,7 +14,7 @@ import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.ids import now_ms
-from toolspace.core.records import Document, DocumentOrigin, DocumentWithText
+from toolspace.core.stored_records import Document, DocumentOrigin, DocumentWithText
 from toolspace.core.text_search import (
     IndexedDocument,
     Passage,
@@ -27,7 +27,7 @@ from toolspace.core.text_search import (
 )
 from toolspace.errors import RefusedError
 from toolspace.storage.database import Program, RowBatch, long_running
-from toolspace.storage.queries.table import Table, count_changes, insert_into, placeholders
+from toolspace.storage.queries.statement_builder import Table, count_changes, insert_into, placeholders
 
 MAX_DOCUMENT_BYTES: Final = 1_000_000
 """The maximum size of one document, as UTF-8."""

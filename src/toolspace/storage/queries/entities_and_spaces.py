@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolspace.core.ids import now_ms
-from toolspace.core.records import Entity, EntityType, Member, Space
+from toolspace.core.stored_records import Entity, EntityType, Member, Space
 from toolspace.storage.database import Program
-from toolspace.storage.queries.table import (
+from toolspace.storage.queries.statement_builder import (
     Table,
     first_column,
     has_changed,

@@ -13,10 +13,10 @@ from typing import Final
 
 from toolspace.core import json_text
 from toolspace.core.ids import now_ms
-from toolspace.core.records import NewEvent, StoredEvent
+from toolspace.core.stored_records import NewEvent, StoredEvent
 from toolspace.storage.database import DeferredWrites, Program, Row, RowBatch, StaleError, long_running
 from toolspace.storage.queries import calls, inbox
-from toolspace.storage.queries.table import delete_selected, first_value, insert_into
+from toolspace.storage.queries.statement_builder import delete_selected, first_value, insert_into
 
 COLUMNS: Final = ("stream", "id", "type", "data", "exposure", "at")
 _INSERT: Final = insert_into("events", COLUMNS)

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from toolspace.core.ids import new_id, now_ms
-from toolspace.core.records import Record
+from toolspace.core.stored_records import Record
 from toolspace.errors import RefusedError
 from toolspace.storage.database import Program
-from toolspace.storage.queries.table import Table, count_changes, first_column
+from toolspace.storage.queries.statement_builder import Table, count_changes, first_column
 
 MAX_GOALS = 200
 MAX_MEMORIES = 1_000

@@ -13,7 +13,7 @@ import msgspec
 from toolspace.core import json_text
 from toolspace.core.ids import now_ms
 from toolspace.storage.database import Program, long_running
-from toolspace.storage.queries.table import Table, delete_selected, has_changed, insert_into
+from toolspace.storage.queries.statement_builder import Table, delete_selected, has_changed, insert_into
 
 
 class StoredResponse(msgspec.Struct, frozen=True):

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from toolspace.core import json_text
 from toolspace.core.ids import now_ms
-from toolspace.core.records import InboxEvent, InboxType
+from toolspace.core.stored_records import InboxEvent, InboxType
 from toolspace.storage.database import SKIP_LOCKED, Program, Row, RowBatch, long_running
-from toolspace.storage.queries.table import (
+from toolspace.storage.queries.statement_builder import (
     Table,
     delete_selected,
     first_column,

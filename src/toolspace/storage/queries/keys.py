@@ -9,9 +9,9 @@ import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.ids import now_ms
-from toolspace.core.records import Record
+from toolspace.core.stored_records import Record
 from toolspace.storage.database import Program
-from toolspace.storage.queries.table import Table, first_column, first_value, has_changed, insert_into
+from toolspace.storage.queries.statement_builder import Table, first_column, first_value, has_changed, insert_into
 
 KeyKind = Literal["secret", "public", "tools"]
 Revocation = Literal["revoked", "unknown", "last"]

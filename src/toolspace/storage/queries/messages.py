@@ -7,10 +7,10 @@ from typing import Any
 
 from toolspace.core import json_text
 from toolspace.core.ids import now_ms
-from toolspace.core.records import Message, MessageKind, MessageStatus
+from toolspace.core.stored_records import Message, MessageKind, MessageStatus
 from toolspace.errors import RefusedError
 from toolspace.storage.database import Program
-from toolspace.storage.queries.table import Table, first_column, first_value, json_or_null
+from toolspace.storage.queries.statement_builder import Table, first_column, first_value, json_or_null
 
 _MESSAGE = Table("messages", Message, json=("content", "metadata"))
 _IN_PROGRESS = "kind = 'message' AND status = 'running'"

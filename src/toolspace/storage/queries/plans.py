@@ -8,9 +8,9 @@ from typing import Literal
 import msgspec
 
 from toolspace.core.ids import now_ms
-from toolspace.core.records import Record
+from toolspace.core.stored_records import Record
 from toolspace.storage.database import Program
-from toolspace.storage.queries.table import Table, count_changes, first_value, has_changed, where_clause
+from toolspace.storage.queries.statement_builder import Table, count_changes, first_value, has_changed, where_clause
 
 PlanStatus = Literal["active", "completed", "expired"]
 

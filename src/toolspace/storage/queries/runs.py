@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from toolspace.core.ids import now_ms
-from toolspace.core.records import RunRecord, RunStatus, run_stream
+from toolspace.core.stored_records import RunRecord, RunStatus, run_stream
 from toolspace.storage.database import Program, long_running
-from toolspace.storage.queries.table import (
+from toolspace.storage.queries.statement_builder import (
     Table,
     delete_selected,
     first_column,

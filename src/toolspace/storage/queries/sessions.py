@@ -13,9 +13,9 @@ import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.ids import now_ms
-from toolspace.core.model import Turn
+from toolspace.core.language_model import Turn
 from toolspace.storage.database import Program
-from toolspace.storage.queries.table import (
+from toolspace.storage.queries.statement_builder import (
     Table,
     first_column,
     first_value,

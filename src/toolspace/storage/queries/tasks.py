@@ -9,9 +9,9 @@ from typing import Any
 
 from toolspace.core import json_text
 from toolspace.core.ids import now_ms
-from toolspace.core.records import TaskRecord, TaskStatus
+from toolspace.core.stored_records import TaskRecord, TaskStatus
 from toolspace.storage.database import Program, long_running
-from toolspace.storage.queries.table import Table, delete_selected, first_value, where_clause
+from toolspace.storage.queries.statement_builder import Table, delete_selected, first_value, where_clause
 
 _TASK_PREFIX, _REFLECTION_PREFIX, _RUN_PREFIX = "task_", "refl_", "run_"
 _BACKGROUND_RUN_PREFIXES = _RUN_PREFIX + _TASK_PREFIX, _RUN_PREFIX + _REFLECTION_PREFIX

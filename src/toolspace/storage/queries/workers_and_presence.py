@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import msgspec
 
 from toolspace.core.ids import now_ms
-from toolspace.core.records import CallRecord
+from toolspace.core.stored_records import CallRecord
 from toolspace.storage.database import FOR_UPDATE, Program
 from toolspace.storage.queries import calls
-from toolspace.storage.queries.table import first_column, first_value, has_changed, placeholders
+from toolspace.storage.queries.statement_builder import first_column, first_value, has_changed, placeholders
 
 _WORKER, _TOOL = "worker:", "tool:"
 

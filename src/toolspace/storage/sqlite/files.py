@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from toolspace.errors import StorageError
+from toolspace.storage.migrations import migrate
 from toolspace.storage.private_files import make_private_folder
-from toolspace.storage.schema import migrate
 from toolspace.storage.sqlite.group_commit import run_program
 
 _log = logging.getLogger("toolspace.storage")

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 import msgspec
 
 from toolspace.core.ids import now_ms
-from toolspace.core.records import StoredEvent
+from toolspace.core.stored_records import StoredEvent
 from toolspace.errors import StorageError, StorageUnavailable, UnstorableValueError
 from toolspace.storage.database import DeferredWrites, Program, Row, RowBatch, StaleError, Statement
 from toolspace.storage.queries import calls, events, inbox

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from toolspace.core.ids import now_ms
-from toolspace.core.records import StoredEvent
+from toolspace.core.stored_records import StoredEvent
 from toolspace.storage.streams.subscriptions import (
     MAX_BYTES,
     MAX_EVENTS,

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final, Self
 
 from toolspace.core import json_text
-from toolspace.core.records import StoredEvent
+from toolspace.core.stored_records import StoredEvent
 from toolspace.errors import ToolspaceError
 
 _log = logging.getLogger("toolspace.storage")

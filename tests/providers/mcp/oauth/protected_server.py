@@ -34,7 +34,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from toolspace.providers.mcp.spec import ServerSpec
+from toolspace.providers.mcp.server_spec import ServerSpec
 
 
 class AuthorizationServer:

@@ -39,7 +39,7 @@ from toolspace.errors import ConfigError, ProviderError
 from toolspace.providers.mcp.oauth.authorization import create_http_auth, login, logout
 from toolspace.providers.mcp.oauth.http import AuthChallenge, parse_token_response
 from toolspace.providers.mcp.oauth.token_store import LoginFile, StoredLogin, TokenStore
-from toolspace.providers.mcp.spec import ServerSpec
+from toolspace.providers.mcp.server_spec import ServerSpec
 
 pytestmark = pytest.mark.spec("3.16")
 
@@ -343,7 +343,7 @@ _OTHER_PROCESS = """
 import asyncio, sys
 from pathlib import Path
 from toolspace.providers.mcp.oauth.authorization import create_http_auth
-from toolspace.providers.mcp.spec import ServerSpec
+from toolspace.providers.mcp.server_spec import ServerSpec
 from toolspace.providers.mcp.oauth.token_store import TokenStore
 store = TokenStore(Path(sys.argv[2]))
 auth = create_http_auth("guarded", ServerSpec(url=sys.argv[1]), store=store, open_login_page=None)

@@ -24,8 +24,8 @@ from starlette.applications import Starlette
 from tests.providers.mcp.conftest import until
 from tests.providers.mcp.processes import open_files
 from toolspace.errors import ProviderError
-from toolspace.providers.mcp.connect import open_transport
-from toolspace.providers.mcp.spec import ServerSpec
+from toolspace.providers.mcp.open_connection import open_transport
+from toolspace.providers.mcp.server_spec import ServerSpec
 from toolspace.providers.mcp.transports import http_client
 from toolspace.providers.mcp.transports.base import OpenTransport
 

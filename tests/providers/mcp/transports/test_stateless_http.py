@@ -14,9 +14,9 @@ from aiohttp import web
 
 from tests.providers.mcp.conftest import open_toolspace, until
 from toolspace.core.events import EventType
-from toolspace.providers.mcp.connect import ConnectionOptions
+from toolspace.providers.mcp.open_connection import ConnectionOptions
 from toolspace.providers.mcp.provider import McpProvider
-from toolspace.providers.mcp.spec import ServerSpec
+from toolspace.providers.mcp.server_spec import ServerSpec
 
 Answer = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 DISCOVERED = {
@@ -253,9 +253,9 @@ async def test_restarted_server_answers_again(service: StatelessServer) -> None:
 
 @pytest.mark.spec("3.16")
 async def test_question_is_answered_within_the_call(service: StatelessServer) -> None:
-    from toolspace.core.context import ToolContext
-    from toolspace.providers.mcp.spec import ElicitationRequest, McpCallbacks
-    from toolspace.providers.mcp.spec import ElicitationResult as Said
+    from toolspace.core.tool_context import ToolContext
+    from toolspace.providers.mcp.server_spec import ElicitationRequest, McpCallbacks
+    from toolspace.providers.mcp.server_spec import ElicitationResult as Said
 
     async def ask(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
         params = message["params"]

@@ -15,8 +15,8 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCRequest
 
 from tests.providers.mcp.processes import lives, plain
-from toolspace.providers.mcp.connect import open_transport
-from toolspace.providers.mcp.spec import ServerSpec
+from toolspace.providers.mcp.open_connection import open_transport
+from toolspace.providers.mcp.server_spec import ServerSpec
 from toolspace.providers.mcp.transports.base import OpenTransport
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")

@@ -9,8 +9,8 @@ from mcp.server.mcpserver import MCPServer
 
 from tests.providers.mcp.processes import plain
 from tests.providers.mcp.transports.test_http_and_sse import serve
-from toolspace.providers.mcp.connect import open_transport
-from toolspace.providers.mcp.spec import ServerSpec
+from toolspace.providers.mcp.open_connection import open_transport
+from toolspace.providers.mcp.server_spec import ServerSpec
 from toolspace.providers.mcp.transports.base import MessageTrace
 
 SECRET = "hunter2-hunter2"

@@ -15,8 +15,8 @@ from websockets.asyncio.server import Request, Response, ServerConnection, serve
 from websockets.datastructures import Headers
 
 from toolspace.errors import ProviderError
-from toolspace.providers.mcp.connect import open_transport
-from toolspace.providers.mcp.spec import ServerSpec
+from toolspace.providers.mcp.open_connection import open_transport
+from toolspace.providers.mcp.server_spec import ServerSpec
 
 Handle = Callable[[ServerConnection, dict[str, Any]], Awaitable[None]]
 

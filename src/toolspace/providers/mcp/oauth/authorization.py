@@ -26,7 +26,7 @@ from toolspace.providers.mcp.oauth.http import (
 )
 from toolspace.providers.mcp.oauth.settings import OAuthSettings, find_url_problem, parse_oauth_settings
 from toolspace.providers.mcp.oauth.token_store import LoginFile, StoredLogin, TokenStore
-from toolspace.providers.mcp.spec import ServerSpec
+from toolspace.providers.mcp.server_spec import ServerSpec
 
 OpenLoginPage = Callable[[str, str], Awaitable[None]]
 """Shows a login page: `await open_login_page(server_name, url)` prints the URL or opens a browser, and returns."""

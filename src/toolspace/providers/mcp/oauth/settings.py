@@ -9,8 +9,8 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-from toolspace.core.addresses import parse_address, special_kind
 from toolspace.core.names import did_you_mean
+from toolspace.core.network_addresses import parse_address, special_kind
 from toolspace.errors import ConfigError
 
 Grant = Literal["authorization_code", "client_credentials"]

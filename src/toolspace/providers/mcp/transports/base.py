@@ -28,7 +28,7 @@ from mcp_types import (
 from pydantic import ValidationError
 
 from toolspace.core.secret_masking import mask_secrets
-from toolspace.providers.mcp.spec import Transport
+from toolspace.providers.mcp.server_spec import Transport
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """The largest message that a server may send. A larger one is an attack or an accident."""

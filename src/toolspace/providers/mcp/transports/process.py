@@ -21,9 +21,9 @@ from typing import cast
 
 from toolspace.core.secret_masking import is_secret_name, mask_secrets
 from toolspace.errors import ProviderError
-from toolspace.providers.mcp.spec import ServerSpec
+from toolspace.providers.mcp.server_spec import ServerSpec
 from toolspace.providers.mcp.transports.base import wait_until_done
-from toolspace.providers.mcp.transports.process_cleanup import (
+from toolspace.providers.mcp.transports.process_tree import (
     KILL_SIGNAL,
     MARK_VARIABLE,
     ProcessIdentity,

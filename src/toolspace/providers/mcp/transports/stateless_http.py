@@ -25,7 +25,7 @@ from mcp_types import INTERNAL_ERROR, METHOD_NOT_FOUND, PARSE_ERROR, REQUEST_TIM
 from yarl import URL
 
 from toolspace.core.http_errors import os_error_reason
-from toolspace.core.sse import SseDecoder, SseSizeError
+from toolspace.core.sse_decoder import SseDecoder, SseSizeError
 from toolspace.providers.mcp.oauth.authorization import HttpAuth
 from toolspace.providers.mcp.oauth.http import AuthChallenge
 from toolspace.providers.mcp.transports.base import HttpStatusError, MessageTrace, ServerUnreachable

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 import anyio
 from mcp.shared.message import SessionMessage
 
-from toolspace.providers.mcp.spec import ServerSpec
+from toolspace.providers.mcp.server_spec import ServerSpec
 from toolspace.providers.mcp.transports.base import (
     MessageDecoder,
     MessageReader,

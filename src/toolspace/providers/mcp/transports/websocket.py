@@ -15,7 +15,7 @@ from websockets.typing import Subprotocol
 from toolspace.core.secret_masking import mask_secrets
 from toolspace.errors import ProviderError
 from toolspace.providers.mcp.oauth.http import tls_context
-from toolspace.providers.mcp.spec import ServerSpec
+from toolspace.providers.mcp.server_spec import ServerSpec
 from toolspace.providers.mcp.transports.base import (
     MessageDecoder,
     MessageReader,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolspace.core.sse import SseDecoder, SseEvent, SseSizeError
+from toolspace.core.sse_decoder import SseDecoder, SseEvent, SseSizeError
 
 LINE_ENDS = st.just(["\r"]) | st.lists(st.sampled_from(("\n", "\r\n")), min_size=1, max_size=3)
 """CR is not mixed with LF: a line that ends with CR before an empty line that ends with LF has one end, CRLF."""

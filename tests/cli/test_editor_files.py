@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolspace.cli.editors import CLIENTS, ClientEnvironment, config_file, is_toolspace
+from toolspace.cli.editor_files import CLIENTS, ClientEnvironment, config_file, is_toolspace
 from toolspace.cli.install import remove_table, remove_value, set_table, set_value
 from toolspace.config.file_formats import TextSyntaxError, parse_json
 

@@ -44,8 +44,8 @@ def announce(stage: StageContext, next: CallHandler, /) -> CallHandler:
                 emit_end(call, call.outcome)
                 _log_response(call, call.outcome)
             raise
-        except Exception as error:  # From a stage that an extension added: the call still gets an end.
-            calls_log.exception("call %s of %s: a stage around it failed", call.id, call.entry.tool.name)
+        except Exception as error:  # A stage of an extension raised; the call still needs a result.
+            calls_log.exception("call %s of %s: a stage of its pipeline raised", call.id, call.entry.tool.name)
             result = call.fail("internal_error", f"{type(error).__name__}: {error}")
         emit_end(call, result)
         if not result.ok or calls_log.isEnabledFor(VERBOSE):

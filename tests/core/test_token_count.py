@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolspace.core.tokens import estimate_tokens, load_exact_counter
+from toolspace.core.token_count import estimate_tokens, load_exact_counter
 
 PROSE = """
 The ferry left the harbour an hour late, because the captain was waiting for a crate of medicine that the island's
@@ -157,7 +157,7 @@ def test_the_exact_count_takes_any_text() -> None:
 def test_without_the_extra_the_exact_counter_names_the_package() -> None:
     script = (
         "import sys; sys.modules['tiktoken'] = None\n"
-        "from toolspace.core.tokens import load_exact_counter\n"
+        "from toolspace.core.token_count import load_exact_counter\n"
         "try: load_exact_counter()\n"
         "except ImportError as error: print(error)"
     )
@@ -166,6 +166,6 @@ def test_without_the_extra_the_exact_counter_names_the_package() -> None:
 
 
 def test_estimating_loads_nothing_heavy() -> None:
-    script = "import sys, toolspace.core.tokens; print('tiktoken' in sys.modules, 'gzip' in sys.modules)"
+    script = "import sys, toolspace.core.token_count; print('tiktoken' in sys.modules, 'gzip' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["False", "False"]

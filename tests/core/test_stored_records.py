@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from toolspace.core.ids import derived_id, is_id, new_id
-from toolspace.core.records import CallRecord
+from toolspace.core.stored_records import CallRecord
 
 
 @pytest.mark.parametrize("result", [None, False, {"a": [1, "ü"]}, 2**70])

@@ -8,8 +8,8 @@ from typing import Any
 
 from toolspace.builtin import file_io
 from toolspace.builtin.allowed_paths import AllowedPaths, FileMissingError
-from toolspace.core.context import TaskHost, ToolContext
 from toolspace.core.tool import Annotations, tool
+from toolspace.core.tool_context import TaskHost, ToolContext
 from toolspace.errors import ToolExecutionError, ToolValidationError
 
 _READS = Annotations(read_only=True, idempotent=True, open_world=False)

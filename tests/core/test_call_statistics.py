@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolspace import ToolRegistry, Toolspace, tool
-from toolspace.core.statistics import CallStats, StatsCollector
+from toolspace.core.call_statistics import CallStats, StatsCollector
 
 quick = settings(max_examples=150, deadline=None)
 

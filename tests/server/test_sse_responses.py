@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from tests.server.stream_server import Frame, Streams, open_events, streaming
-from toolspace.core.records import NewEvent
-from toolspace.server.sse import StreamRegistry
+from toolspace.core.stored_records import NewEvent
+from toolspace.server.sse_responses import StreamRegistry
 from toolspace.storage.queries import events
 
 WRITERS = 8

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from toolspace.storage import schema
+from toolspace.storage import migrations as schema
 from toolspace.storage.database import Database
 from toolspace.storage.postgres.database import PostgresDatabase
 from toolspace.storage.queries import entities_and_spaces, inbox, sessions

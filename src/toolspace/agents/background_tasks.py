@@ -23,15 +23,15 @@ from toolspace.agents.prompt_builder import load_prompt_context, render_memories
 from toolspace.agents.run_state import PreparedAgent, TaskInstructions, find_agent_run
 from toolspace.agents.session_transactions import SessionLease, WriteProgram, new_turn
 from toolspace.builtin.catalog import reflection_tools
-from toolspace.builtin.tasks import agent_tools, session_tools, task_tools
+from toolspace.builtin.task_tools import agent_tools, session_tools, task_tools
 from toolspace.core import json_text
-from toolspace.core.context import ToolContext
+from toolspace.core.extension_points import Allow, Decision, Deny
 from toolspace.core.ids import derived_id, new_id
-from toolspace.core.interfaces import Allow, Decision, Deny
 from toolspace.core.json_text import single_line
-from toolspace.core.model import ModelTurn, UserTurn
-from toolspace.core.records import ENDED_RUN, RunRecord, TaskRecord, TaskStatus
+from toolspace.core.language_model import ModelTurn, UserTurn
+from toolspace.core.stored_records import ENDED_RUN, RunRecord, TaskRecord, TaskStatus
 from toolspace.core.tool import Tool
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import RefusedError, ToolPermissionError, ToolValidationError
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
 from toolspace.providers.functions import ToolRegistry

@@ -13,9 +13,16 @@ import pytest
 from tests.server.gateway_api import SECRET, write_config
 from toolspace.client.client import ToolspaceClient
 from toolspace.config.load import load_config
-from toolspace.core.records import Message
+from toolspace.core.stored_records import Message
 from toolspace.models.demo_rules import GREETING
-from toolspace.server.demo import DEMO_AGENT_ID, LOBBY_SPACE_ID, YOU_ENTITY_ID, demo_agent, set_up_demo, uses_model
+from toolspace.server.demo_setup import (
+    DEMO_AGENT_ID,
+    LOBBY_SPACE_ID,
+    YOU_ENTITY_ID,
+    demo_agent,
+    set_up_demo,
+    uses_model,
+)
 from toolspace.server.gateway import Gateway
 from toolspace.server.uvicorn_server import bind_socket, serve_gateway
 from toolspace.spaces.ledger import Ledger

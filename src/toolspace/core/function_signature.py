@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from inspect import cleandoc
 from typing import Annotated, Any, ForwardRef, Literal, NamedTuple, Union, cast, get_args, get_origin, get_type_hints
 
-from toolspace.core.context import ToolContext
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ToolDefinitionError
 
 ExecutionStyle = Literal["async", "sync", "stream"]

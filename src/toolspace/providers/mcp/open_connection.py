@@ -23,8 +23,8 @@ from toolspace.core.http_messages import is_token
 from toolspace.core.secret_masking import is_secret_name, register_secrets
 from toolspace.errors import ProviderError
 from toolspace.providers.mcp.oauth.authorization import HttpAuth
+from toolspace.providers.mcp.server_spec import NO_CALLBACKS, McpCallbacks, ServerSpec
 from toolspace.providers.mcp.session import McpSession, ServerToolList, SessionOptions, open_session
-from toolspace.providers.mcp.spec import NO_CALLBACKS, McpCallbacks, ServerSpec
 from toolspace.providers.mcp.transports.base import (
     MAX_MESSAGE_BYTES,
     MessageTrace,

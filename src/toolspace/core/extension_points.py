@@ -1,7 +1,7 @@
 """The extension points: providers, caches, output stores, token counters and policies.
 
 Extensions implement them; `toolspace.testing` has a contract test suite for most. Models and embedders are in
-`core.model`.
+`core.language_model`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from toolspace.core.context import ToolContext
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool
+from toolspace.core.tool_context import ToolContext
 
 
 class ToolProvider(ABC):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, cast
 
-from toolspace.core.interfaces import Allow, Deny
+from toolspace.core.argument_validation import InvalidArguments
+from toolspace.core.extension_points import Allow, Deny
 from toolspace.core.result import ToolResult
-from toolspace.core.validation import InvalidArguments
 from toolspace.orchestrator.call import Call, return_result
 
 if TYPE_CHECKING:

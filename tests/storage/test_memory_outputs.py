@@ -7,7 +7,7 @@ import pytest
 from tests.storage.cache_contract import Clock
 from tests.storage.output_contract import TTL, LocalOutputsContract, store
 from toolspace.errors import ToolspaceError
-from toolspace.storage.outputs import MemoryOutputs
+from toolspace.storage.memory_outputs import MemoryOutputs
 
 
 class TestMemoryOutputs(LocalOutputsContract):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.agents.agent_harness import agent, run_agents
-from toolspace.core.model import UserTurn
+from toolspace.core.language_model import UserTurn
 from toolspace.errors import ModelError
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.storage.database import Database

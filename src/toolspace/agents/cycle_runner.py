@@ -1,6 +1,6 @@
 """Runs one cycle of a leased session, and stores how it ended: completed, paused, postponed, failed or cancelled.
 
-The scheduler decides which session runs and has its lease; `durable_loop.py` runs the model and the tools. Background
+The scheduler decides which session runs and holds its lease; `durable_loop.py` runs the model and the tools. Background
 tasks and reflections are sessions, too: they differ in their preparation and in what is written when they end.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from toolspace.agents import compaction, handoff, session_transactions, tasks
+from toolspace.agents import background_tasks, compaction, handoff, session_transactions
 from toolspace.agents.agent import Agent, entity_id_for
 from toolspace.agents.durable_loop import DurableLoop
 from toolspace.agents.loop import RunOutcome
@@ -34,8 +34,8 @@ from toolspace.config.agent_settings import ConsciousnessSettings
 from toolspace.core import json_text
 from toolspace.core.json_text import single_line
 from toolspace.core.names import sanitise
-from toolspace.core.records import ENDED_RUN
 from toolspace.core.secret_masking import mask_secrets
+from toolspace.core.stored_records import ENDED_RUN
 from toolspace.errors import ModelError, StorageError, ToolspaceError
 from toolspace.orchestrator.call import cancel_all, start_in_background
 from toolspace.spaces.pending_calls import PendingCalls
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("toolspace.agents")
 RETRY_DELAYS_MS = (1_000, 5_000, 30_000, 120_000)
-"""When a run continues whose model did not answer; after the last delay it has failed."""
+"""Delays before a run whose model did not answer continues. When all are used up, the run fails."""
 _MAX_RETRY_MS = 600_000
 _MAX_LOGGED = 2_000
 
@@ -72,7 +72,7 @@ class CycleRunner:
         self._session_dir = session_dir
         self._retry_delays = retry_delays
         self.cycle_counts: Counter[str] = Counter()
-        """How many cycles ended, by reason: that of their loop, `failed` or `canceled`."""
+        """The number of ended cycles by reason: `RunOutcome.end`, `failed` or `canceled`."""
         self._checks: set[asyncio.Task[Any]] = set()
         self._final_writes: set[asyncio.Task[Any]] = set()
 
@@ -118,8 +118,8 @@ class CycleRunner:
                 raise  # Another process continues the run.
             task = asyncio.current_task()
             if task is None or not task.cancelling():
-                # Not this task was cancelled, but something that the run waited for.
-                await self._fail(lease, started, loop, "what the run waited for was canceled")
+                # Something that the run waited for was cancelled, not this task.
+                await self._fail(lease, started, loop, "something that the run waited for was canceled")
                 return None
             task.uncancel()  # The run was cancelled, not the session.
             has_ended = await asyncio.shield(self.finish_write(self._abandon(lease, run_id)))
@@ -162,12 +162,12 @@ class CycleRunner:
             prepared_agent = msgspec.structs.replace(
                 prepared_agent,
                 session_dir=(own_dir or self._session_dir) / sanitise(prepared_agent.agent.name),
-                task_service=tasks.TaskService(self._ledger, entity_id, is_task=lease.kind != "agent"),
+                task_service=background_tasks.TaskService(self._ledger, entity_id, is_task=lease.kind != "agent"),
             )
             if lease.kind == "task":
-                prepared_agent = await tasks.prepare_task(self._ledger, prepared_agent, lease)
+                prepared_agent = await background_tasks.prepare_task(self._ledger, prepared_agent, lease)
             elif lease.kind == "reflection":
-                prepared_agent = await tasks.prepare_reflection(prepared_agent, lease)
+                prepared_agent = await background_tasks.prepare_reflection(prepared_agent, lease)
             yield prepared_agent
 
     # After a cycle
@@ -177,10 +177,10 @@ class CycleRunner:
     ) -> WriteProgram | None:
         """The writes that are committed together with the end of a run. No outcome: the run failed or was cancelled."""
         if lease.kind == "reflection":
-            return tasks.reflection_completion(lease.session_id, outcome)
+            return background_tasks.reflection_completion(lease.session_id, outcome)
         if lease.kind == "task":
-            reflects = loop is not None and tasks.can_reflect(loop.prepared_agent.tools)
-            return tasks.task_completion(lease.session_id, outcome, reflects=reflects)
+            reflects = loop is not None and background_tasks.can_reflect(loop.prepared_agent.tools)
+            return background_tasks.task_completion(lease.session_id, outcome, reflects=reflects)
         if outcome is None or outcome.handoff is None or loop is None:
             return None
         return handoff.build_handoff(
@@ -231,7 +231,7 @@ class CycleRunner:
     ) -> float | None:
         """Postpones a run whose model did not answer. Returns the seconds until it continues, or None if it has failed.
 
-        A run of an agent without a step fails instead: its events return to the inbox and are tried again.
+        A run of an agent that has not completed a step fails instead: its events return to the inbox for another run.
         """
         step = _unsaved_step(started, loop)
         if not isinstance(error, ModelError) or not error.is_transient:
@@ -264,7 +264,7 @@ class CycleRunner:
         )
 
     async def _abandon(self, lease: SessionLease, run_id: str) -> bool:
-        """Cleans up after a run that was ended from outside. Returns whether it has ended."""
+        """Cleans up if the run was ended from outside. Returns False, and changes nothing, if it has not ended."""
         self.cycle_counts["canceled"] += 1
         with contextlib.suppress(LeaseLost):
             return await self._ledger.commit(

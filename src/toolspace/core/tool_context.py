@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 import msgspec
 
 from toolspace.core import json_text
-from toolspace.core.validation import compile_schema, find_issues
+from toolspace.core.argument_validation import compile_schema, find_issues
 from toolspace.errors import ToolCanceledError, ToolError
 
 if TYPE_CHECKING:

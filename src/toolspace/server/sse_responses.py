@@ -21,8 +21,8 @@ import msgspec
 from toolspace.core.events import CallPartial, CallProgress, Event, EventType
 from toolspace.core.ids import new_id
 from toolspace.core.names import did_you_mean
-from toolspace.core.records import EVENT_TYPES
 from toolspace.core.result import PENDING_CALL_KEY, ToolResult
+from toolspace.core.stored_records import EVENT_TYPES
 from toolspace.errors import StorageUnavailable
 from toolspace.server.dialects import NATIVE, Dialect
 from toolspace.server.event_encoding import (

@@ -11,8 +11,8 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from toolspace.core.interfaces import OutputStore, OutputWriter, StoredOutput, TokenCounter
-from toolspace.core.tokens import estimate_tokens
+from toolspace.core.extension_points import OutputStore, OutputWriter, StoredOutput, TokenCounter
+from toolspace.core.token_count import estimate_tokens
 from toolspace.errors import ToolspaceError
 
 LINE_LIMIT = 1 << 20

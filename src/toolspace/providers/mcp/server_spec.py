@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from toolspace.core.context import ElicitationResult, ToolContext
+from toolspace.core.tool_context import ElicitationResult, ToolContext
 from toolspace.errors import ToolError
 
 Transport = Literal["stdio", "http", "sse", "websocket"]

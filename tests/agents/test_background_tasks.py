@@ -14,15 +14,15 @@ from tests.agents.chaos.job_agent import external_tool
 from tests.agents.crashing_database import CrashingDatabase
 from tests.agents.scripted_sessions import ScriptedSessions, kind_of, list_tasks, wait_until_done
 from toolspace import tool
-from toolspace.agents import tasks as work
-from toolspace.agents.tasks import MAX_RUNNING_TASKS, NewTask
+from toolspace.agents import background_tasks as work
+from toolspace.agents.background_tasks import MAX_RUNNING_TASKS, NewTask
 from toolspace.builtin.catalog import all_task_tools, builtin_tools
 from toolspace.builtin.memory import memory_tools
 from toolspace.config.agent_settings import AgentLimits, AgentLoopSettings
 from toolspace.core import inbox_text
-from toolspace.core.context import ToolContext
-from toolspace.core.model import ModelRequest, ResultsTurn, UserTurn
+from toolspace.core.language_model import ModelRequest, ResultsTurn, UserTurn
 from toolspace.core.tool import Annotations
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ModelError, RefusedError
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.orchestrator.call import current_call
@@ -713,7 +713,7 @@ async def test_reply_sends_a_message_to_a_space_of_the_agent(database: Database,
 
 @pytest.mark.spec("10.6")
 async def test_a_repeated_reply_is_sent_once(database: Database, tmp_path: Path) -> None:
-    from toolspace.agents.tasks import TaskService
+    from toolspace.agents.background_tasks import TaskService
 
     async with run_agents(database, agent("ada", ScriptedModel("Done.")), session_dir=tmp_path) as harness:
         service = TaskService(harness.ledger, harness.agent)

@@ -15,7 +15,7 @@ from tests.models.model_server import (
     tool_call_delta,
 )
 from toolspace import ImagePart, Tool
-from toolspace.core.model import (
+from toolspace.core.language_model import (
     CallDelta,
     CallStarted,
     ModelCall,
@@ -29,7 +29,7 @@ from toolspace.core.model import (
     UserTurn,
 )
 from toolspace.errors import ModelError
-from toolspace.models.pydantic_ai import PydanticAIModel
+from toolspace.models.pydantic_ai_adapter import PydanticAIModel
 
 pytest.importorskip("pydantic_ai")
 pytest.importorskip("openai")

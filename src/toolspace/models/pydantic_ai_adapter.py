@@ -12,7 +12,16 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, cast
 
-from toolspace.core.model import FinishReason, Media, Model, ModelCall, ModelListener, ModelRequest, ModelTurn, UserTurn
+from toolspace.core.language_model import (
+    FinishReason,
+    Media,
+    Model,
+    ModelCall,
+    ModelListener,
+    ModelRequest,
+    ModelTurn,
+    UserTurn,
+)
 from toolspace.errors import ModelError
 from toolspace.models.errors import build_error, response_error
 from toolspace.models.http import ModelEndpoint

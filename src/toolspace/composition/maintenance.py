@@ -10,7 +10,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from toolspace.core.interfaces import OutputStore, ToolProvider
+from toolspace.core.extension_points import OutputStore, ToolProvider
 from toolspace.orchestrator.call import context_without_call
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
 
