@@ -11,7 +11,6 @@ import yaml
 
 from toolspace.config.configuration import SECTIONS, SINGLE_SETTINGS
 from toolspace.config.documentation import (
-    describe_setting,
     list_all_rows,
     render_starter_file,
     render_table,
@@ -78,9 +77,10 @@ def test_every_example_of_the_documentation_loads(tmp_path: Path) -> None:
         assert load_config(path, environ=environ).warnings == (), text
 
 
-def test_a_setting_has_a_description() -> None:
-    assert describe_setting(("defaults", "toolTimeout")) == "How long one call may take."
-    assert describe_setting(("nothing",)) == ""
+def test_every_setting_has_one_row_with_its_effect() -> None:
+    effects = {row.path: row.effect for row in list_all_rows()}
+    assert effects["defaults.toolTimeout"] == "How long one call may take."
+    assert all(effects.values())
     assert len({row.path for row in list_all_rows()}) == len(list_all_rows())
 
 

@@ -112,20 +112,17 @@ class _StoredRunRecorder(RunRecorder):
             await self._output.abort()
         # Models and providers may send any characters.
         error = json_text.storable_text(error)[:_MAX_ERROR] if error is not None else None
-        delay = _FIRST_DELAY
-        for _ in range(MAX_CLOSE_ATTEMPTS):
+        for attempt in range(MAX_CLOSE_ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(_FIRST_DELAY * 2 ** (attempt - 1))
             try:
                 await self._ledger.commit(_close, self._run_id, status, msgspec.to_builtins(usage), error)
+                return
             except RefusedError:
                 return  # Someone else has ended the run.
             except StorageError as problem:
-                _log.warning(
-                    "run %s: its end could not be stored, trying again in %g s: %s", self._run_id, delay, problem
-                )
-                await asyncio.sleep(delay)
-                delay *= 2
-            else:
-                return
+                _log.warning("run %s: its end could not be stored: %s", self._run_id, problem)
+        _log.error("run %s: its end is not stored after %d attempts", self._run_id, MAX_CLOSE_ATTEMPTS)
 
     def _on_run_event(self, _: Any) -> None:
         start_in_background(self._checks, self._stop_if_ended())

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from toolspace.config.configuration import SECTIONS, SINGLE_SETTINGS
 from toolspace.config.environment_variables import list_variables
-from toolspace.config.file_formats import KeyPath, format_key_path
+from toolspace.config.file_formats import format_key_path
 from toolspace.config.validation import Setting
 
 
@@ -51,12 +51,6 @@ def render_variables_table() -> str:
     """The table of environment variables in docs/configuration.md."""
     rows = (f"| `{variable}` | `{format_key_path(path)}` |" for variable, (path, _) in list_variables().items())
     return "\n".join(("| variable | setting |", "| --- | --- |", *rows))
-
-
-def describe_setting(path: KeyPath) -> str:
-    """The effect of a setting; empty if there is no such setting."""
-    name = format_key_path(path)
-    return next((row.effect for row in list_all_rows() if row.path == name), "")
 
 
 _STARTER_HEAD = """\
