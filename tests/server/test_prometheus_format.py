@@ -51,7 +51,7 @@ def test_a_counter_counts_by_labels() -> None:
 def test_a_histogram_counts_durations_up_to_each_bound() -> None:
     histogram = Histogram("seconds", "Time.", bounds=(0.1, 1.0))
     for seconds in (0.05, 0.1, 0.5, 30.0):
-        histogram.add(seconds)
+        histogram.add((seconds,))
 
     assert samples(format_prometheus([histogram])) == {
         'seconds_bucket{le="0.1"}': "2",
@@ -76,7 +76,7 @@ def test_label_sets_beyond_the_limit_count_as_other(make: Callable[[], Counter |
         if isinstance(family, Counter):
             family.add((f"tool{number}",))
         else:
-            family.add(0.1, (f"tool{number}",))
+            family.add((0.1,), (f"tool{number}",))
 
     parsed = samples(format_prometheus([family]))
 

@@ -106,10 +106,7 @@ class Histogram(_Family):
         self._series: dict[Labels, tuple[list[int], list[float]]] = {}
         """Label values → the count of each bucket, and the sum of all durations."""
 
-    def add(self, seconds: float, values: Labels = ()) -> None:
-        self.add_all((seconds,), values)
-
-    def add_all(self, durations: Iterable[float], values: Labels = ()) -> None:
+    def add(self, durations: Iterable[float], values: Labels = ()) -> None:
         series = self._series.get(values)
         if series is None:
             if len(self._series) >= self._max_label_sets:
@@ -201,7 +198,7 @@ class Metrics:
             return
         self.requests.add((route.method, route.path, str(status)))
         if not route.is_stream:
-            self.request_seconds.add(seconds, (route.path,))
+            self.request_seconds.add((seconds,), (route.path,))
 
     def count_requests(self, path: str, app: Application) -> Application:
         """Wraps an application that is mounted at a path, and counts its responses."""
@@ -221,7 +218,7 @@ class Metrics:
         database.observer = self._count_operations
 
     def _count_operations(self, kind: OperationKind, seconds: Sequence[float], errors: Sequence[BaseException]) -> None:
-        self.database_seconds.add_all(seconds, (kind,))
+        self.database_seconds.add(seconds, (kind,))
         for error in errors:
             if isinstance(error, StorageError):
                 self.database_errors.add((kind,))

@@ -246,9 +246,20 @@ class Router:
                 return None
         else:
             segments = path.split("/")[1:]
-        values: list[str] = []
-        node = _find_node(self._root, segments, 0, values)
-        return RouteMatch(node.routes, tuple(values)) if node is not None else None
+        candidates: list[tuple[_Node, int, tuple[str, ...]]] = [(self._root, 0, ())]
+        while candidates:
+            node, index, values = candidates.pop()
+            if index == len(segments):
+                if node.routes:
+                    return RouteMatch(node.routes, values)
+                continue
+            segment = segments[index]
+            # A fixed segment takes precedence over a parameter, but does not hide it: a tool may be called "stats".
+            if node.parameter is not None and segment:
+                candidates.append((node.parameter, index + 1, (*values, segment)))
+            if (child := node.children.get(segment)) is not None:
+                candidates.append((child, index + 1, values))
+        return None
 
     def _add(self, route: Route) -> None:
         node = self._root
@@ -276,23 +287,6 @@ class _Node:
     children: dict[str, _Node] = field(default_factory=dict[str, "_Node"])
     parameter: _Node | None = None
     routes: dict[str, Route] = field(default_factory=dict[str, Route])
-
-
-def _find_node(node: _Node, segments: Sequence[str], index: int, values: list[str]) -> _Node | None:
-    if index == len(segments):
-        return node if node.routes else None
-    segment = segments[index]
-    child = node.children.get(segment)
-    if child is not None and (match := _find_node(child, segments, index + 1, values)) is not None:
-        return match
-    # A fixed segment takes precedence over a parameter, but does not hide it: a tool may be called "stats".
-    if node.parameter is None or not segment:
-        return None
-    values.append(segment)
-    match = _find_node(node.parameter, segments, index + 1, values)
-    if match is None:
-        values.pop()
-    return match
 
 
 async def _stream(response: StreamingResponse, scope: Scope, receive: Receive, send: Send, *, head_only: bool) -> int:

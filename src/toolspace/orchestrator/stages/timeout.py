@@ -18,7 +18,7 @@ import msgspec
 from toolspace.core.result import ToolResult
 from toolspace.core.times import format_milliseconds
 from toolspace.core.tool import PENDING_EXECUTION_TYPES
-from toolspace.orchestrator.call import Call, call_cancellations, cancel_task, return_result, uncancel_task
+from toolspace.orchestrator.call import Call, call_cancellations, cancel_task, uncancel_task
 
 if TYPE_CHECKING:
     from toolspace.orchestrator.pipeline import CallHandler, StageContext
@@ -40,24 +40,20 @@ def timeout(stage: StageContext, next: CallHandler, /) -> CallHandler:
     def count_killed() -> None:
         services.killed_count += 1
 
-    def run(call: Call) -> Coroutine[Any, Any, ToolResult]:
+    async def run(call: Call) -> ToolResult:
         seconds = limit
         if in_run and call.run is not None and call.run.remaining_seconds < seconds:
             seconds = call.run.remaining_seconds
             if seconds <= 0:
-                return return_result(call.fail("timeout", "the run's deadline has passed", executed=False))
+                return call.fail("timeout", "the run's deadline has passed", executed=False)
         if call.cancel_requested:
-            return return_result(call.fail("canceled", "the call was canceled"))
+            return call.fail("canceled", "the call was canceled")
         call.allowed_seconds = seconds
-        if is_pending_call and call.base_context.host is not None:
-            call.provider_called = True
-            call.register()
-            return next(call)  # The host of the pending call keeps the time: a late result is not lost.
-        return run_with_timeout(call, seconds)
-
-    async def run_with_timeout(call: Call, seconds: float) -> ToolResult:
         coroutine = next(call)
         call.provider_called = True
+        if is_pending_call and call.base_context.host is not None:
+            call.register()
+            return await coroutine  # The host of the pending call keeps the time: a late result is not lost.
         # Most fast tools end without suspending once: then no timer is needed.
         try:
             pending_future = coroutine.send(None)

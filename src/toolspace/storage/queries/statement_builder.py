@@ -47,11 +47,13 @@ class Table(Generic[R]):
 
     def find(self, clauses: str, *values: Any) -> Program[R | None]:
         """The only record of a SELECT with these clauses."""
-        return self._decode_first((yield f"SELECT {self.sql} FROM {self.name} {clauses}", values))
+        rows = yield f"SELECT {self.sql} FROM {self.name} {clauses}", values
+        return self.decode(rows[0]) if rows else None
 
     def update(self, assignments: str, *values: Any) -> Program[R | None]:
         """The record that `UPDATE … SET` has changed, as it is now. The WHERE clause ends the assignments."""
-        return self._decode_first((yield f"UPDATE {self.name} SET {assignments} RETURNING {self.sql}", values))
+        rows = yield f"UPDATE {self.name} SET {assignments} RETURNING {self.sql}", values
+        return self.decode(rows[0]) if rows else None
 
     def insert(self, on_conflict: str = "ON CONFLICT (id) DO NOTHING", /, **values: Any) -> Program[R | None]:
         """Adds a row with these values, by field, or by column if no field has it. The other columns are NULL.
@@ -62,7 +64,8 @@ class Table(Generic[R]):
             if field in values:
                 values[field] = encode(values[field])
         insert = insert_into(self.name, [self._column_of.get(field, field) for field in values])
-        return self._decode_first((yield f"{insert} {on_conflict} RETURNING {self.sql}", tuple(values.values())))
+        rows = yield f"{insert} {on_conflict} RETURNING {self.sql}", tuple(values.values())
+        return self.decode(rows[0]) if rows else None
 
     def on_conflict_update(self, key: str, *, except_columns: Collection[str]) -> str:
         """Makes an INSERT replace the row of this key, except some columns."""
@@ -78,9 +81,6 @@ class Table(Generic[R]):
 
     def decode_all(self, rows: Iterable[Row]) -> list[R]:
         return [self.decode(row) for row in rows]
-
-    def _decode_first(self, rows: list[Row]) -> R | None:
-        return self.decode(rows[0]) if rows else None
 
 
 def first_column(select: str, *values: Any) -> Program[list[Any]]:
