@@ -180,6 +180,8 @@ class KillTest:
             call_id = f"call_{number}"
             delay = self._random.random() * 0.25
             call_task = asyncio.create_task(self._call(number, call_id))
+            if number % 10 == 0:
+                await call_task  # On a slow machine, too, the results of some calls come after the timeout.
             post_tasks = [asyncio.create_task(self._post(call_id, number, delay))]
             if number % 3:
                 post_tasks.append(asyncio.create_task(self._post(call_id, number, delay)))
