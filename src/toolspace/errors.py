@@ -1,4 +1,4 @@
-"""Every exception that Toolspace raises, and the kinds of errors of results.
+"""The exceptions that users of Toolspace may have to catch, and the error kinds of results.
 
     ToolspaceError
     ├── ConfigError             the configuration is wrong: names the file, line, key and how to correct it
@@ -13,7 +13,7 @@
     │       └── StorageInDoubt  the connection broke during a commit, which may have happened or not
     ├── ModelError              a model did not respond: no key, refused, overloaded; `kind` says which
     ├── ApiError, GatewayUnreachable  a gateway refuses or does not respond; in `toolspace.client.errors`
-    └── ToolError               one call failed; `result.unwrap()` raises its children
+    └── ToolError               one call failed; `result.unwrap()` raises a subclass
         ├── ToolNotFoundError   unknown_tool
         ├── ToolPermissionError not_permitted
         ├── ToolValidationError invalid_parameters

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from toolspace.composition.maintenance import BackgroundTasks, close_when_idle, sweep_outputs
+from toolspace.composition.maintenance import MaintenanceTasks, close_when_idle, sweep_outputs
 from toolspace.config.find_and_watch import default_state_dir, watch_files
 from toolspace.core import defaults
 from toolspace.core.call_statistics import ToolStats
@@ -114,7 +114,7 @@ class Toolspace:
         self._environ: Mapping[str, str] = os.environ
         self._callbacks = NO_CALLBACKS
         self._handles_sighup = False
-        self._background = BackgroundTasks()
+        self._background = MaintenanceTasks()
         self._cache = cache or MemoryCache()
         if parent is None:
             self._outputs = outputs or DiskOutputs(
@@ -165,7 +165,7 @@ class Toolspace:
         """A toolspace from a configuration file; without a path, from the built-in tools alone.
 
         Use it with `async with`. Raises `ConfigError` with all problems of the file. `callbacks` answer the requests of
-        MCP servers. `single_tool` names the only tool that will be called: providers that it cannot need are left out,
+        MCP servers. `single_tool` names the only tool that will be called: providers that cannot offer it are left out,
         unless they are required.
         """
         from toolspace.config.load import load_config  # Imported here: a toolspace of functions needs no configuration.
@@ -391,7 +391,7 @@ class Toolspace:
         """Loads the configuration again and applies the changes. Raises if it is invalid; then nothing changes.
 
         Waits until new providers have started or failed. A provider that fails, even a required one, is retried in the
-        background. Removed providers are closed in the background, after their last call.
+        background. Removed providers are closed in the background, when no call is running.
         """
         self._reload()
         await self._finish_reload()
@@ -406,7 +406,7 @@ class Toolspace:
                 self._reload_in_background()
 
         self._background.start(reload_on_change())
-        # Not on this platform, or not in this thread.
+        # Some platforms have no SIGHUP, and only the main thread can handle it.
         with suppress(AttributeError, NotImplementedError, RuntimeError, ValueError):
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_in_background)
             self._handles_sighup = True

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from toolspace import Agent, LoopSettings, RunLimits, Settings, ToolContext, ToolProvider, Toolspace, tool
-from toolspace.agents.run_state import AgentRun
+from toolspace.agents.agent_run import AgentRun
 from toolspace.agents.subagents import AgentProvider
 from toolspace.core.language_model import ModelRequest, ResultsTurn, Usage, UserTurn
 from toolspace.errors import ModelError

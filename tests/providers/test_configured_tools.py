@@ -313,7 +313,7 @@ async def test_the_examples_of_the_page_work(tmp_path: Path) -> None:
 
 def test_the_page_lists_every_function_and_action() -> None:
     from toolspace.agents.prebuilt.provider import ALL_ACTIONS
-    from toolspace.providers.expressions.functions import FUNCTIONS
+    from toolspace.providers.expressions.runtime import FUNCTIONS
 
     for name in (*FUNCTIONS, *ALL_ACTIONS):
         assert f"`{name}`" in PAGE, name

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from tests.peers.install import SETS, ensure, node
 from toolspace.core.stored_records import StoredEvent, Visibility
-from toolspace.server.dialects import NATIVE, Dialect, Translator
-from toolspace.server.event_encoding import AG_UI, DIALECTS, UI_MESSAGE_STREAM, SharedFeed
+from toolspace.server.dialects.base import NATIVE, Dialect, Translator
 from toolspace.server.redaction import Viewer
+from toolspace.server.sse_encoding import AG_UI, DIALECTS, UI_MESSAGE_STREAM, SharedFeed
 from toolspace.storage.streams.hub import Hub
 
 CHECK = Path(__file__).parent.parent / "peers" / "streams" / "check.mjs"

@@ -11,7 +11,7 @@ from tests.server.gateway_api import ApiClient, ApiResponse, open_api, write_con
 from tests.server.test_prometheus_format import samples
 from tests.servers.postgres import LocalPostgresServer
 from toolspace.server.gateway import Gateway
-from toolspace.storage.sqlite import files
+from toolspace.storage.sqlite import database_file
 
 pytestmark = pytest.mark.spec("12.4")
 
@@ -40,7 +40,7 @@ async def test_it_is_not_ready_while_it_stops(gateway: Gateway, api: ApiClient) 
 @pytest.mark.spec("15.3")
 async def test_it_is_not_ready_while_the_disk_is_full(api: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as full:
-        full.setattr(files, "LEAST_ROOM", 1 << 62)
+        full.setattr(database_file, "LEAST_ROOM", 1 << 62)
         reply = await wait_for_readiness(api, 503)
         assert reply.data["reasons"] == ["the database cannot be written"]
     await wait_for_readiness(api, 200)

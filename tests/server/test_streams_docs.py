@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from toolspace.server.event_encoding import DIALECTS
+from toolspace.server.sse_encoding import DIALECTS
 from toolspace.server.sse_responses import HEARTBEAT_SECONDS, STALL_SECONDS, StreamQuery
 
 PAGE = (Path(__file__).parents[2] / "docs" / "streams.md").read_text()

@@ -1,6 +1,6 @@
 """Agents: what describes one, what runs it, and the tools that are its own.
 
-- `agent.py`: the configured agent; `run_state.py`: the prepared agent, the state of one run and its budget
+- `agent.py`: the configured agent; `agent_run.py`: the prepared agent, the state of one run and its budget
 - `registry.py`: all agents by name, with their open models and tools
 - `loop.py`, `failure_review.py`: the loop of model and tools
 - `subagents.py`, `subagent_run_recorder.py`: an agent that answers a program or another agent

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
+from toolspace.agents.agent_run import PreparedAgent, TaskInstructions, find_agent_run
 from toolspace.agents.history import render_transcript, shorten_middle, shorten_text, to_messages
 from toolspace.agents.loop import RunOutcome
 from toolspace.agents.prebuilt.action import tool_errors
 from toolspace.agents.prompt_builder import load_prompt_context, render_memories, render_section
-from toolspace.agents.run_state import PreparedAgent, TaskInstructions, find_agent_run
 from toolspace.agents.session_transactions import SessionLease, WriteProgram, new_turn
 from toolspace.builtin.catalog import reflection_tools
 from toolspace.builtin.task_tools import agent_tools, session_tools, task_tools

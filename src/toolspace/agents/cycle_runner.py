@@ -18,10 +18,10 @@ import msgspec
 
 from toolspace.agents import background_tasks, compaction, handoff, session_transactions
 from toolspace.agents.agent import Agent, entity_id_for
+from toolspace.agents.agent_run import PreparedAgent
 from toolspace.agents.durable_loop import DurableLoop
 from toolspace.agents.loop import RunOutcome
 from toolspace.agents.registry import AgentRegistry
-from toolspace.agents.run_state import PreparedAgent
 from toolspace.agents.session_transactions import (
     CycleStep,
     LeaseLost,

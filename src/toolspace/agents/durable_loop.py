@@ -15,12 +15,12 @@ from typing import Any, cast
 import msgspec
 
 from toolspace.agents import session_transactions
+from toolspace.agents.agent_run import AgentRun, Handoff, PreparedAgent
 from toolspace.agents.history import RestoredConversation, restore, result_from_record, shorten
 from toolspace.agents.live_output import LiveOutput
 from toolspace.agents.loop import AgentLoop, LoopHooks, PlannedCall, RunOutcome, changes_space, is_prebuilt_action
 from toolspace.agents.paused_runs import mark_awaited_results
 from toolspace.agents.prompt_builder import build_system_prompt, load_prompt_context
-from toolspace.agents.run_state import AgentRun, Handoff, PreparedAgent
 from toolspace.agents.session_transactions import CycleStep, LeaseLost, SessionLease, StartedCycle
 from toolspace.core.ids import new_id
 from toolspace.core.language_model import ModelListener, ModelTurn, Turn, Usage, UserTurn

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from toolspace.agents.run_state import AgentRun, Handoff, find_agent_run
+from toolspace.agents.agent_run import AgentRun, Handoff, find_agent_run
 from toolspace.core.extension_points import ToolProvider
 from toolspace.core.inbox_text import HANDOFF_PREFIX
 from toolspace.core.names import did_you_mean

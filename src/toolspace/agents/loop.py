@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from toolspace.agents.agent_run import AgentRun, Handoff, PreparedAgent
 from toolspace.agents.failure_review import FailedCall
-from toolspace.agents.run_state import AgentRun, Handoff, PreparedAgent
 from toolspace.core import json_text
 from toolspace.core.language_model import (
     Media,

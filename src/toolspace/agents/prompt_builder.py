@@ -1,6 +1,6 @@
-"""Builds the system prompt of a cycle: the agent's instructions, memories, goals, plans and spaces.
+"""Builds the system prompt of a cycle: the agent's instructions, memories, goals, plans, spaces and tool instructions.
 
-Cycles and background tasks use it.
+Used by `durable_loop`; `background_tasks` uses its sections for prompts of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from toolspace.storage.queries.plans import Plan
 _MAX_SPACES = 50
 _MAX_VALUE = 2_000
 _MAX_SECTION = 60_000
-"""Characters of one section: every request contains all sections."""
+"""Characters. Each section is limited, because every request to the model contains all of them."""
 
 CYCLE_INSTRUCTIONS = """\
 You run in cycles. Each cycle starts with your inbox: messages from spaces, results of slow tools, plans that are due, \

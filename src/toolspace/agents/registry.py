@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import msgspec
 
 from toolspace.agents.agent import Agent
+from toolspace.agents.agent_run import AgentRun, PreparedAgent
 from toolspace.agents.loop import LoopHooks
-from toolspace.agents.run_state import AgentRun, PreparedAgent
 from toolspace.config.agent_settings import AgentModelSettings
 from toolspace.config.load import find_reference_cycles
 from toolspace.core.language_model import NO_USAGE, Model, ModelListener, ModelRequest, ModelTurn, Usage

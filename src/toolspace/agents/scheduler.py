@@ -344,7 +344,7 @@ class ActiveSession:
     lease: SessionLease | None = None
     """None: not acquired yet, or already released."""
     run_id: str | None = None
-    """The run under way; None if canceling it must not interrupt the session."""
+    """The run under way; None if cancelling it must not interrupt the session."""
     loop: DurableLoop | None = None
     is_stopping = False
     is_lost = False

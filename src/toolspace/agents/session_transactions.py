@@ -1,4 +1,4 @@
-"""The transactions of a session: a cycle begins, saves a step, pauses, ends. Asks no model.
+"""The transactions of a session: a cycle begins, saves a step, pauses, ends. Sends no model requests.
 
 The scheduler, the cycle runner and the cycle commit them. Each one checks the lease first, so a process that lost the
 session to another one changes nothing more.
@@ -35,7 +35,7 @@ _CLAIM_MS = 20 * 365 * 86_400_000
 """The claim on a cycle's events does not expire: a cycle that is interrupted continues, and still needs them."""
 _PREVIEWED_EVENTS = 8
 _MAX_INBOX_TEXT, _MIN_EVENT_TEXT = 300_000, 2_000
-"""Characters of one cycle's inbox text, about; and of one event, however many there are."""
+"""Characters. About how long the inbox text of a cycle may be; how much of each event is shown in any case."""
 _MAX_CONTINUED_RESULT = 2_000
 """Characters of a late result that the CONTINUE note repeats."""
 _MAX_ERROR = 10_000
@@ -152,7 +152,7 @@ def _resume(effects: Effects, lease: SessionLease, run_id: str) -> Program[Start
     yield from sessions.set_run(lease.session_id, run_id)
     turns = yield from sessions.list_turns_of_run(lease.session_id, run_id)
     if turns and turns[-1].seq != session.last_seq:
-        # Other cycles ran in between: the model is reminded of the calls.
+        # Other cycles ran in between: the results are repeated at the end of the conversation.
         last_turn = turns[-1].stored_turn.turn
         results = last_turn.results if isinstance(last_turn, ResultsTurn) else ()
         lines = [
@@ -219,7 +219,7 @@ def adopt_calls(
     return adopted_calls
 
 
-# Its steps
+# The steps of a cycle
 
 
 def save_step(
@@ -252,7 +252,7 @@ def inbox_preview(agent_entity_id: str) -> Program[UserTurn | None]:
     return UserTurn("\n".join(lines))
 
 
-# Its end
+# The end of a cycle
 
 
 def end(

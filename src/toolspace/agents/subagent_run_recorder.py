@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from toolspace.agents.agent import entity_id_for
+from toolspace.agents.agent_run import AgentRun
 from toolspace.agents.live_output import LiveOutput
 from toolspace.agents.loop import PlannedCall
 from toolspace.agents.registry import FinalRunStatus, RunRecorder
-from toolspace.agents.run_state import AgentRun
 from toolspace.agents.session_transactions import WriteProgram
 from toolspace.core import json_text
 from toolspace.core.ids import new_id

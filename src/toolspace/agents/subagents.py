@@ -16,9 +16,9 @@ from typing import Any, Literal, cast
 import msgspec
 
 from toolspace.agents.agent import Agent
+from toolspace.agents.agent_run import AgentRun, PreparedAgent, find_agent_run
 from toolspace.agents.loop import AgentLoop, EndReason, RunOutcome, is_prebuilt_action
 from toolspace.agents.registry import AgentRegistry, FinalRunStatus, RunRecorder
-from toolspace.agents.run_state import AgentRun, PreparedAgent, find_agent_run
 from toolspace.core import json_text
 from toolspace.core.extension_points import Allow, Decision, Deny, ToolProvider
 from toolspace.core.language_model import NO_USAGE, ModelListener, ModelTurn, Turn, Usage, UserTurn

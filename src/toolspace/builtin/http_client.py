@@ -20,7 +20,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from toolspace.core.http_errors import CONNECT_SECONDS, HTTP_FAILURES, describe_http_failure
+from toolspace.core.http_client_errors import CONNECT_SECONDS, HTTP_FAILURES, describe_http_failure
 from toolspace.core.http_messages import (
     CHARSET_PARAMETER,
     CLIENT_HEADERS,

@@ -17,7 +17,7 @@ from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ToolPermissionError, ToolValidationError
 
 HARMLESS_VARIABLES = ("HOME", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "LC_TIME", "SHELL", "TERM", "TZ", "USER")
-"""The variables that can be read if `allowedEnv` is not set."""
+"""The names that apply if `allowedEnv` is not set. Powerful ones among them can only be read."""
 
 # Setting one of these decides which code runs, or whom it trusts, in every process that is started later.
 _POWERFUL_VARIABLES = (

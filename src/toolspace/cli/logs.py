@@ -74,7 +74,7 @@ def mute_provider_warnings(options: Options, *, of_tool: str | None = None) -> N
 
 
 class LogHandler(logging.Handler):
-    """Writes records as `[WRN] message`. Further lines are indented, so that no message can pass for two."""
+    """Writes records as `[WRN] message`. Further lines are indented, so that one message cannot look like two."""
 
     def __init__(self, output: CommandOutput, *, as_json: bool) -> None:
         super().__init__()

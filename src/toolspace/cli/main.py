@@ -51,7 +51,8 @@ class CommandGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in self.commands or cmd_name not in COMMANDS:
             return self.commands.get(cmd_name)
-        return import_module(f"toolspace.cli.{cmd_name}").command
+        module = "chat.command" if cmd_name == "chat" else cmd_name
+        return import_module(f"toolspace.cli.{module}").command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -76,7 +76,7 @@ class _HttpAddress(NamedTuple):
         if not self.path.startswith("/"):
             raise click.UsageError(f"--path {self.path}: it must begin with /")
         if self.token is not None and not self.token.strip():
-            raise click.UsageError("--token: it is empty; give a longer one, or none")
+            raise click.UsageError("--token: it is empty; give a token, or leave the option out")
         if not is_loopback(self.host) and self.token is None:
             raise click.UsageError(
                 f"--host {self.host}: anyone who can connect could call the tools; "
@@ -92,7 +92,7 @@ async def _serve_stdio(options: Options) -> int:
         if os.isatty(pipes.input):
             options.output.note("Serving MCP on standard input and output; Ctrl-C ends it.")
         async with _started_toolspace(options, show_warnings=False) as ts, serve_control_socket(ts):
-            from toolspace.server.mcp.stdio import serve_stdio  # The MCP library takes most of a second to import.
+            from toolspace.server.mcp.stdio import serve_stdio  # The MCP library takes almost a second to import.
 
             ts.watch()
             await serve_stdio(ts, pipes)
@@ -105,7 +105,7 @@ async def _serve_http(options: Options, address: _HttpAddress, interrupts: Inter
         serve_control_socket(ts),
         AsyncExitStack() as stack,
     ):
-        # Here: the MCP library takes most of a second to import.
+        # Imported here: the MCP library takes almost a second to import.
         from toolspace.server.authentication import require_bearer_token
         from toolspace.server.mcp.http_endpoint import McpEndpoint, serve_mcp
 

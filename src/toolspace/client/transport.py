@@ -30,7 +30,7 @@ Token = str | Callable[[], str | Awaitable[str]]
 
 CONNECT_SECONDS: Final = 10.0
 SILENCE_SECONDS: Final = 45.0
-"""A stream without a byte for so long is closed: three heartbeats."""
+"""A stream is closed if no byte arrives for so long: three intervals of the default heartbeat."""
 _MAX_RETRY_AFTER: Final = 30.0
 _LARGE_BODY: Final = 512 * 1024
 _REPEATABLE_METHODS: Final = frozenset(("GET", "PUT", "PATCH", "DELETE"))

@@ -56,7 +56,7 @@ class ToolWorker:
     worker.run_forever()
 
     Arguments are passed as keywords. A function that is not async runs in a thread. An exception becomes the error of
-    the call. Each call is executed once, even if the connection is lost; its result is sent until the gateway has it.
+    the call. This worker executes a call once, even if it loses the connection, and sends the result until it arrives.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class ToolWorker:
         asyncio.run(serve())
 
     async def run(self) -> None:
-        """Runs until `stop`. Raises `ApiError` if the gateway refuses the worker."""
+        """Runs until `stop`. Raises `ApiError` if the gateway refuses it, `ToolspaceError` if another has its id."""
         if not self._handlers:
             raise ValueError('this worker has no tools; add one with @worker.tool("name")')
         transport = Transport(self._url, self._credentials)
@@ -219,7 +219,7 @@ class ToolWorker:
                 path = api_path("workers", self.id, "leave")
                 await transport.request("POST", path, body={"finishing": call_ids}, is_repeatable=True)
         except (ApiError, GatewayUnreachable, TimeoutError) as error:
-            _log.debug("the gateway did not get the end of this worker: %s", error)
+            _log.debug("the gateway could not be told that this worker is stopping: %s", error)
 
 
 class _JobContext(NamedTuple):

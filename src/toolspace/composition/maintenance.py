@@ -19,7 +19,7 @@ SWEEP_SECONDS = 3600.0
 _log = logging.getLogger("toolspace")
 
 
-class BackgroundTasks:
+class MaintenanceTasks:
     """Owns tasks, and waits for them in `aclose`."""
 
     def __init__(self) -> None:
@@ -49,14 +49,14 @@ class BackgroundTasks:
 
 
 async def sweep_outputs(outputs: OutputStore, stored_sessions: set[str]) -> None:
-    """Deletes expired stored outputs every hour, and the sessions without any from `stored_sessions`."""
+    """Deletes expired outputs every hour. Removes sessions that have no outputs left from `stored_sessions`."""
     while True:
         sessions_before = frozenset(stored_sessions)
         try:
             await outputs.sweep()
             sessions = await outputs.sessions()
         except OSError as error:
-            _log.warning("stored outputs could not be swept: %s", error)
+            _log.warning("expired stored outputs could not be deleted: %s", error)
         else:
             stored_sessions.difference_update(sessions_before.difference(sessions))
         await asyncio.sleep(SWEEP_SECONDS)

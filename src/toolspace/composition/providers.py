@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 REST = "rest"
 """The namespace of the REST tools, which are one provider."""
 _RULE_FIELDS = ("tools_allowed", "tools_denied", "queue", "cache", "request_timeout", "enabled", "required")
-"""Settings of a service that its rules have; the provider need not be built again for them."""
+"""Settings of an OpenAPI service that become its rules: a change of them does not need a new provider."""
 
 
 class ConfiguredProvider(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,7 +134,7 @@ def check_tool_names(providers: Iterable[ToolProvider]) -> None:
                 catalog.add(provider, ProviderRules())
             except ToolspaceError:
                 raise
-            except Exception as error:  # Code of others: whatever it raises must not stop the caller.
+            except Exception as error:  # Code of others may raise anything; callers handle `ToolspaceError`.
                 name = provider.namespace or provider.kind
                 raise ProviderError(f"provider {name} cannot list its tools: {error!r}") from error
     finally:
@@ -217,8 +217,8 @@ def _build_plugin(config: Config, entry: ProviderSettings, factories: dict[str, 
 def _build_mcp_provider(
     config: Config, server: McpServerSettings, limiters: list[StartupLimiter], callbacks: McpCallbacks
 ) -> ToolProvider:
-    """`limiters` has the limiter that all servers share, from the first one on."""
-    # Imported here: the MCP library takes most of a second, and only configurations with servers need it.
+    """`limiters` holds the one limiter that all servers share. It is empty until the first server is built."""
+    # Imported here: importing the MCP library takes almost a second, and only configurations with servers need it.
     import importlib.metadata
 
     from toolspace.providers.mcp.oauth.authorization import create_http_auth
@@ -266,7 +266,7 @@ def _find_namespace_conflicts(config: Config, providers: Mapping[str, Configured
         owner = owners.setdefault(sanitise(namespace), key)
         if owner != key:
             place = config.source(section, name)
-            remedy = "give it one with namespace" if section == "providers" else "rename one of them"
+            remedy = "set another one with `namespace`" if section == "providers" else "rename one of them"
             yield f'{place}: the namespace "{namespace}" is that of {owner} already; {remedy}'
 
 

@@ -50,7 +50,7 @@ BASIC_MODES: Mapping[str, ExecutionType] = {
     "pass-through": "internal",
     "static": "static",
 }
-"""`execution.mode` of the older type `basic` → the type of today."""
+"""`execution.mode` of the older type `basic` → the current execution type."""
 
 _INVISIBLE: frozenset[ExecutionType] = frozenset(("internal", "static", "compute", "prebuilt"))
 _RUN_BY_OTHERS: frozenset[ExecutionType] = frozenset(("external", "space"))
@@ -81,7 +81,7 @@ _REQUIRED_KEY: Mapping[ExecutionType, str] = {
 
 
 class DefaultSettings(Section, frozen=True, kw_only=True):
-    """Holds for every call, unless the tool, its provider or an override has its own value."""
+    """Settings that apply to every call, unless the tool, its provider or an override has its own value."""
 
     tool_timeout: Annotated[Duration, "How long one call may take."] = defaults.TOOL_TIMEOUT_SECONDS
     tool_response_max_bytes: Annotated[
@@ -145,7 +145,7 @@ class ToolOverride(Section, frozen=True, kw_only=True):
 
 
 class ToolDefinition(SingleToolSettings, frozen=True, kw_only=True):
-    """A tool that the configuration defines. Its execution type has the name of today."""
+    """A tool that the configuration defines. Its execution type has its current name."""
 
     name: str
     description: Annotated[str, "The description that the model reads."] = ""
@@ -232,7 +232,7 @@ def _read_execution(value: Value, execution_type: ExecutionType) -> Mapping[str,
 
 
 def _resolve_type(value: Value, entry: Mapping[str, Any]) -> ExecutionType:
-    """The execution type of today. A tool with an `execution.url` is requested there, and nobody else runs it."""
+    """The current execution type. If `execution.url` is set, the gateway requests it, and nobody else runs the tool."""
     execution = entry.get("execution")
     details = cast("dict[str, Any]", execution if isinstance(execution, dict) else {})
     execution_type = _read_type(value, entry.get("executionType"), details)

@@ -63,7 +63,7 @@ class ToolProvider(ABC):
         """Releases everything that it holds. Called once, also after a failed `warmup`."""
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Calls the listener whenever the list changes. Returns the function that ends that."""
+        """Calls the listener whenever the list changes. Returns a function that removes the listener."""
         self._listeners.append(listener)
 
         def unsubscribe() -> None:
@@ -112,7 +112,7 @@ class StoredOutput(msgspec.Struct, frozen=True, kw_only=True):
     """`session-<id>/<id>`: the reference that models use."""
     session: str
     owner: str | None
-    """The user that it belongs to; None if calls have no user, so that the session alone decides."""
+    """The user who may read it, from any session; None if calls have no user: then only its session may read it."""
     tool: str
     bytes: int
     lines: int

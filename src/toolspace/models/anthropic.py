@@ -246,7 +246,7 @@ class AnthropicModel(StreamingModel):
             if "effort" not in omitted_features:
                 body["output_config"] = {"effort": "low" if reasoning == "minimal" else reasoning}
             return True
-        if self._version < (3, 7) or is_forced:  # Older models cannot think if they must call a certain tool.
+        if self._version < (3, 7) or is_forced:  # Older models cannot think if they must call a tool.
             return False
         budget = _THINKING_BUDGETS.get(reasoning, _THINKING_BUDGETS["medium"])
         body["thinking"] = {"type": "enabled", "budget_tokens": budget}

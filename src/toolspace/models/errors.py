@@ -113,7 +113,7 @@ def connection_error(endpoint: ModelEndpoint, failure: Exception, *, timeout: fl
     """The error for a request without a response, or with a partial one (`has_started`)."""
     import aiohttp
 
-    from toolspace.core.http_errors import describe_http_failure
+    from toolspace.core.http_client_errors import describe_http_failure
 
     if isinstance(failure, TimeoutError) and not isinstance(failure, aiohttp.ConnectionTimeoutError):
         return ModelError("unavailable", f"{endpoint.name}: no answer within {timeout:g} s; raise model.timeout")

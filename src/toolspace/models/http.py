@@ -94,7 +94,7 @@ class ModelHttpClient:
         """
         import aiohttp
 
-        from toolspace.core.http_errors import CONNECT_SECONDS
+        from toolspace.core.http_client_errors import CONNECT_SECONDS
 
         url = endpoint.parse_url()
         host = url.raw_host or ""
@@ -109,7 +109,7 @@ class ModelHttpClient:
 
     async def fetch(self, endpoint: ModelEndpoint, body: bytes, *, timeout: float, max_bytes: int) -> bytes:
         """Posts a request and returns the whole body of the response. Raises `ModelError`."""
-        from toolspace.core.http_errors import HTTP_FAILURES
+        from toolspace.core.http_client_errors import HTTP_FAILURES
 
         has_started = False
         try:

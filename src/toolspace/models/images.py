@@ -59,7 +59,7 @@ class ImageModel(ABC):
         quality: str | None = None,
         timeout: float = IMAGE_TIMEOUT_SECONDS,
     ) -> ImagePart:
-        """The image. `size` is `1024x1536` or a ratio, `16:9`; each model comes as close as it can.
+        """The image. `size` is `1024x1536` or a ratio, `16:9`; `_pixels` and `_ratio` adapt it to the provider.
 
         Raises `ModelError`.
         """
@@ -90,7 +90,7 @@ class ImageModel(ABC):
         try:
             return msgspec.json.decode(body, type=response_type)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            message = f"its answer is not of the form of its API: {error}"
+            message = f"its response does not have the form of its API: {error}"
             raise ModelError("broken", f"{self.endpoint.name}: {message}") from None
 
 
@@ -193,7 +193,7 @@ def open_image_model(
     if provider not in (*DEFAULT_IMAGE_MODELS, "openai-compatible"):
         hint = did_you_mean(provider, DEFAULT_IMAGE_MODELS)
         hint = hint or f"; it is one of {', '.join(DEFAULT_IMAGE_MODELS)}, openai-compatible"
-        raise ModelError("not_found", f"unknown provider of images {provider[:80]!r}{hint}")
+        raise ModelError("not_found", f"unknown image provider {provider[:80]!r}{hint}")
     name = model or DEFAULT_IMAGE_MODELS.get(provider) or ""
     if not name:
         raise ModelError("not_found", "no image model is named; set execution.model")
@@ -226,7 +226,7 @@ def create_image_handler(name: str, execution: Mapping[str, Any]) -> Handler:
             hint = did_you_mean(key, _EXECUTION_KEYS) or f"; it takes {', '.join(_EXECUTION_KEYS)}"
             raise ToolDefinitionError(f"{key}: is not known to the execution type image{hint}")
         if key != "headers" and value is not None and not isinstance(value, str):
-            raise ToolDefinitionError(f"{key}: must be a text")
+            raise ToolDefinitionError(f"{key}: must be text")
     register_secrets([execution["apiKey"]] if execution.get("apiKey") else [])
 
     async def handle(parameters: dict[str, Any], context: ToolContext) -> ImagePart:

@@ -288,7 +288,7 @@ class StreamingModel(Model):
         return None
 
     async def _send(self, body: bytes, timeout: float, response: StreamedResponse) -> ModelTurn:
-        from toolspace.core.http_errors import HTTP_FAILURES
+        from toolspace.core.http_client_errors import HTTP_FAILURES
 
         has_started = False
         try:

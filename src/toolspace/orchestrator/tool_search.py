@@ -85,7 +85,7 @@ def is_offered(entry: CatalogEntry, caller: ToolContext) -> bool:
 
 
 def is_permitted(tool: Tool, caller: ToolContext, policies: Sequence[Policy]) -> bool:
-    """Whether to show a tool: not if a policy denies it. A policy that raises decides when the tool is called."""
+    """Whether to show a tool: not if a policy denies it. Shown if a policy raises: calls are checked again."""
     try:
         return not any(isinstance(policy.decide(tool, caller), Deny) for policy in policies)
     except Exception:
@@ -113,7 +113,7 @@ async def close_provider(provider: ToolProvider) -> None:
 
 
 def safe_token_counter(count: TokenCounter) -> TokenCounter:
-    """Returns a counter that estimates when `count` raises: every result is counted, and no call may fail by it."""
+    """Returns a counter that estimates when `count` raises: every result is counted, and no call may fail for it."""
     if count is estimate_tokens:
         return count
 

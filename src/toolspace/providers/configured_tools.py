@@ -100,7 +100,7 @@ def _build_request(
 def _build_expression(execution: Mapping[str, Any], input_schema: Mapping[str, Any] | None) -> ToolExecution:
     # Imported here: only configurations with expressions need the parser.
     from toolspace.providers.expressions.compiler import Expression
-    from toolspace.providers.expressions.functions import ExpressionError
+    from toolspace.providers.expressions.runtime import ExpressionError
 
     try:
         expression = Expression(str(execution.get("expression")))

@@ -3,7 +3,7 @@
 - The HTTP edge, shared with the MCP endpoint: `uvicorn_server`, `host_and_cors`, `requests` (body reader).
 - One request: `routing` (the ASGI application), `requests`, `responses`, `idempotency`, `openapi`, and `routes/`.
 - Access: `authentication`, `authorization`, `tool_permissions`, `api_keys`, `access_tokens`, `rate_limit`, `redaction`.
-- Streams: `sse_responses`, `event_encoding`, `dialects/`.
+- Streams: `sse_responses`, `sse_encoding`, `dialects/`.
 - The process: `gateway` (puts the parts together), `metrics`, `demo_setup`, `control_socket`.
 - `mcp/`: the MCP server, over stdio and HTTP.
 

@@ -173,9 +173,8 @@ def _delete(folder: int, *names: str) -> None:
 @asynccontextmanager
 async def _listen(ts: Toolspace, gateway: LocalGateway | None) -> AsyncGenerator[None]:
     """Listens on a new socket while the block runs. Raises `OSError`."""
-    from toolspace.providers.mcp.transports.process_tree import (
-        get_orphan_cleanup,  # Imported here: short commands do not listen.
-    )
+    # Imported here: short commands do not listen.
+    from toolspace.providers.mcp.transports.orphan_cleanup import get_orphan_cleanup
 
     name = f"{_prefix(ts.config_path)}{os.getpid()}-{next(_socket_numbers)}.sock"
     hidden_name = f".{name}"  # Until it listens: another process would take it for a dead socket and delete it.

@@ -11,19 +11,19 @@ from typing import Any, Final, Literal
 import msgspec
 
 from toolspace.core.stored_records import CallRecord, Entity, RunRecord, StoredEvent, Visibility
-from toolspace.server.authorization import Caller, EntityCaller
+from toolspace.server.authorization import Caller, EntityCaller, SecretKeyCaller
 
 Viewer = Literal["secret", "public"]
 """`secret` sees everything; `public`, a member of the space, does not."""
 
 _NAMED_EVENTS: Final = frozenset(("tool.started", "tool.done", "tool.error"))
-"""Events of which a member sees the name of the tool if the call is not visible."""
+"""Events with the visibility `name` (of prebuilt tools), of which a member sees only the call id and tool name."""
 _OPERATOR_EVENT_FIELDS: Final[dict[str, frozenset[str]]] = {"run.done": frozenset(("usage", "error"))}
 _OPERATOR_RUN_FIELDS: Final = frozenset(("trigger", "usage", "error"))
 
 
 def viewer_of(caller: Caller) -> Viewer:
-    return "public" if isinstance(caller, EntityCaller) else "secret"
+    return "secret" if isinstance(caller, SecretKeyCaller) else "public"
 
 
 def redact_event(event: StoredEvent, viewer: Viewer) -> StoredEvent | None:

@@ -1,7 +1,7 @@
 """Server-sent events: responses that continue until the client or the server ends them.
 
 A subscriber of a stream costs a connection and a cursor. One that does not read is disconnected. One timer for all
-streams sends heartbeats, finds stuck writes and checks permissions again. `event_encoding` encodes the events; this
+streams sends heartbeats, finds stuck writes and checks permissions again. `sse_encoding` encodes the events; this
 module sends bytes. `CallStream` is the stream of one tool call: progress, partial output, result.
 """
 
@@ -24,8 +24,11 @@ from toolspace.core.names import did_you_mean
 from toolspace.core.result import PENDING_CALL_KEY, ToolResult
 from toolspace.core.stored_records import EVENT_TYPES
 from toolspace.errors import StorageUnavailable
-from toolspace.server.dialects import NATIVE, Dialect
-from toolspace.server.event_encoding import (
+from toolspace.server.dialects.base import NATIVE, Dialect
+from toolspace.server.redaction import Viewer
+from toolspace.server.requests import Receive, Scope, Send, find_transport, wait_for_disconnect
+from toolspace.server.responses import Problem, unavailable
+from toolspace.server.sse_encoding import (
     DIALECTS,
     AllEventsSource,
     EventSource,
@@ -33,9 +36,6 @@ from toolspace.server.event_encoding import (
     StreamEventSource,
     encode_event,
 )
-from toolspace.server.redaction import Viewer
-from toolspace.server.requests import Receive, Scope, Send, find_transport, wait_for_disconnect
-from toolspace.server.responses import Problem, unavailable
 from toolspace.spaces.call_context import GatewayCallHost
 from toolspace.storage.streams.hub import Hub
 from toolspace.storage.streams.subscriptions import StreamClosed, SubscriberTooSlow

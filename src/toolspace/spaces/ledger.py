@@ -1,4 +1,4 @@
-"""The ledger: runs transactions, and notifies everyone concerned after the commit. The only way to the database."""
+"""The ledger: runs transactions, and notifies everyone concerned after the commit. Nothing else runs queries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = logging.getLogger("toolspace.ledger")
 P = ParamSpec("P")
 T = TypeVar("T")
 _MAX_OPEN_CALLS = 4096
-"""Open calls that are remembered. For the results of others, the call is read from the database."""
+"""Open calls that are remembered. Before the result of any other call is stored, the call is read."""
 
 
 class Effects(msgspec.Struct, eq=False):
@@ -113,7 +113,7 @@ class Ledger:
     def commit_deferred(self, effects: Effects) -> Awaitable[bool]:
         """As `commit`, for effects that need no program. False if a row is not as remembered: nothing is written then.
 
-        The twin path of remembered calls uses it: see `call_transactions.resolve_from_memory`.
+        Stores the results of remembered calls: see `call_transactions.resolve_from_memory`.
         """
         return self.database.commit_deferred(effects, on_commit=self._notify, on_doubt=self._notify_of_doubt)
 
@@ -184,4 +184,4 @@ def _build_hints(effects: Effects) -> tuple[str, ...]:
 
 
 _NO_EFFECTS = Effects()
-"""Of a program that has not started."""
+"""The effects of a program that has not started."""

@@ -43,7 +43,7 @@ DEFAULT_TTL_SECONDS: Final = 7 * 24 * 3600.0
 _TIMED_OUT, _STOPPING, _MADE_PENDING = object(), object(), object()
 """Why a caller stopped waiting without a result."""
 _NO_TIMEOUT_SECONDS: Final = 365 * 86_400.0
-"""Longer time-outs get no timer."""
+"""Longer timeouts get no timer."""
 _RETRY_SECONDS: Final = 1.0
 """The pause before a call is read again after the database did not answer."""
 
@@ -383,7 +383,7 @@ class _Caller(NamedTuple):
     host: GatewayCallHost
     context: ToolContext
     accepts_late_result: bool = True
-    """Whether a result that comes after the time-out goes to the inbox."""
+    """Whether a result that comes after the timeout goes to the inbox."""
 
     def is_cancelled(self) -> bool:
         """Whether the call, or a call around it, was cancelled; not only the task that waited for it."""

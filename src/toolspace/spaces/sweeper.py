@@ -32,7 +32,7 @@ DEAD_SECONDS: Final = 10.0
 _MAX_CHECK_GAP: Final = DEAD_SECONDS / 2
 """After a longer gap between two checks, missing heartbeats prove nothing: the database may have been down."""
 _OVERDUE_MS: Final = 5_000
-"""If a caller still waits so long after its time-out, the sweeper makes its call pending."""
+"""If a caller still waits so long after its timeout, the sweeper makes its call pending."""
 _LONGEST_SLEEP, _SHORTEST_SLEEP = 1.0, 0.002
 _BATCH: Final = 200
 _DELETE_EVERY: Final = 300.0

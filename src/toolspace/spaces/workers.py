@@ -79,7 +79,7 @@ class WorkerConnection:
 
 
 class _Worker:
-    """A worker of this process, over all of its connections."""
+    """A worker that is connected to this process. A new connection of it replaces the old one."""
 
     def __init__(self, worker_id: str) -> None:
         self.id = worker_id
@@ -93,7 +93,7 @@ class _Worker:
         self.stop_listening: list[Callable[[], None]] = []
         """The functions that stop listening for calls of its tools."""
         self.last_turn = 0
-        """When it got a call last."""
+        """The number of the turn (`Workers._turns`) in which it last got a call; not a time."""
         self.lock = asyncio.Lock()
 
     @property
@@ -169,7 +169,7 @@ class Workers:
         Raises `RefusedError` if the gateway is stopping.
         """
         if self._is_stopping:
-            raise RefusedError("unavailable", "the gateway stops; come back in a moment")
+            raise RefusedError("unavailable", "the gateway is stopping; retry in a moment")
         if self._assignment_task is None:
             self._assignment_task = asyncio.create_task(self._assign_forever(), name="workers")
         tools = tuple(dict.fromkeys(tools))

@@ -19,7 +19,8 @@ from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ERROR_CLASSES
 from toolspace.orchestrator.effective_settings import ProviderRules, ToolRules
 from toolspace.storage.memory_outputs import MemoryOutputs
-from toolspace.testing import EventRecorder, mark_coroutine_tests
+from toolspace.testing import mark_coroutine_tests
+from toolspace.testing.doubles import EventRecorder
 from toolspace.toolspace import Toolspace
 
 T = TypeVar("T")
@@ -61,7 +62,7 @@ class ProviderContract:
     def is_working(self, provider: ToolProvider) -> bool | None:
         """Whether the slow call is running, observed from outside; None if that is impossible.
 
-        With it the tests check that canceling the call stops the work, and not only the wait for it.
+        With it the tests check that cancelling the call stops the work, and not only the wait for it.
         """
         return None
 

@@ -10,7 +10,8 @@ import pytest
 
 from toolspace.core.extension_points import CachedResult, OutputStore, ResultCache, StoredOutput
 from toolspace.errors import ToolspaceError
-from toolspace.testing import FakeClock, mark_coroutine_tests
+from toolspace.testing import mark_coroutine_tests
+from toolspace.testing.doubles import FakeClock
 
 MEBIBYTE = 1 << 20
 TTL = 600.0

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolspace.providers.expressions.compiler import MAX_EXPRESSION_LENGTH, Expression
-from toolspace.providers.expressions.functions import STEP_BUDGET, ExpressionError
+from toolspace.providers.expressions.runtime import STEP_BUDGET, ExpressionError
 
 pytestmark = pytest.mark.spec("6.1")
 

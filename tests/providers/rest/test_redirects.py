@@ -13,7 +13,7 @@ from tests.providers.rest.rest_tools import call, rest_spec, rest_toolspace
 from toolspace.core.network_addresses import Address
 from toolspace.errors import ToolPermissionError
 from toolspace.providers.rest.client import HttpClient, HttpRequest
-from toolspace.providers.rest.transport import redirect_request
+from toolspace.providers.rest.redirects_and_retries import redirect_request
 
 KEYS = {"Authorization": "Bearer hush", "Cookie": "a=hush", "X-Api-Key": "hush", "Accept-Language": "fr"}
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.http_servers import http_server
 from tests.providers.rest.rest_tools import call, rest_spec, rest_toolspace
 from toolspace.core.events import CallProgress, EventType
-from toolspace.providers.rest.transport import retry_delay
+from toolspace.providers.rest.redirects_and_retries import retry_delay
 from toolspace.testing import EventRecorder
 
 

@@ -14,7 +14,7 @@ from toolspace import Tool, ToolContext, Toolspace, tool
 from toolspace.core.events import CallFailed
 from toolspace.server.mcp import elicitation
 from toolspace.server.mcp.elicitation import ClientAbilities
-from toolspace.server.mcp.tools import McpService
+from toolspace.server.mcp.tool_service import McpService
 from toolspace.server.requests import Scope
 
 pytestmark = [pytest.mark.spec("3.16"), pytest.mark.spec("12.3")]

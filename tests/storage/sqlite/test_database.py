@@ -190,9 +190,9 @@ async def test_cancelled_opening_releases_the_file(tmp_path: Path) -> None:
 async def test_write_ahead_log_stays_bounded_under_constant_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toolspace.storage.sqlite.files.LONGEST_LOG", 1 << 20)
-    monkeypatch.setattr("toolspace.storage.sqlite.files.CHECKPOINT_BYTES", 1 << 18)
-    monkeypatch.setattr("toolspace.storage.sqlite.files.LOG_BYTES", 1 << 18)
+    monkeypatch.setattr("toolspace.storage.sqlite.database_file.LONGEST_LOG", 1 << 20)
+    monkeypatch.setattr("toolspace.storage.sqlite.database_file.CHECKPOINT_BYTES", 1 << 18)
+    monkeypatch.setattr("toolspace.storage.sqlite.database_file.LOG_BYTES", 1 << 18)
     path = tmp_path / "toolspace.db"
     database = await SqliteDatabase.open(path)
     text = "x" * 4000

@@ -134,7 +134,7 @@ async def _post(webhook: WebhookSettings, notification: Notification) -> str | N
     import aiohttp
     from yarl import URL
 
-    from toolspace.core.http_errors import HTTP_FAILURES, describe_http_failure
+    from toolspace.core.http_client_errors import HTTP_FAILURES, describe_http_failure
 
     body = json_text.encode_bytes(
         {

@@ -1,7 +1,7 @@
 """The stage `invoke`: runs the tool. Python functions are called directly: on the loop, in a thread, or as a stream.
 
 Plain functions run in `WorkerThreads`. `concurrent.futures` is not used for that: it waits for every thread at exit,
-so one stuck tool would keep the process alive. Here a thread whose call has ended is counted, and never joined.
+so one stuck tool would keep the process alive. Here a thread whose call was given up is counted, and never joined.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _IDLE_SECONDS = 10.0
 """How long an idle thread waits for its next job."""
 _log = logging.getLogger("toolspace.calls")
 _SELF_EXPLANATORY = (ValueError, RuntimeError, OSError)
-"""Built-in exceptions whose text is a sentence. For others (`KeyError: 'x'`) the class name is half the message."""
+"""Built-in exceptions whose text is a sentence. For others (`KeyError: 'x'`) the text needs the class name."""
 _NOT_FAILURES = (asyncio.CancelledError, KeyboardInterrupt)
 """These end a call from outside. Everything else that a tool raises is a failure of the tool.
 
@@ -78,7 +78,7 @@ def _handler(stage: StageContext, body: _Body) -> CallHandler:
 
 
 def _simple_handler(function: Callable[..., Awaitable[Any]]) -> CallHandler:
-    """The same for the most common tool, an async function without context. Saves a call: the benchmark `call`."""
+    """The same for the most common tool, an async function without context. Faster: see benchmark `call`."""
 
     async def run(call: Call) -> ToolResult:
         try:

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from toolspace.core import json_text
 from toolspace.core.names import did_you_mean
-from toolspace.providers.expressions.functions import (
+from toolspace.providers.expressions.runtime import (
     COMPARISONS,
     FUNCTIONS,
     MAX_RESULT_LENGTH,

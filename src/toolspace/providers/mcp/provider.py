@@ -109,7 +109,7 @@ class McpProvider(ToolProvider):
         try:
             return await session.call_tool(tool, parameters, context)
         except (asyncio.CancelledError, GeneratorExit):
-            # Most likely a time-out. The request is cancelled on the server; a probe shows whether it still lives.
+            # Most likely a timeout. The request is cancelled on the server; a probe shows whether it still lives.
             with suppress(RuntimeError):  # The event loop has ended.
                 self._connection.start_probe(session)
             raise

@@ -96,12 +96,12 @@ class McpSession:
     # Negotiation
 
     async def negotiate(self, *, handshake: bool = False) -> None:
-        """Agrees on a protocol version. `handshake`: without discovery, for servers that break at that request."""
+        """Agrees on a protocol version. `handshake`: without discovery, for servers that fail on that request."""
         if handshake or not await self._discover():
             try:
                 await self.client.initialize()
             except MCPError as error:
-                # A server that started slowly may have received the discovery only after its time-out.
+                # A server that started slowly may have received the discovery only after its timeout.
                 if handshake or is_connection_lost(error) or not await self._discover():
                     raise
         version = self.client.protocol_version or ""
@@ -219,7 +219,7 @@ class McpSession:
             raise
         finally:
             del self._calls[key]
-            with suppress(ValueError):  # Garbage-collected with its event loop: this is another context.
+            with suppress(ValueError):  # The coroutine may be closed in another context, by garbage collection.
                 _current_call.reset(token)
 
     async def probe(self) -> None:
@@ -248,7 +248,7 @@ class McpSession:
             if method == "tools/call":
                 options["headers"][MCP_NAME_HEADER] = encode_header_value(params["name"])
         if context is None:
-            # Not cancelled on the server: it may finish such a request, and a server that reads nothing takes seconds.
+            # No cancel notification: the server may finish, and sending it to one that does not read takes seconds.
             options["cancel_on_abandon"] = False
         elif context.has_progress_listener:
 

@@ -17,7 +17,7 @@ from toolspace.core.result import ToolResult
 from toolspace.core.tool_context import ToolContext
 
 if TYPE_CHECKING:
-    from toolspace.providers.rest.transport import RestTransport
+    from toolspace.providers.rest.redirects_and_retries import RestTransport
 
 _MIB = 1 << 20
 
@@ -117,7 +117,7 @@ class HttpClient:
         transport = self._transports.get(loop)
         if transport is None:
             # Imported here: aiohttp is slow to import, and listing tools does not need it.
-            from toolspace.providers.rest.transport import RestTransport
+            from toolspace.providers.rest.redirects_and_retries import RestTransport
 
             transport = self._transports[loop] = RestTransport(self._classify_address)
         return transport

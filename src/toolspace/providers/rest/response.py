@@ -1,7 +1,7 @@
 """Turns an HTTP response into a tool result, by its content type and within limits. Sends nothing.
 
-`transport` uses it. JSON is parsed, text is decoded, images and files become typed parts. Streams (JSON lines, JSON
-text sequences, server-sent events) become partial results.
+`redirects_and_retries` uses it. JSON is parsed, text is decoded, images and files become typed parts. Streams (JSON
+lines, JSON text sequences, server-sent events) become partial results.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aiohttp import ClientResponse
 from yarl import URL
 
 from toolspace.core import json_text
-from toolspace.core.http_errors import HTTP_FAILURES, describe_http_failure
+from toolspace.core.http_client_errors import HTTP_FAILURES, describe_http_failure
 from toolspace.core.http_messages import CHARSET_PARAMETER, REDIRECT_STATUSES, display_url, find_codec, join_headers
 from toolspace.core.result import AudioPart, Content, ImagePart, ResourcePart, ToolResult
 from toolspace.core.secret_masking import mask_secrets

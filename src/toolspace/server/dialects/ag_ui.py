@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from toolspace.core import json_text
 from toolspace.core.stored_records import StoredEvent
-from toolspace.server.dialects import OpenParts, Payload, stream_id
+from toolspace.server.dialects.base import OpenParts, Payload, stream_id
 from toolspace.storage.streams.subscriptions import encode_data
 
 Data = Mapping[str, Any]

@@ -28,14 +28,14 @@ from toolspace.core.result import ToolResult
 from toolspace.core.tool_context import ElicitationResult, ToolContext
 from toolspace.errors import ToolCanceledError, ToolError, ToolLimitError
 from toolspace.orchestrator.call import Arguments
-from toolspace.server.mcp.tools import McpService, with_caller_client
+from toolspace.server.mcp.tool_service import McpService, with_caller_client
 
 ClientRequest = types.ElicitRequest | types.CreateMessageRequest | types.ListRootsRequest
 ResultT = TypeVar("ResultT", bound=BaseModel)
 STDIO_CLIENT = "stdio"
 """Identifies the only client of a stdio server."""
 EXPIRY_SECONDS = 300.0
-"""How long a suspended call waits for its client. The tool's own time-out applies as well."""
+"""How long a suspended call waits for its client. The tool's own timeout applies as well."""
 MAX_SUSPENDED = 1_000
 MAX_PER_CALLER = 50
 _MAX_QUESTIONS = 16

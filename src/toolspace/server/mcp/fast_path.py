@@ -37,7 +37,7 @@ from toolspace.server.mcp.json_rpc import INVALID_PARAMS, HttpExchange, RequestI
 from toolspace.server.mcp.progress import ProgressQueue
 from toolspace.server.mcp.results_and_resources import build_call_result
 from toolspace.server.mcp.sessions import HandshakeSession
-from toolspace.server.mcp.tools import InvalidCursor, McpService, OfferedTool, UnknownToolError
+from toolspace.server.mcp.tool_service import InvalidCursor, McpService, OfferedTool, UnknownToolError
 from toolspace.server.requests import Receive, Send
 
 Headers = Mapping[bytes, bytes]

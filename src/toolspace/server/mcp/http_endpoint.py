@@ -29,14 +29,14 @@ from toolspace.server.host_and_cors import MCP_CORS, CorsMiddleware, HostCheck, 
 from toolspace.server.mcp.elicitation import SuspendedCalls
 from toolspace.server.mcp.fast_path import FastPath
 from toolspace.server.mcp.json_rpc import send_error
-from toolspace.server.mcp.sdk_server import CALLER_SCOPE_KEY, ToolspaceMcpServer
+from toolspace.server.mcp.request_handlers import CALLER_SCOPE_KEY, ToolspaceMcpServer
 from toolspace.server.mcp.sessions import (
     MAX_SESSIONS,
     MAX_SESSIONS_PER_CALLER,
     HandshakeSessions,
     parse_initialize,
 )
-from toolspace.server.mcp.tools import McpService
+from toolspace.server.mcp.tool_service import McpService
 from toolspace.server.rate_limit import RequestLimiter
 from toolspace.server.requests import MAX_BODY_BYTES, Application, Message, Receive, Scope, Send, read_body
 from toolspace.server.responses import Problem, to_problem

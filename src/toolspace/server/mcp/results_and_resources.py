@@ -1,6 +1,6 @@
 """Converts call results to MCP: content for models, structured content for programs, stored outputs as resources.
 
-Used by `sdk_server`, `fast_path` and `tools`. It stores no output itself.
+Used by `request_handlers`, `fast_path` and `tool_service`. It stores no output itself.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from toolspace.core.tool_context import ToolContext
 from toolspace.server.mcp.elicitation import create_unsupported_client
-from toolspace.server.mcp.tools import session_context, with_caller_client
+from toolspace.server.mcp.tool_service import session_context, with_caller_client
 from toolspace.server.requests import Message, Send
 
 MAX_SESSIONS = 10_000

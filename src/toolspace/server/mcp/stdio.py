@@ -13,9 +13,9 @@ from mcp.shared.message import SessionMessage
 from toolspace.core import json_text
 from toolspace.server.mcp import json_rpc
 from toolspace.server.mcp.elicitation import STDIO_CLIENT, SuspendedCalls
-from toolspace.server.mcp.sdk_server import ToolspaceMcpServer
+from toolspace.server.mcp.request_handlers import ToolspaceMcpServer
 from toolspace.server.mcp.stdio_pipes import ClaimedPipes, PipeWriter, read_lines
-from toolspace.server.mcp.tools import McpService
+from toolspace.server.mcp.tool_service import McpService
 from toolspace.toolspace import Toolspace
 
 _LAST_RESPONSES_SECONDS = 1.0

@@ -12,10 +12,10 @@ from msgspec import Meta
 from toolspace.core.ids import new_id
 from toolspace.core.stored_records import CallRecord
 from toolspace.server.api_types import Id, JsonRequestBody, NewId, QueryParameters, ResponseBody, ResultPage
-from toolspace.server.event_encoding import EventSource, encode_event
 from toolspace.server.requests import Receive, Request, Scope, Send
 from toolspace.server.responses import NO_CONTENT, Problem, Response, StreamingResponse
 from toolspace.server.routing import RouteTable
+from toolspace.server.sse_encoding import EventSource, encode_event
 from toolspace.server.sse_responses import SseResponse
 from toolspace.spaces.workers import WorkerConnection, WorkerEvent
 from toolspace.storage.queries import workers_and_presence as worker_rows

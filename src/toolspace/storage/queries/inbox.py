@@ -23,7 +23,7 @@ HUMAN_MESSAGE, TOOL_RESULT, PLAN_OR_SERVICE, AGENT_MESSAGE = range(4)
 """Priorities: an agent gets the lowest number first."""
 MAX_ATTEMPTS: Final = 5
 _FIRST_DELAY, _LONGEST_DELAY = 1_000, 60_000
-"""Milliseconds before a released event may be claimed again; each attempt doubles them."""
+"""Milliseconds before a released event may be claimed again; each attempt doubles the delay, up to the longest."""
 
 _EVENT = Table("inbox", InboxEvent, columns={"timestamp": "at"}, json=("data",))
 
@@ -47,7 +47,7 @@ _PENDING, _NOT_PENDING = "status = 'pending'", "status <> 'pending'"
 
 
 def insert_rows_from(select: str) -> str:
-    """An INSERT of the rows of a SELECT of `NEW_ROW_COLUMNS`; it ends with a WHERE clause, as SQLite's syntax needs."""
+    """An INSERT of the rows of a SELECT of `NEW_ROW_COLUMNS`. For SQLite, `select` must end with a WHERE clause."""
     return f"{_INSERT_INTO} {select} {_IF_NEW}"
 
 

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from toolspace.errors import StorageError, StorageUnavailable
 from toolspace.storage.database import Database, DeferredT, DeferredWrites, OperationKind, Program
-from toolspace.storage.sqlite.files import BUSY_MS, DatabaseFile, run_checkpoint
+from toolspace.storage.sqlite.database_file import BUSY_MS, DatabaseFile, run_checkpoint
 from toolspace.storage.sqlite.group_commit import (
     BatchWriter,
     DeferredJob,

@@ -1,6 +1,6 @@
 """One stream with subscribers: its recent events in a ring, and subscriptions as cursors into it. Knows no HTTP.
 
-A subscription reads from the ring; only if it starts further back, it reads from the database.
+A subscription reads from the ring. It reads from the database only the events that the ring does not have.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class StreamClosed(ToolspaceError):
 
 
 class Cursor:
-    """A position in a ring, and what both kinds of subscription share: waiting, waking and closing."""
+    """A position in a ring, and what subscriptions of one and of all streams share: waiting and closing."""
 
     def __init__(self, stream: str, ring: Ring) -> None:
         self.stream = stream

@@ -1,4 +1,4 @@
-"""Wakes whoever waits for a record, by key: `call:ID`, `inbox:AGENT`, `offers:TOOL`. Also time-outs. Stores nothing."""
+"""Wakes whoever waits for a record, by key: `call:ID`, `inbox:AGENT`, `offers:TOOL`. Also timeouts. Stores nothing."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _MIN_CLOSED: Final = 64
 
 
 class Expirable(Protocol):
-    """A waiter with a time-out."""
+    """A waiter with a timeout."""
 
     closed: bool
 
@@ -101,7 +101,7 @@ class DeadlineTimer:
             self._set_timer(expires_at, loop)
 
     def note_closed(self) -> None:
-        """A waiter was closed. It stays in the heap until many are: most are closed long before their time-out."""
+        """A waiter was closed. It stays in the heap until many are: most are closed long before their timeout."""
         self._closed_count += 1
         if self._closed_count > _MIN_CLOSED and self._closed_count * 2 > len(self._heap):
             self._heap = [entry for entry in self._heap if not entry[2].closed]

@@ -18,8 +18,8 @@ import pytest
 from tests.providers.mcp.processes import lives, open_files, plain, wait_until_gone
 from toolspace.errors import ProviderError
 from toolspace.providers.mcp.server_spec import ServerSpec
+from toolspace.providers.mcp.transports.orphan_cleanup import get_orphan_cleanup
 from toolspace.providers.mcp.transports.process import ServerProcess, start_process
-from toolspace.providers.mcp.transports.process_tree import get_orphan_cleanup
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes through /proc")
 

@@ -175,7 +175,7 @@ class MessageDecoder:
             message = cast("dict[str, Any]", value)
             request_id = message.get("id")
             if "method" not in message and isinstance(request_id, int | str) and not isinstance(request_id, bool):
-                # A request waits for this response: an error now is better than a time-out.
+                # A request waits for this response: an error now is better than a timeout.
                 return error_message(request_id, PARSE_ERROR, "the server's answer is not a JSON-RPC message")
         if not self._has_warned:
             self._has_warned = True

@@ -23,6 +23,7 @@ from toolspace.core.secret_masking import is_secret_name, mask_secrets
 from toolspace.errors import ProviderError
 from toolspace.providers.mcp.server_spec import ServerSpec
 from toolspace.providers.mcp.transports.base import wait_until_done
+from toolspace.providers.mcp.transports.orphan_cleanup import get_orphan_cleanup
 from toolspace.providers.mcp.transports.process_tree import (
     KILL_SIGNAL,
     MARK_VARIABLE,
@@ -30,7 +31,6 @@ from toolspace.providers.mcp.transports.process_tree import (
     build_mark_value,
     create_mark,
     find_descendants,
-    get_orphan_cleanup,
     identify_process,
     is_any_alive,
     kill_marked,

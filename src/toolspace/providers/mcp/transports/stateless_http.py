@@ -24,7 +24,7 @@ from mcp.shared.transport_context import TransportContext
 from mcp_types import INTERNAL_ERROR, METHOD_NOT_FOUND, PARSE_ERROR, REQUEST_TIMEOUT
 from yarl import URL
 
-from toolspace.core.http_errors import os_error_reason
+from toolspace.core.http_client_errors import os_error_reason
 from toolspace.core.sse_decoder import SseDecoder, SseSizeError
 from toolspace.providers.mcp.oauth.authorization import HttpAuth
 from toolspace.providers.mcp.oauth.http import AuthChallenge

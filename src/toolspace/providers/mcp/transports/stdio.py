@@ -46,7 +46,7 @@ async def open_stdio(name: str, spec: ServerSpec, *, max_message_bytes: int) -> 
 
 
 class _LineReader(MessageReader):
-    """The server's output. Lines are parsed when they are read, so what waits is bytes, and bounded."""
+    """The server's output. Lines are parsed when they are read; what waits is raw bytes, of bounded size."""
 
     def __init__(self, name: str, transport: OpenTransport, max_message_bytes: int) -> None:
         self.process: ServerProcess | None = None

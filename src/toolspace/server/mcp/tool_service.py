@@ -1,6 +1,6 @@
 """The tools that a toolspace offers to MCP clients, in any protocol era and over any transport: lists and calls them.
 
-`sdk_server` and `fast_path` use it. It knows neither HTTP nor the MCP SDK.
+`request_handlers` and `fast_path` use it. It knows neither HTTP nor the MCP SDK.
 """
 
 from __future__ import annotations

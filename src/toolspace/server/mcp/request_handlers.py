@@ -46,7 +46,7 @@ from toolspace.server.mcp.elicitation import (
 )
 from toolspace.server.mcp.progress import ProgressQueue
 from toolspace.server.mcp.results_and_resources import RESOURCE_TEMPLATE, ResourceNotFound, build_call_result
-from toolspace.server.mcp.tools import (
+from toolspace.server.mcp.tool_service import (
     InvalidCursor,
     McpService,
     UnknownToolError,

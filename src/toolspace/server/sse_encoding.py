@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from toolspace.core import json_text
 from toolspace.core.stored_records import StoredEvent
-from toolspace.server.dialects import NATIVE, Dialect, Payload, Translator
 from toolspace.server.dialects.ag_ui import AgUiTranslator
 from toolspace.server.dialects.ai_sdk import UiMessageStreamTranslator
+from toolspace.server.dialects.base import NATIVE, Dialect, Payload, Translator
 from toolspace.server.redaction import Viewer, redact_event
 from toolspace.storage.streams.hub import AllStreamsSubscription, Hub
 from toolspace.storage.streams.subscriptions import (

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.providers.mcp.processes import lives, wait_until_gone
-from toolspace.providers.mcp.transports.process_tree import OrphanCleanup, get_orphan_cleanup
+from toolspace.providers.mcp.transports.orphan_cleanup import OrphanCleanup, get_orphan_cleanup
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="watches processes through Linux's pidfd")
 
 PRELUDE = """
 import os, signal, subprocess, sys
 from pathlib import Path
-from toolspace.providers.mcp.transports.process_tree import get_orphan_cleanup
+from toolspace.providers.mcp.transports.orphan_cleanup import get_orphan_cleanup
 nap = [sys.executable, "-S", "-c", "import time; time.sleep(1000)"]
 deaf = [sys.executable, "-S", "-c", "import signal, time; signal.signal(15, 1); print(); time.sleep(1000)"]
 """

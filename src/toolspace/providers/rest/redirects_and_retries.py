@@ -19,7 +19,7 @@ import msgspec
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from toolspace.core.http_errors import CONNECT_SECONDS, HTTP_FAILURES
+from toolspace.core.http_client_errors import CONNECT_SECONDS, HTTP_FAILURES
 from toolspace.core.http_messages import IDEMPOTENT_METHODS, REDIRECT_STATUSES, SAFE_METHODS, display_url, join_headers
 from toolspace.core.network_addresses import canonical_host, is_same_origin, parse_address
 from toolspace.core.result import ToolResult
