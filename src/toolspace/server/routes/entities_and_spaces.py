@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, TypeVar
 
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, UnsetType, field
 
 from toolspace.core.ids import new_id
 from toolspace.core.stored_records import Entity, EntityType, Member, Space, space_stream
@@ -125,7 +125,7 @@ class NewSpace(BodyWithMetadata, frozen=True, kw_only=True):
 
     name: Name
     """The name of the space."""
-    members: Annotated[tuple[Id, ...], Meta(max_length=100)] = ()
+    members: Annotated[tuple[Id, ...], Meta(max_length=100)] = field(default_factory=tuple[Id, ...])
     """The ids of the first members."""
     id: NewId | None = None
 
