@@ -60,7 +60,7 @@ async def test_imagen_generates_an_image(server: ModelTestServer) -> None:
     ("reply", "kind", "message"),
     [
         (error_reply(200, {"data": []}), "invalid", "returned no image"),
-        (error_reply(200, b"<html>"), "broken", "not of the form"),
+        (error_reply(200, b"<html>"), "broken", "not have the form"),
         (error_reply(400, {"error": {"message": "Your request was rejected"}}), "invalid", "rejected"),
         (error_reply(401, {"error": {"message": "bad key"}}), "not_permitted", r"check execution\.apiKey"),
     ],
