@@ -305,9 +305,10 @@ class StreamingModel(Model):
             if response.finish is None:
                 raise connection_error(self.endpoint, failure, timeout=timeout, has_started=has_started) from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ModelError("broken", f"{self.name}: its answer is not of the form of its API: {error}") from None
+            message = f"{self.name}: its response does not have the form of its API: {error}"
+            raise ModelError("broken", message) from None
         if response.finish is None and not response.is_complete:
-            raise ModelError("broken", f"{self.name}: its answer broke off before its end")
+            raise ModelError("broken", f"{self.name}: its response broke off before its end")
         return response.build_turn(self.price, len(body))
 
     async def _read(self, http_response: aiohttp.ClientResponse, response: StreamedResponse) -> None:
