@@ -174,7 +174,7 @@ class AgentLimits(Section, frozen=True, kw_only=True):
     """The limits of an agent and of its runs."""
 
     max_agent_turns: Annotated[
-        int, types.integer(0), "How often agents may answer one another in a space before a person writes something."
+        int, types.integer(0), "How many cycles in a row may be triggered by messages of other agents only."
     ] = 6
     cycles_per_minute: Annotated[Count, "How many cycles may start in a minute."] = 60
     max_tokens: Annotated[
