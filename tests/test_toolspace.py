@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import pydoc
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,10 @@ from typing import Any
 import pytest
 
 from toolspace import ConfigError, EventType, FunctionTool, ToolNameConflict, Toolspace, ToolspaceError, tool
+from toolspace.agents.registry import AgentRegistry
+from toolspace.config.find_and_watch import default_state_dir
+from toolspace.config.load import load_config
+from toolspace.server.gateway import Gateway
 from toolspace.testing import EventRecorder
 
 TOOLS = """
@@ -365,3 +370,12 @@ def test_a_pipe_instead_of_a_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "toolspace.yaml")
     with pytest.raises(ConfigError, match="no regular file"):
         Toolspace.open(tmp_path / "toolspace.yaml")
+
+
+@pytest.mark.parametrize("function", [Toolspace, Gateway, AgentRegistry, load_config, default_state_dir])
+def test_help_does_not_print_the_environment(function: object) -> None:
+    text = pydoc.plain(pydoc.render_doc(function))
+
+    assert "environ: " in text
+    assert "PATH" not in text
+    assert os.environ["PATH"] not in text

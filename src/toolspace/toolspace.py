@@ -157,19 +157,20 @@ class Toolspace:
         cls,
         path: str | Path | None = None,
         *,
-        environ: Mapping[str, str] = os.environ,
+        environ: Mapping[str, str] | None = None,
         session: str | None = None,
         callbacks: McpCallbacks = NO_CALLBACKS,
         single_tool: str | None = None,
     ) -> Self:
         """A toolspace from a configuration file; without a path, from the built-in tools alone.
 
-        Use it with `async with`. Raises `ConfigError` with all problems of the file. `callbacks` answer the requests of
-        MCP servers. `single_tool` names the only tool that will be called: providers that cannot offer it are left out,
-        unless they are required.
+        Use it with `async with`. Raises `ConfigError` with all problems of the file. `environ`: None is the
+        environment of the process. `callbacks` answer the requests of MCP servers. `single_tool` names the only tool
+        that will be called: providers that cannot offer it are left out, unless they are required.
         """
         from toolspace.config.load import load_config  # Imported here: a toolspace of functions needs no configuration.
 
+        environ = os.environ if environ is None else environ
         config_path = Path(path) if path is not None else None
         config = load_config(config_path, environ=environ)
         cache: ResultCache | None = None

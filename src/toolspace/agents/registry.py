@@ -91,7 +91,7 @@ class AgentRegistry:
         shared_tools: ToolOrchestrator,
         *,
         make_tools: Callable[[Agent], AgentToolspace] | None = None,
-        environ: Mapping[str, str] = os.environ,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self.shared_tools = shared_tools
         self.open_run_recorder: OpenRunRecorder | None = None
@@ -99,7 +99,7 @@ class AgentRegistry:
         self.model_usage: dict[str, ModelUsage] = {}
         """The requests to the models that the registry opened, by name of the model, such as `openai:gpt-5`."""
         self._make_tools = make_tools
-        self._environ = environ
+        self._environ = os.environ if environ is None else environ
         self._agents: dict[str, Agent] = {}
         self._change_listeners: list[Callable[[], Awaitable[object] | None]] = []
         self._pending_updates: Sequence[Awaitable[object]] = ()

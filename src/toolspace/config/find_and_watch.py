@@ -35,8 +35,9 @@ def find_config(start: Path) -> Path | None:
     return None
 
 
-def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
+def default_state_dir(environ: Mapping[str, str] | None = None) -> Path:
     """The user's state directory: `$XDG_STATE_HOME/toolspace`, else `~/.local/state/toolspace`."""
+    environ = os.environ if environ is None else environ
     state = environ.get("XDG_STATE_HOME", "")
     if os.path.isabs(state):  # The XDG standard says to ignore a relative path.
         return Path(state) / "toolspace"

@@ -48,8 +48,9 @@ from toolspace.errors import ConfigError
 _NAME_MISSING = '"name" is missing; expected a name'
 
 
-def load_config(path: Path | None, *, environ: Mapping[str, str] = os.environ) -> Config:
+def load_config(path: Path | None, *, environ: Mapping[str, str] | None = None) -> Config:
     """The configuration of a file; without a file, the defaults. Raises `ConfigError` with all problems at once."""
+    environ = os.environ if environ is None else environ
     path = None if path is None else path.absolute()
     base_dir = Path.cwd() if path is None else path.parent
     overrides = read_overrides(environ)

@@ -79,8 +79,12 @@ class Gateway:
         self._stack = AsyncExitStack()
 
     @classmethod
-    def open(cls, path: str | Path | None = None, *, environ: Mapping[str, str] = os.environ) -> Self:
-        """Creates a gateway from a configuration file, or from the defaults. Raises `ConfigError`."""
+    def open(cls, path: str | Path | None = None, *, environ: Mapping[str, str] | None = None) -> Self:
+        """Creates a gateway from a configuration file, or from the defaults. Raises `ConfigError`.
+
+        `environ`: None is the environment of the process.
+        """
+        environ = os.environ if environ is None else environ
         config_path = Path(path) if path is not None else None
         return cls(load_config(config_path, environ=environ), path=config_path, environ=environ)
 
