@@ -20,6 +20,7 @@ from mcp.shared.exceptions import MCPError
 from toolspace.core.secret_masking import mask_secrets
 from toolspace.core.times import format_milliseconds
 from toolspace.errors import ProviderError
+from toolspace.providers.mcp.conversion import fence_instructions
 from toolspace.providers.mcp.open_connection import ConnectionLostDuringDiscovery, ConnectionOptions, connect
 from toolspace.providers.mcp.server_spec import ServerSpec, ServerState, ServerStatus
 from toolspace.providers.mcp.session import McpSession, ServerToolList, SessionOptions
@@ -58,6 +59,7 @@ class ServerConnection:
         self.name = name
         self.spec = spec
         self.instructions = ""
+        """The server's instructions inside a fence, or an empty text."""
         self._on_tools_listed = on_tools_listed
         self._options = options
         self._session_options = SessionOptions(
@@ -271,7 +273,7 @@ class ServerConnection:
             server=session.server_label,
             restarts=self._status.restarts + is_restart,
         )
-        self.instructions = session.client.instructions or ""
+        self.instructions = fence_instructions(self.name, session.client.instructions or "")
         self._publish_tools(tool_list)
         self._session = session
         self._last_used = time.monotonic()

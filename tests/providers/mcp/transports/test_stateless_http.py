@@ -114,7 +114,7 @@ async def connected(
 async def test_request_has_the_headers_and_meta_of_the_era(service: StatelessServer) -> None:
     async with connected(service, headers={"x-team": "blue"}) as ts:
         assert (await ts.call("w__t", {"a": 1})).result == "hello"
-        assert ts.orchestrator.instructions() == "## w\nMind the gap."
+        assert "<server_instructions>\nMind the gap.\n</server_instructions>" in ts.orchestrator.instructions()
     headers, message = service.requests[-1]
     assert (
         headers["Mcp-Protocol-Version" if "Mcp-Protocol-Version" in headers else "mcp-protocol-version"] == "2026-07-28"
