@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from toolspace.providers.mcp.provider import McpProvider
 
 _log = logging.getLogger("toolspace")
+_AGENT_KINDS = ("agent", "router")
+"""The kinds of the providers whose tools control a run."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +112,7 @@ class Toolspace:
         self._hides_builtins = False
         """Whether it has its own built-in tools instead of those of the parent."""
         self._agents: AgentRegistry | None = None
+        self._agent_providers: Sequence[ToolProvider] = ()
         self._configured_agents: Sequence[Agent] = ()
         self._environ: Mapping[str, str] = os.environ
         self._callbacks = NO_CALLBACKS
@@ -141,12 +144,14 @@ class Toolspace:
             outputs=self._outputs,
             has_stored_output=self.orchestrator.stored_sessions.__contains__,
         )
-        local_rules = ProviderRules(overrides=settings.overrides)
-        self.orchestrator.register(self._builtins, local_rules)
-        self.orchestrator.register(self.registry, local_rules)
-        self.orchestrator.register(self._internal)
+        self._rules = ProviderRules(overrides=settings.overrides)
+        self._added_providers: dict[ToolProvider, ProviderRules] = {}
+        """The providers that the program added, with the rules that it gave."""
+        self.orchestrator.register(self._builtins, self._rules)
+        self.orchestrator.register(self.registry, self._rules)
+        self.orchestrator.register(self._internal, self._agent_rules())
         for provider in providers:
-            self.orchestrator.register(provider)
+            self._register_added(provider, ProviderRules())
         if parent is None or settings.aliases:
             self.orchestrator.configure(aliases=settings.aliases)
         if agents := tuple(agents):
@@ -261,8 +266,9 @@ class Toolspace:
             from toolspace.agents.subagents import AgentProvider
 
             registry = AgentRegistry(self.orchestrator, make_tools=self._create_for, environ=self._environ)
-            self.orchestrator.register(AgentProvider(registry), needs_start=False)
-            self.orchestrator.register(RouterProvider(), needs_start=False)
+            self._agent_providers = (AgentProvider(registry), RouterProvider())
+            for provider in self._agent_providers:
+                self.orchestrator.register(provider, self._agent_rules(), needs_start=False)
             self._agents = registry
         return self._agents
 
@@ -298,6 +304,7 @@ class Toolspace:
     def _configure_for(self, agent: Agent) -> None:
         config = agent.spec.config if agent.spec is not None else None
         if config is None or self._parent is None:
+            self.orchestrator.configure(rules={self._internal: self._agent_rules()})  # The parent's may have changed.
             return
         parts = self._build_parts(config, self._parent)
         for warning in parts.warnings:
@@ -310,9 +317,29 @@ class Toolspace:
         kind, parts = entry.provider.kind, self._parts
         if kind == "builtin" and self._hides_builtins:
             return True
-        if parts is None or kind not in ("local", "builtin", "task"):
+        if parts is None or kind not in ("local", "builtin", "task", *_AGENT_KINDS):
             return False
-        return parts.rules.denial_reason(entry.local_name, entry.tool.name) is not None
+        rules = self._agent_rules() if kind in _AGENT_KINDS else parts.rules
+        return rules.denial_reason(entry.local_name, entry.tool.name) is not None
+
+    def _agent_rules(self) -> ProviderRules:
+        """The rules of the internal tools, the agents and the router: those of the parent too, which come first."""
+        rules = self._rules.for_agent_tools()
+        if self._parent is None:
+            return rules
+        inherited_rules = self._parent._agent_rules()
+        return ProviderRules(
+            tools_denied=(*inherited_rules.tools_denied, *rules.tools_denied),
+            overrides={**inherited_rules.overrides, **rules.overrides},
+        )
+
+    def _merge_overrides(self, rules: ProviderRules) -> ProviderRules:
+        """The rules of a provider that the program added, with the overrides of this toolspace."""
+        return msgspec.structs.replace(rules, overrides={**self._rules.overrides, **rules.overrides})
+
+    def _register_added(self, provider: ToolProvider, rules: ProviderRules) -> None:
+        self.orchestrator.register(provider, self._merge_overrides(rules))
+        self._added_providers[provider] = rules
 
     # Tools
 
@@ -327,8 +354,8 @@ class Toolspace:
         return self.registry.unregister(name)
 
     async def add_provider(self, provider: ToolProvider, rules: ProviderRules | None = None) -> None:
-        """Adds a provider and starts it."""
-        self.orchestrator.register(provider, rules)
+        """Adds a provider and starts it. The overrides of `rules` replace equal ones of the toolspace."""
+        self._register_added(provider, rules or ProviderRules())
         await self.orchestrator.warmup()
 
     def list_tools(self, *, context: ToolContext | None = None) -> list[Tool]:
@@ -443,6 +470,7 @@ class Toolspace:
         replaced_providers = (self._builtins, self.registry, inherited_tools, *old_providers)
         other_providers = [provider for provider in self.orchestrator.providers if provider not in replaced_providers]
         check_tool_names([ToolRegistry([*parts.builtins, *local_tools]), *other_providers, *rules])
+        self._rules = parts.rules
         self._apply_agents(parts)
         self._parts = parts
         removed_providers = [provider for provider in old_providers if provider not in rules]
@@ -461,7 +489,13 @@ class Toolspace:
             queues=parts.queues,
             aliases=parts.aliases,
             context=parts.context,
-            rules={self.registry: parts.rules, self._builtins: parts.rules, **rules},
+            rules={
+                self.registry: parts.rules,
+                self._builtins: parts.rules,
+                **dict.fromkeys((self._internal, *self._agent_providers), self._agent_rules()),
+                **{provider: self._merge_overrides(own_rules) for provider, own_rules in self._added_providers.items()},
+                **rules,
+            },
         )
         for provider in removed_providers:
             self._background.start(close_when_idle(self.orchestrator, provider), is_cancellable=False)

@@ -229,3 +229,58 @@ def test_agents_are_listed_and_called_on_the_command_line(tmp_path: Path) -> Non
     process = run_cli(tmp_path, "--json", "call", "agent__writer", "prompt=Hello")
     result = json.loads(process.stdout)
     assert (process.returncode, result["ok"], result["extras"]["agent"]) == (0, True, "writer")
+
+
+RULES_FOR_AGENT_TOOLS = """
+storage: {dir: ./state}
+tools:
+  toolsDenied: [agent__hidden]
+  overrides: {agent__batch: {enabled: false}, "*": {timeout: 9s}}
+agents:
+  hidden: {model: demo}
+  helper: {model: demo}
+  shared: {model: demo, agents: [helper, hidden]}
+  own:
+    model: demo
+    agents: [helper, hidden]
+    functions: [./own.py]
+    tools: {toolsDenied: [agent__h*, agent__task_status]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("agent", "denied_names"),
+    [
+        ("shared", {"agent__batch", "agent__hidden"}),
+        ("own", {"agent__batch", "agent__hidden", "agent__helper", "agent__task_status"}),
+    ],
+)
+async def test_deny_lists_and_overrides_remove_agent_tools(tmp_path: Path, agent: str, denied_names: set[str]) -> None:
+    names = ["agent__batch", "agent__hidden", "agent__helper", "agent__task_status"]
+    path = write_config(tmp_path, RULES_FOR_AGENT_TOOLS)
+    async with Toolspace.open(path) as ts:
+        for name in ("hidden", "helper"):
+            set_script(ts, name, "Here.")
+        model = set_script(ts, agent, [call(name, {"prompt": "x"}) for name in names], "ok", "ok")
+        await ts.run_agent(agent, "Go.")
+        offered_names = {tool.name for tool in model.requests[0].tools}
+        assert denied_names.isdisjoint(offered_names)
+        assert set(names) - denied_names <= offered_names
+        assert "agent__final_report" in offered_names
+        for name, text in zip(names, last_results(model), strict=True):
+            assert ("Permission denied" in text or "not found" in text) is (name in denied_names), text
+        explanation = ts.orchestrator.explain("agent__helper")
+        assert explanation is not None
+        assert explanation[1].timeout.value != 9  # "*" is for the tools that do the work.
+
+
+async def test_a_reload_applies_rules_of_agent_tools_to_agents_with_own_tools(tmp_path: Path) -> None:
+    path = write_config(tmp_path, RULES_FOR_AGENT_TOOLS)
+    async with Toolspace.open(path) as ts:
+        set_script(ts, "own", "ok")
+        await ts.run_agent("own", "Go.")
+        write_config(tmp_path, RULES_FOR_AGENT_TOOLS.replace("agent__batch: {enabled: false}, ", ""))
+        await ts.reload()
+        model = set_script(ts, "own", "ok")
+        await ts.run_agent("own", "Go.")
+    assert "agent__batch" in {tool.name for tool in model.requests[0].tools}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.orchestrator.test_catalog import Echo, names
-from toolspace import EventType, ProviderError, Tool, ToolContext, ToolProvider, ToolResult, Toolspace, tool
+from toolspace import EventType, ProviderError, Settings, Tool, ToolContext, ToolProvider, ToolResult, Toolspace, tool
 from toolspace.core.events import ToolsChanged
 from toolspace.orchestrator.effective_settings import ProviderRules, ToolRules
 from toolspace.orchestrator.provider_startup import StartupWait
@@ -371,3 +371,40 @@ async def test_a_provider_that_raises_does_not_affect_the_tools_of_others() -> N
     async with Toolspace(providers=[Mute("mute", "work"), flaky]) as ts:
         assert names(ts) == ["flaky__work"]
         assert ts.orchestrator.instructions() == "## flaky\nBe gentle."
+
+
+@pytest.mark.parametrize("pattern", ["x", "s__x", "S__*", "?"])
+async def test_overrides_of_the_settings_apply_to_the_providers_of_a_program(pattern: str) -> None:
+    overrides = {pattern: ToolRules(enabled=False, source="here")}
+    async with Toolspace(providers=[Echo("s", "x")], settings=Settings(overrides=overrides)) as ts:
+        await ts.add_provider(Echo("t", "x"), ProviderRules(overrides={"*": ToolRules(timeout=2)}))
+        assert (await ts.call("s__x", {"q": "1"})).error == 'Permission denied: tool "s__x" is disabled (here.enabled)'
+        assert (await ts.call("t__x", {"q": "1"})).ok is (pattern in ("s__x", "S__*"))
+        explanation = ts.orchestrator.explain("t__x")
+    assert explanation is not None
+    assert explanation[1].timeout.value == 2
+
+
+@pytest.mark.parametrize("pattern", ["agent__batch", "agent__*", "AGENT__b*"])
+async def test_overrides_of_the_settings_remove_tools_of_the_agent_namespace(pattern: str) -> None:
+    async with Toolspace(settings=Settings(overrides={pattern: ToolRules(enabled=False)})) as ts:
+        run = ts.run()
+        names = [tool["function"]["name"] for tool in ts.to_llm_tools(run=run)]
+        result = await ts.call("agent__batch", {"calls": []}, run=run)
+    assert "agent__batch" not in names
+    assert ("agent__final_report" in names) is (pattern != "agent__*")
+    assert result.error_kind == "not_permitted"
+
+
+async def test_a_pattern_without_a_namespace_leaves_the_tools_that_control_a_run_alone() -> None:
+    async with Toolspace(settings=Settings(overrides={"*": ToolRules(enabled=False)})) as ts:
+        names = [tool["function"]["name"] for tool in ts.to_llm_tools(run=ts.run())]
+    assert "agent__final_report" in names
+
+
+async def test_a_denied_search_tool_is_not_shown_to_a_model() -> None:
+    settings = Settings(overrides={"agent__find_tools": ToolRules(enabled=False)}, tool_search_threshold=0)
+    async with Toolspace(providers=[Echo("s", "x")], settings=settings) as ts:
+        names = [tool["function"]["name"] for tool in ts.to_llm_tools(run=ts.run())]
+    assert "agent__find_tools" not in names
+    assert "s__x" in names

@@ -6,12 +6,13 @@ The composition root makes rules from the configuration; the catalog and the pip
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from toolspace.core import defaults
+from toolspace.core.names import SEPARATOR
 from toolspace.core.tool import Tool
 
 T = TypeVar("T")
@@ -64,7 +65,8 @@ class ProviderRules(msgspec.Struct, frozen=True, kw_only=True):
         """Returns why a tool of this provider may not be used, or None. Denying wins over allowing."""
 
         def matches(pattern: str) -> bool:
-            return fnmatch.fnmatchcase(local_name.casefold(), pattern.casefold())
+            # `f*` is not meant to match all tools of the server `fs`, so a full name needs a pattern with a namespace.
+            return matches_name(pattern, (local_name, full_name) if SEPARATOR in pattern else (local_name,))
 
         for pattern in self.tools_denied:
             if matches(pattern):
@@ -75,6 +77,16 @@ class ProviderRules(msgspec.Struct, frozen=True, kw_only=True):
         if enabled is not None and enabled.value is False:
             return f'tool "{full_name}" is disabled ({enabled.source})'
         return None
+
+    def for_agent_tools(self) -> ProviderRules:
+        """Returns what applies to the tools of the namespaces `agent` and `router`: patterns that have a namespace.
+
+        Others, such as `*` or `read_*`, are meant for the tools that do the work, not for those that control a run.
+        """
+        return ProviderRules(
+            tools_denied=tuple(pattern for pattern in self.tools_denied if SEPARATOR in pattern),
+            overrides={pattern: rules for pattern, rules in self.overrides.items() if SEPARATOR in pattern},
+        )
 
     def find_override(self, key: str, *names: str) -> SourcedValue[Any] | None:
         """Returns what the overrides set under a key for the tool with these names, and where; None if nothing."""
@@ -92,12 +104,17 @@ class ProviderRules(msgspec.Struct, frozen=True, kw_only=True):
             if getattr(rules, key) is None:
                 continue
             is_exact = pattern in names
-            folded_pattern = pattern.casefold()
-            if is_exact or any(fnmatch.fnmatchcase(name.casefold(), folded_pattern) for name in names):
+            if is_exact or matches_name(pattern, names):
                 rank = (is_exact, sum(letter not in "*?[]" for letter in pattern), position)
                 if best_rank is None or rank > best_rank:
                     best_rank, best_pattern = rank, pattern
         return best_pattern
+
+
+def matches_name(pattern: str, names: Iterable[str]) -> bool:
+    """Whether a glob matches one of these names. Ignores case."""
+    folded_pattern = pattern.casefold()
+    return any(fnmatch.fnmatchcase(name.casefold(), folded_pattern) for name in names)
 
 
 class EffectiveSettings(msgspec.Struct, frozen=True, kw_only=True):

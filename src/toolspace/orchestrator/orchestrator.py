@@ -174,7 +174,7 @@ class ToolOrchestrator:
             tools,
             self._costs,
             threshold=self._services.defaults.tool_search_threshold.value,
-            search_tool=search_entry.tool if search_entry is not None else None,
+            search_tool=search_entry.tool if search_entry is not None and search_entry.denial_reason is None else None,
             discovered_names=run.discovered_tools if run is not None else (),
         )
 
