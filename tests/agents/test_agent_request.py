@@ -383,3 +383,22 @@ def test_referenced_agents_are_registered_too() -> None:
     leaf = Agent("leaf")
     ts = Toolspace(agents=[Agent("root", agents=[Agent("twig", agents=[leaf])], destinations=[leaf])])
     assert [agent.name for agent in ts.agents] == ["root", "leaf", "twig"]
+
+
+@pytest.mark.parametrize(
+    ("model", "hint"),
+    [
+        ("gpt5", 'did you mean "gpt-5"'),
+        ("lama", "write provider:name, such as"),
+        ("openai", '"openai" is a provider: add a name, such as "openai:gpt-'),
+    ],
+)
+def test_an_unknown_model_is_refused_with_a_suggestion(model: str, hint: str) -> None:
+    with pytest.raises(ModelError, match=f"unknown model '{model}'.*{hint}") as error_info:
+        Agent("a", model=model)
+    assert error_info.value.kind == "not_found"
+
+
+@pytest.mark.parametrize("model", ["gpt-5", "o3", "claude-x", "ollama:llama3:8b", "openai:own", "demo:", "", None])
+def test_a_model_whose_provider_is_clear_is_accepted(model: str | None) -> None:
+    assert Agent("a", model=model).model == model

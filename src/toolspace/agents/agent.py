@@ -61,9 +61,10 @@ class Agent:
 
         Agent("researcher", system="You find things out.", model="openai:gpt-5", tools=[search])
 
-    `model` is `provider:name`, a `Model`, or None: then the provider whose API key is in the environment. `tools` are
-    private to the agent; it can also use the tools of its toolspace. `agents` are the agents that it may call, and
-    `destinations` the agents that it may hand a request off to: `Agent` objects or names.
+    `model` is `provider:name`, the name of a well-known model (`gpt-5`), a `Model`, or None: then the provider whose
+    API key is in the environment. An unknown model raises `ModelError`. `tools` are private to the agent; it can also
+    use the tools of its toolspace. `agents` are the agents that it may call, and `destinations` the agents that it may
+    hand a request off to: `Agent` objects or names.
     """
 
     def __init__(
@@ -82,6 +83,10 @@ class Agent:
     ) -> None:
         if (problem := agent_name_problem(name)) is not None:
             raise RegistrationError(f'"{name}" {problem}')
+        if isinstance(model, str):
+            from toolspace.models.registry import check_model_name  # Imported here: a `Model` needs no provider.
+
+            check_model_name(model)
         self.name = name
         self.description = description
         """What other agents read about it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 
 import msgspec
 
@@ -51,6 +52,14 @@ def find_price(model: str) -> ModelPrice | None:
             continue
         return ModelPrice(provider_id, info.id, info.context_window or _CONTEXT_WINDOWS.get(info.id))
     return None
+
+
+def list_model_names() -> Sequence[str]:
+    """The names of the models of OpenAI, Anthropic and Google that have a price."""
+    from genai_prices.data_snapshot import get_snapshot
+
+    providers = get_snapshot().providers
+    return [model.id for provider in providers if provider.id in _FAMILIES for model in provider.models]
 
 
 def calculate_cost(price: ModelPrice | None, *, input: int, cached: int, output: int, cache_writes: int = 0) -> float:

@@ -90,7 +90,19 @@ _ALIASES: Mapping[str, str] = {
     "moonshot": "moonshotai",
 }
 _API_BY_NAME: Mapping[str, ProviderApi] = {"openai-chat": "chat", "openai-responses": "responses"}
-_PROVIDER_BY_PREFIX: Mapping[str, str] = {"gpt-": "openai", "claude-": "anthropic", "gemini-": "google"}
+_PROVIDER_BY_PREFIX: Mapping[str, str] = {
+    "gpt-": "openai",
+    "chatgpt-": "openai",
+    "o1": "openai",
+    "o3": "openai",
+    "o4": "openai",
+    "claude-": "anthropic",
+    "gemini-": "google",
+    "mistral-": "mistral",
+    "deepseek-": "deepseek",
+    "grok-": "xai",
+}
+"""The beginning of a model's name → its provider."""
 PYDANTIC_AI_PROVIDERS = (
     "alibaba", "azure", "bedrock", "bedrock-mantle", "cohere", "crusoe", "github", "google-cloud", "heroku",
     "huggingface", "litellm", "ovhcloud", "sambanova", "snowflake", "vercel", "vllm", "zai",
@@ -143,8 +155,7 @@ def choose_model(provider: str | None, name: str | None, environ: Mapping[str, s
     if not provider and name:
         provider, name = parse_model_name(name)
         if not provider:
-            prefixes = _PROVIDER_BY_PREFIX.items()
-            provider = next((owner for prefix, owner in prefixes if name.lower().startswith(prefix)), "")
+            provider = _find_provider_by_prefix(name)
     if not provider:
         default = find_default_model(environ)
         if default is None:
@@ -154,6 +165,27 @@ def choose_model(provider: str | None, name: str | None, environ: Mapping[str, s
         return default[0], name or default[1]
     entry = _find_provider(provider)
     return provider, name or (entry.default_model if entry is not None else None) or ""
+
+
+def check_model_name(text: str) -> None:
+    """Raises `ModelError` if neither `provider:` before the name nor the beginning of the name decides the provider."""
+    name = text.strip()
+    if not name or ":" in name or _find_provider_by_prefix(name):
+        return
+    if (entry := _find_provider(name)) is not None:
+        hint = f'; "{name}" is a provider: add a name, such as "{name}:{entry.default_model or "NAME"}"'
+    else:
+        from toolspace.models.prices import list_model_names  # Imported here: only a wrong name needs the price data.
+
+        suggestions = did_you_mean(name, list_model_names())
+        hint = f'{suggestions or ";"} write provider:name, such as "openai:{PROVIDERS["openai"].default_model}"'
+    raise ModelError("not_found", f"unknown model {name[:80]!r}{hint}")
+
+
+def _find_provider_by_prefix(name: str) -> str:
+    """The provider that the beginning of a model's name decides; "" if there is none."""
+    prefixes = _PROVIDER_BY_PREFIX.items()
+    return next((provider for prefix, provider in prefixes if name.lower().startswith(prefix)), "")
 
 
 def find_default_model(environ: Mapping[str, str]) -> tuple[str, str] | None:
