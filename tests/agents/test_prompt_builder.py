@@ -36,7 +36,7 @@ def _plan(name: str, instruction: str) -> Plan:
 def _context(text: str, count: int = 1) -> PromptContext:
     return PromptContext(
         memories=[Memory(f"{at}{text}", text, 0, 0) for at in range(count)],
-        goals=[Goal(f"goal_{at}", text, text[:50], 1.0, False, False, 0, 0) for at in range(count)],
+        goals=[Goal(f"goal_{at}", text, text[:50], 1.0, False, False, {}, 0, 0) for at in range(count)],
         plans=[_plan(text, text) for _ in range(count)],
         spaces=[Space("spc_1", text[:200])],
     )

@@ -32,15 +32,16 @@ async def test_goals_are_stored_for_an_agent(each_database_api: ApiClient) -> No
 
 
 @pytest.mark.spec("9.3")
-async def test_a_goal_of_another_agent_is_not_found(api: ApiClient) -> None:
+async def test_goals_of_two_agents_are_apart(each_database_api: ApiClient) -> None:
+    api = each_database_api
     ada, bob = await agent(api), await agent(api, "Bob")
-    response = await api.put(f"/api/agents/{ada}/goals", {"goals": [{"description": "hers"}]})
-    hers = response.data["items"][0]["id"]
-    stolen = {"goals": [{"description": "new"}, {"id": hers, "description": "mine now"}]}
-    reply = await api.put(f"/api/agents/{bob}/goals", stolen)
-    assert (reply.status, "is not a goal of this agent" in reply.detail) == (404, True)
-    assert (await api.delete(f"/api/agents/{bob}/goals/{hers}")).status == 404
-    assert (await api.get(f"/api/agents/{bob}/goals")).data["items"] == []
+    goal = {"id": "goal-1", "description": "hers", "metadata": {"ticket": 7}}
+    hers = (await api.put(f"/api/agents/{ada}/goals", {"goals": [goal]})).data["items"]
+    assert (hers[0]["id"], hers[0]["metadata"]) == ("goal-1", {"ticket": 7})
+    assert (await api.delete(f"/api/agents/{bob}/goals/goal-1")).status == 404
+    reply = await api.put(f"/api/agents/{bob}/goals", {"goals": [{"id": "goal-1", "description": "his"}]})
+    assert [(item["description"], item["metadata"]) for item in reply.data["items"]] == [("his", {})]
+    assert (await api.get(f"/api/agents/{ada}/goals")).data["items"] == hers
 
 
 @pytest.mark.spec("12.1")
@@ -67,6 +68,8 @@ async def test_memories_are_stored_for_an_agent(each_database_api: ApiClient) ->
         ("goals", {"goals": [{"description": "a", "priority": 1e300}]}),
         ("goals", {"goals": [{"description": "a", "status": "active", "isCompleted": True}]}),
         ("goals", {"goals": [{"description": "a", "nonsense": 1}]}),
+        ("goals", {"goals": [{"description": "a", "metadata": {"big": "x" * 5_000}}]}),
+        ("goals", {"goals": [{"description": "a", "metadata": [1]}]}),
         ("goals", {"goals": [{"description": "a"}] * 101}),
         ("memories", {"memories": [{"key": "", "value": 1}]}),
         ("memories", {"memories": [{"key": "k\0", "value": 1}]}),

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from toolspace.storage import migrations as schema
-from toolspace.storage.database import Database
+from toolspace.storage.database import Database, Program
 from toolspace.storage.postgres.database import PostgresDatabase
-from toolspace.storage.queries import entities_and_spaces, inbox, sessions
+from toolspace.storage.queries import entities_and_spaces, goals_and_memories, inbox, sessions
+from toolspace.storage.queries.goals_and_memories import Goal, GoalChange
 from toolspace.storage.sqlite.database import SqliteDatabase
 
 RELEASED = (
@@ -78,4 +79,40 @@ async def test_inbox_of_an_earlier_version_keeps_its_events(
     await new.run(lambda: inbox.delete_all("ent_0"))
     assert await new.read(lambda: inbox.list_events("ent_0")) == []
     assert len(await new.read(lambda: inbox.list_events("ent_1"))) == 10
+    await new.aclose()
+
+
+@pytest.mark.spec("15.2")
+@pytest.mark.spec("9.3")
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_goals_of_an_earlier_version_are_kept(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def open_database() -> Database:
+        if kind == "sqlite":
+            return await SqliteDatabase.open(tmp_path / "toolspace.db")
+        return await PostgresDatabase.open(url)
+
+    def insert_goal(goal_id: str, agent: str) -> Program[object]:
+        yield "INSERT INTO goals VALUES (?, ?, 'Write', 'active', 2.5, 1, 0, 3, 4)", (goal_id, agent)
+
+    url: str = request.getfixturevalue("postgres_url") if kind == "postgres" else ""
+    migrations = schema.MIGRATIONS
+    monkeypatch.setattr(schema, "MIGRATIONS", migrations[:3])
+    old = await open_database()
+    for agent in ("ent_ada", "ent_bob"):
+        await old.run(lambda a=agent: entities_and_spaces.create_entity(a, "agent", a, {}))
+        await old.run(lambda a=agent: insert_goal(f"goal_{a}", a))
+    await old.aclose()
+    monkeypatch.setattr(schema, "MIGRATIONS", migrations)
+    new = await open_database()
+    (goal,) = await new.read(lambda: goals_and_memories.list_goals("ent_ada"))
+    expected_goal = Goal("goal_ent_ada", "Write", "active", 2.5, True, False, {}, 3, 4)
+    assert msgspec.structs.asdict(goal) == msgspec.structs.asdict(expected_goal)
+    change = GoalChange(id="goal_ent_ada", description="Write")
+    ((_, is_new),) = await new.run(lambda: goals_and_memories.set_goals("ent_bob", [change], clear=False))
+    assert is_new
+    await new.run(lambda: entities_and_spaces.delete_entity("ent_ada"))
+    assert await new.read(lambda: goals_and_memories.list_goals("ent_ada")) == []
+    assert len(await new.read(lambda: goals_and_memories.list_goals("ent_bob"))) == 2
     await new.aclose()

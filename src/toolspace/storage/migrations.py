@@ -183,7 +183,23 @@ _THIRD = (
     "CREATE INDEX inbox_claimed ON inbox (claim) WHERE status = 'processing'",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD)
+_GOALS_PER_AGENT = (
+    # By agent first: agents choose ids such as `goal-1`, each for itself. Goals also have metadata.
+    """CREATE TABLE goals_per_agent (
+        entity_id TEXT NOT NULL REFERENCES entities (id) ON DELETE CASCADE, id TEXT NOT NULL,
+        description TEXT NOT NULL, status TEXT NOT NULL, priority DOUBLE PRECISION NOT NULL,
+        is_long_term BIGINT NOT NULL, is_completed BIGINT NOT NULL, metadata TEXT NOT NULL, created_at BIGINT NOT NULL,
+        updated_at BIGINT NOT NULL, PRIMARY KEY (entity_id, id)
+    )""",
+    """INSERT INTO goals_per_agent (entity_id, id, description, status, priority, is_long_term, is_completed, metadata,
+            created_at, updated_at)
+        SELECT entity_id, id, description, status, priority, is_long_term, is_completed, '{}', created_at, updated_at
+        FROM goals""",
+    "DROP TABLE goals",
+    "ALTER TABLE goals_per_agent RENAME TO goals",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _GOALS_PER_AGENT)
 
 
 def migrate() -> Program[int]:

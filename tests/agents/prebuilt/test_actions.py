@@ -216,6 +216,7 @@ async def test_goals_are_created_updated_and_deleted(harness: ServiceHarness, ac
         "priority": 5,
         "isLongTerm": False,
         "isCompleted": False,
+        "metadata": {},
     }
     change = await act(
         "set_goals", goals=[{"id": now["id"], "description": "now", "isCompleted": True}], clearExisting=True
@@ -228,6 +229,22 @@ async def test_goals_are_created_updated_and_deleted(harness: ServiceHarness, ac
     _, error = await act.failure("delete_goals", goalIds=[now["id"], "goal_other"])
     assert error == '"goal_other" is not a goal of this agent; get_goals shows their ids'
     assert await act("delete_goals", goalIds=[now["id"]]) == {"success": True, "deleted": 1}
+
+
+@pytest.mark.spec("9.3")
+async def test_goals_have_ids_of_the_agents_choice_and_metadata(harness: ServiceHarness, act: RunningAgent) -> None:
+    goal = {"id": "goal-1", "description": "Write", "metadata": {"ticket": 7, "tags": ["a\0"]}}
+    result = await act("set_goals", goals=[goal])
+    assert result["goalsModified"] == [{"action": "created", "id": "goal-1", "description": "Write"}]
+    assert result["currentGoals"][0]["metadata"] == goal["metadata"]
+    result = await act("set_goals", goals=[{"id": "goal-1", "description": "Write it"}])
+    assert result["goalsModified"] == [{"action": "updated", "id": "goal-1", "description": "Write it"}]
+    assert (await act("get_goals"))["goals"][0]["metadata"] == goal["metadata"]
+    result = await act("set_goals", goals=[{"id": "goal-1", "description": "Write it", "metadata": {"ticket": 8}}])
+    assert result["currentGoals"][0]["metadata"] == {"ticket": 8}
+    kind, error = await act.failure("set_goals", goals=[{"description": "b", "metadata": {"big": "x" * 5_000}}])
+    assert kind == "invalid_parameters"
+    assert 'the metadata of the goal "b" has 5010 bytes of JSON; at most 4096 are accepted' in error
 
 
 @pytest.mark.spec("9.4")

@@ -67,12 +67,25 @@ async def test_change_of_a_goal_keeps_other_fields(store: Store) -> None:
 
 @pytest.mark.spec("9.3")
 @pytest.mark.parametrize("clear", [False, True])
-async def test_id_of_another_agents_goal_changes_nothing(store: Store, clear: bool) -> None:
+async def test_two_agents_have_goals_with_the_same_id(store: Store, clear: bool) -> None:
+    for agent in ("ada", "bob"):
+        ((new_goal, new),) = await store(
+            goals_and_memories.set_goals, agent, [goal(agent, id="goal-1", metadata={"of": agent})], clear=clear
+        )
+        assert (new_goal.id, new) == ("goal-1", True)
+    ((changed_goal, new),) = await store(goals_and_memories.set_goals, "ada", [goal("ada 2", id="goal-1")], clear=clear)
+    assert (changed_goal.metadata, new) == ({"of": "ada"}, False)
+    (his,) = await store(goals_and_memories.list_goals, "bob")
+    assert (his.description, his.metadata) == ("bob", {"of": "bob"})
+    assert await store(goals_and_memories.delete_goals, "ada", ["goal-1"]) == 1
+    assert [item.description for item in await store(goals_and_memories.list_goals, "bob")] == ["bob"]
+
+
+@pytest.mark.spec("9.3")
+async def test_deleting_a_goal_that_the_agent_does_not_have_changes_nothing(store: Store) -> None:
     ((own_goal, _),) = await store(goals_and_memories.set_goals, "ada", [goal("mine")], clear=False)
     ((other_goal, _),) = await store(goals_and_memories.set_goals, "bob", [goal("his")], clear=False)
     for wrong in (other_goal.id, "goal_nobody"):
-        with pytest.raises(RefusedError, match="is not a goal of this agent"):
-            await store(goals_and_memories.set_goals, "ada", [goal("new"), goal("stolen", id=wrong)], clear=clear)
         with pytest.raises(RefusedError, match="is not a goal of this agent"):
             await store(goals_and_memories.delete_goals, "ada", [own_goal.id, wrong])
     assert [item.description for item in await store(goals_and_memories.list_goals, "ada")] == ["mine"]
@@ -97,6 +110,9 @@ async def test_contradictions_and_too_many_goals_are_refused(store: Store) -> No
         )
     with pytest.raises(RefusedError, match="at most 200 goals"):
         await store(goals_and_memories.set_goals, "ada", [goal("x")] * goals_and_memories.MAX_GOALS, clear=False)
+    many = [goal("x", id=f"goal-{n}") for n in range(goals_and_memories.MAX_GOALS)]
+    with pytest.raises(RefusedError, match="at most 200 goals"):
+        await store(goals_and_memories.set_goals, "ada", many, clear=False)
     assert len(await store(goals_and_memories.list_goals, "ada")) == 1
 
 

@@ -40,8 +40,10 @@ from toolspace.storage.queries.goals_and_memories import Goal, GoalChange
 MAX_GOAL_TEXT = 4_000
 MAX_GOALS_PER_CALL = 100
 MAX_PRIORITY = 1_000_000
+MAX_GOAL_METADATA = 4 * 1024
+"""The size of the metadata of one goal as JSON."""
 _GOAL = {
-    "id": {**ID_SCHEMA, "description": "The goal to change; leave it out for a new one."},
+    "id": {**ID_SCHEMA, "description": "The goal to change, or an id of your choice for a new one."},
     "description": text_schema(MAX_GOAL_TEXT, "What you want to reach."),
     "status": text_schema(50, "`active`, `completed`, or a word of your own."),
     "priority": {
@@ -52,11 +54,12 @@ _GOAL = {
     },
     "isLongTerm": {"type": "boolean"},
     "isCompleted": {"type": "boolean"},
+    "metadata": {"type": "object", "description": "Anything else to store with it; it replaces what was there."},
 }
 
 
 @action(
-    "Set goals of yours, or change some: with its id a goal is changed, without one it is new.",
+    "Set goals of yours, or change some: with its id a goal is changed, with a new id or without one it is new.",
     {
         "goals": list_schema(object_schema(_GOAL, "description"), MAX_GOALS_PER_CALL, min_items=0),
         "clearExisting": {"type": "boolean", "description": "Delete the goals that are not named here."},
@@ -98,6 +101,12 @@ def _save_goals(agent_id: str, changes: list[GoalChange], clear: bool) -> Progra
 
 
 def _parse_goal_change(arguments: Mapping[str, Any]) -> GoalChange:
+    metadata = arguments.get("metadata")
+    if metadata is not None and (size := json_text.encoded_size(metadata)) > MAX_GOAL_METADATA:
+        raise ToolValidationError(
+            f'the metadata of the goal "{arguments["description"][:80]}" has {size} bytes of JSON; '
+            f"at most {MAX_GOAL_METADATA} are accepted"
+        )
     return GoalChange(
         id=arguments.get("id"),
         description=json_text.valid_text(arguments["description"]),
@@ -105,6 +114,7 @@ def _parse_goal_change(arguments: Mapping[str, Any]) -> GoalChange:
         priority=arguments.get("priority"),
         is_long_term=arguments.get("isLongTerm"),
         is_completed=arguments.get("isCompleted"),
+        metadata=metadata,
     )
 
 
@@ -117,6 +127,7 @@ def _format_goal(goal: Goal) -> dict[str, Any]:
         "priority": priority,
         "isLongTerm": goal.is_long_term,
         "isCompleted": goal.is_completed,
+        "metadata": goal.metadata,
     }
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 from msgspec import Meta
 
 from toolspace.agents.prebuilt.goals_memories_plans import (
+    MAX_GOAL_METADATA,
     MAX_GOAL_TEXT,
     MAX_GOALS_PER_CALL,
     MAX_MEMORY_BYTES,
@@ -94,12 +95,12 @@ async def list_agent_runs(request: Request) -> ResultPage[RunRecord]:
 
 
 class NewGoal(GoalChange, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """A goal to add, or, with an `id`, a goal to change; missing fields then stay unchanged."""
+    """A goal to add, or, with the `id` of a goal, a change of it; missing fields then stay unchanged."""
 
     description: Annotated[str, Meta(min_length=1, max_length=MAX_GOAL_TEXT, pattern=_NO_NUL)]
     """What the agent wants to achieve."""
     id: Id | None = None
-    """The goal to change."""
+    """The goal to change, or the id of a new goal."""
     status: Annotated[str, Meta(min_length=1, max_length=50, pattern=_NO_NUL, examples=["active"])] | None = None
     """The status, in the agent's own words."""
     priority: Annotated[float, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
@@ -108,13 +109,18 @@ class NewGoal(GoalChange, frozen=True, kw_only=True, rename="camel", forbid_unkn
     """Whether the goal lasts longer than one task."""
     is_completed: bool | None = None
     """Whether the goal is reached."""
+    metadata: dict[str, Any] | None = None
+    """Any JSON object. It replaces the previous one."""
+
+    def __post_init__(self) -> None:
+        check_json_size("metadata", self.metadata, MAX_GOAL_METADATA)
 
 
 class NewGoals(JsonRequestBody, frozen=True, kw_only=True):
     """Goals to add or change."""
 
     goals: Annotated[list[NewGoal], Meta(max_length=MAX_GOALS_PER_CALL)]
-    """The goals to add, and, with an `id`, those to change."""
+    """The goals to add or to change. An `id` that the agent does not have yet adds a goal."""
     clear_existing: bool = False
     """Whether to delete all other goals."""
 
@@ -153,7 +159,7 @@ async def list_goals(request: Request) -> ResultPage[Goal]:
     "PUT",
     f"{_AGENT}/goals",
     "Add or change goals of an agent",
-    description="All or none: 404 if the agent has no goal with one of the ids. Returns all goals of the agent.",
+    description="All or none. An id that the agent does not have yet adds a goal. Returns all goals of the agent.",
     body=NewGoals,
 )
 async def set_goals(request: Request) -> ResultPage[Goal]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -23,7 +23,7 @@ class Goal(Record, frozen=True):
     """A goal of an agent."""
 
     id: str
-    """The id of the goal."""
+    """The id of the goal. Another agent may have a goal with the same id."""
     description: str
     """What the agent wants to achieve."""
     status: str
@@ -34,6 +34,8 @@ class Goal(Record, frozen=True):
     """Whether the goal lasts longer than one task."""
     is_completed: bool
     """Whether the goal is reached."""
+    metadata: dict[str, Any]
+    """Any JSON object."""
     created_at: int
     """When the goal was created, in Unix milliseconds."""
     updated_at: int
@@ -41,7 +43,7 @@ class Goal(Record, frozen=True):
 
 
 class GoalChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A new goal, or with an id a change of one; None leaves a field as it is."""
+    """A new goal, or with the id of a goal a change of it; None leaves a field as it is."""
 
     description: str
     id: str | None = None
@@ -49,6 +51,7 @@ class GoalChange(msgspec.Struct, frozen=True, kw_only=True):
     priority: float | None = None
     is_long_term: bool | None = None
     is_completed: bool | None = None
+    metadata: dict[str, Any] | None = None
 
 
 class Memory(Record, frozen=True):
@@ -64,10 +67,8 @@ class Memory(Record, frozen=True):
     """When the memory was last changed, in Unix milliseconds."""
 
 
-_GOAL = Table("goals", Goal, flags=("is_long_term", "is_completed"))
-_OR_REPLACE_OWN = (
-    _GOAL.on_conflict_update("id", except_columns=("id", "created_at")) + " WHERE goals.entity_id = excluded.entity_id"
-)
+_GOAL = Table("goals", Goal, flags=("is_long_term", "is_completed"), json=("metadata",))
+_OR_REPLACE_GOAL = _GOAL.on_conflict_update("entity_id, id", except_columns=("id", "created_at"))
 _MEMORY = Table("memories", Memory, json=("value",))
 _OR_REPLACE_VALUE = _MEMORY.on_conflict_update("entity_id, key", except_columns=("key", "created_at"))
 
@@ -80,32 +81,36 @@ def list_goals(entity_id: str) -> Program[list[Goal]]:
 def set_goals(entity_id: str, changes: Sequence[GoalChange], *, clear: bool) -> Program[list[tuple[Goal, bool]]]:
     """Adds and changes goals, all or none. Returns each as it is now, and whether it is new.
 
-    `clear`: goals that are not among them are deleted. Raises `RefusedError` if an id is not of the agent's own goals.
+    An id that the agent does not have yet is the id of a new goal. `clear`: goals that are not among them are deleted.
+    Raises `RefusedError` if a goal contradicts itself or is named twice, or if there are too many.
     """
     own_goals = {goal.id: goal for goal in (yield from list_goals(entity_id))}
-    changed_ids = [change.id for change in changes if change.id is not None]
-    _check_own(changed_ids, own_goals)
-    if repeated_id := next((goal_id for goal_id in changed_ids if changed_ids.count(goal_id) > 1), None):
+    named_ids = [change.id for change in changes if change.id is not None]
+    if repeated_id := next((goal_id for goal_id in named_ids if named_ids.count(goal_id) > 1), None):
         raise RefusedError("invalid", f'the goal "{repeated_id}" is named twice')
-    remaining = len(changed_ids) if clear else len(own_goals)
-    if remaining + len(changes) - len(changed_ids) > MAX_GOALS:
+    other_goals = set[str]() if clear else own_goals.keys() - set(named_ids)
+    if len(other_goals) + len(changes) > MAX_GOALS:
         raise RefusedError("invalid", f"an agent has at most {MAX_GOALS} goals; delete or complete some first")
     if clear:
-        for goal_id in own_goals.keys() - set(changed_ids):
+        for goal_id in own_goals.keys() - set(named_ids):
             yield "DELETE FROM goals WHERE id = ? AND entity_id = ?", (goal_id, entity_id)
     at = now_ms()
     goals: list[tuple[Goal, bool]] = []
     for position, change in enumerate(changes):
-        goal = _apply_change(own_goals.get(change.id or ""), change, at + position)  # Their times keep their order.
-        yield from _GOAL.insert(_OR_REPLACE_OWN, **msgspec.structs.asdict(goal), entity_id=entity_id)
-        goals.append((goal, change.id is None))
+        before = own_goals.get(change.id or "")
+        goal = _apply_change(before, change, at + position)  # Their times keep their order.
+        yield from _GOAL.insert(_OR_REPLACE_GOAL, **msgspec.structs.asdict(goal), entity_id=entity_id)
+        goals.append((goal, before is None))
     return goals
 
 
 def delete_goals(entity_id: str, goal_ids: Sequence[str]) -> Program[int]:
     """Deletes goals, all or none; returns how many. Raises `RefusedError` if an id is not of the agent's own goals."""
     unique_ids = list(dict.fromkeys(goal_ids))
-    _check_own(unique_ids, {goal.id for goal in (yield from list_goals(entity_id))})
+    own_ids = {goal.id for goal in (yield from list_goals(entity_id))}
+    for goal_id in unique_ids:
+        if goal_id not in own_ids:
+            raise RefusedError("not_found", f'"{goal_id}" is not a goal of this agent; get_goals shows their ids')
     for goal_id in unique_ids:
         yield "DELETE FROM goals WHERE id = ? AND entity_id = ?", (goal_id, entity_id)
     return len(unique_ids)
@@ -140,12 +145,6 @@ def delete_memories(entity_id: str, keys: Sequence[str]) -> Program[int]:
     return deleted_count
 
 
-def _check_own(goal_ids: Sequence[str], own_ids: Collection[str]) -> None:
-    for goal_id in goal_ids:
-        if goal_id not in own_ids:
-            raise RefusedError("not_found", f'"{goal_id}" is not a goal of this agent; get_goals shows their ids')
-
-
 def _apply_change(before: Goal | None, change: GoalChange, at: int) -> Goal:
     was_completed, was_long_term = (before.is_completed, before.is_long_term) if before else (False, False)
     status, is_completed = change.status, change.is_completed
@@ -161,12 +160,13 @@ def _apply_change(before: Goal | None, change: GoalChange, at: int) -> Goal:
         )
     old_priority = before.priority if before else 0.0
     return Goal(
-        id=before.id if before else new_id("goal"),
+        id=change.id or new_id("goal"),
         description=change.description,
         status=status,
         priority=old_priority if change.priority is None else float(change.priority),
         is_long_term=was_long_term if change.is_long_term is None else change.is_long_term,
         is_completed=is_completed,
+        metadata=(before.metadata if before else {}) if change.metadata is None else change.metadata,
         created_at=before.created_at if before else at,
         updated_at=at,
     )
