@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from toolspace.composition.maintenance import MaintenanceTasks, close_when_idle, sweep_outputs
-from toolspace.config.find_and_watch import default_state_dir, watch_files
+from toolspace.config.find_and_watch import default_state_dir, list_state_paths, watch_files
 from toolspace.core import defaults
 from toolspace.core.call_statistics import ToolStats
 from toolspace.core.extension_points import OutputStore, Policy, ResultCache, TokenCounter, ToolProvider
@@ -120,6 +120,8 @@ class Toolspace:
         self._background = MaintenanceTasks()
         self._cache = cache or MemoryCache()
         if parent is None:
+            state_context = ToolContext(private_paths=list_state_paths(self.state_dir))
+            context = context.with_defaults(state_context) if context is not None else state_context
             self._outputs = outputs or DiskOutputs(
                 self.state_dir / "outputs", ttl=settings.tool_output_ttl, count_tokens=settings.count_tokens
             )

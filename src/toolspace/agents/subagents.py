@@ -36,6 +36,7 @@ _INHERITED_FIELDS = (
     "user_id",
     "allowed_paths",
     "protected_paths",
+    "private_paths",
     "allowed_env",
     "allowed_hosts",
     "memory_dir",

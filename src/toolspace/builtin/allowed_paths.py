@@ -8,11 +8,14 @@ is not followed, so the second step cannot leave the root.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import stat
+import unicodedata
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property, lru_cache
 from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +35,7 @@ _FILE_KINDS = {
 }
 _MAX_PATH_BYTES = 4096
 _MAX_ATTEMPTS = 4
+_MAX_PRIVATE_FILES = 100_000
 _CONFIGURATION_NAMES = frozenset(f"toolspace.{suffix}" for suffix in ("yaml", "yml", "json", "toml"))
 """Configuration files. A tool that could write one could give itself every permission."""
 
@@ -104,14 +108,25 @@ class AllowedPaths:
     """The folders that a call may access. Relative paths start at `base`."""
 
     def __init__(
-        self, roots: Sequence[str | Path], *, base: str, setting: str, protected_files: Sequence[str | Path] = ()
+        self,
+        roots: Sequence[str | Path],
+        *,
+        base: str,
+        setting: str,
+        protected_files: Sequence[str | Path] = (),
+        private_paths: Sequence[str | Path] = (),
     ) -> None:
-        """`setting` names the setting in error messages. `protected_files` can be read, but not changed."""
+        """`setting` names the setting in error messages. `protected_files` can be read, but not changed.
+
+        `private_paths` can neither be read nor changed. They contain no links. One that contains a root does not
+        hold below this root.
+        """
         self._base = base
         self._setting = setting
         root_paths = [os.path.join(base, os.path.expanduser(root)) for root in roots]
         self._roots = sorted({os.path.realpath(root) for root in root_paths}, key=len, reverse=True)
         self._protected_files = {os.path.realpath(file) for file in protected_files}
+        self._private_paths = tuple(map(str, private_paths))
         self._immovable = {*self._roots, *map(os.path.normpath, root_paths)}
 
     @classmethod
@@ -120,7 +135,13 @@ class AllowedPaths:
         with translate_os_errors("."):
             current = os.getcwd()
         roots = [current] if context.allowed_paths is None else context.allowed_paths
-        return cls(roots, base=current, setting="allowedPaths", protected_files=context.protected_paths or ())
+        return cls(
+            roots,
+            base=current,
+            setting="allowedPaths",
+            protected_files=context.protected_paths or (),
+            private_paths=context.private_paths or (),
+        )
 
     @contextmanager
     def locate(
@@ -129,17 +150,38 @@ class AllowedPaths:
         """Opens the folder of a path. The file itself may not exist.
 
         `follow` resolves a link at the end of the path; `create` creates missing folders; `write` raises
-        for protected files. Operating system errors inside the block become tool errors.
+        for protected files. Raises for private files. Operating system errors inside the block become tool errors.
         """
         check_path_text(path)
         with translate_os_errors(path):
             location = self._locate(path, follow, create)
             try:
+                self._check_not_linked(location)
                 if write:
                     self._check_writable(location)
                 yield location
             finally:
                 os.close(location.folder_fd)
+
+    def is_private(self, real_path: str) -> bool:
+        """Whether a path without links is a private one, or inside one. Ignores case, as some file systems do."""
+        root = next((root for root in self._roots if _is_inside(real_path, root)), None)
+        path = _fold(real_path)
+        return root is not None and any(
+            _is_inside(path, private) for private in _list_private_paths(root, self._private_paths)
+        )
+
+    def is_private_file(self, status: os.stat_result) -> bool:
+        """Whether a file is a hard link to a private file."""
+        if status.st_nlink < 2 or not stat.S_ISREG(status.st_mode):
+            return False
+        return (status.st_dev, status.st_ino) in self._private_file_ids
+
+    @cached_property
+    def _private_file_ids(self) -> frozenset[tuple[int, int]]:
+        """Device and inode of the private files with several names."""
+        statuses = itertools.islice(_walk_statuses(self._private_paths), _MAX_PRIVATE_FILES)
+        return frozenset((status.st_dev, status.st_ino) for status in statuses if status.st_nlink > 1)
 
     def search_roots(self) -> list[str]:
         """Where a search without a path starts: the current folder if it is allowed, otherwise every root."""
@@ -171,7 +213,15 @@ class AllowedPaths:
         finally:
             os.close(folder_fd)
 
+    def _check_not_linked(self, location: FileLocation) -> None:
+        status = location.find_status()
+        if status is not None and self.is_private_file(status):
+            raise _private_error(location.path)
+
     def _check_writable(self, location: FileLocation) -> None:
+        real_path = _fold(location.real_path)
+        if any(_is_inside(_fold(path), real_path) for path in self._private_paths):
+            raise _private_error(location.path)
         folder, name = os.path.split(location.real_path)
         is_protected = name.casefold() in _CONFIGURATION_NAMES or any(
             _is_inside(file, location.real_path) for file in self._protected_files
@@ -190,6 +240,8 @@ class AllowedPaths:
         for _ in range(_MAX_ATTEMPTS):
             real_path = self._resolve(path, follow)
             root = self._find_root(path, real_path)
+            if self.is_private(real_path):  # Before a missing folder is created.
+                raise _private_error(path)
             try:
                 if real_path == root:
                     folder_fd, name = os.open(os.path.dirname(root), _FOLDER_FLAGS), os.path.basename(root) or "."
@@ -225,6 +277,40 @@ class AllowedPaths:
         raise ToolPermissionError(
             f"{path!r} is outside the allowed folders ({roots}); use a path inside them, or set {self._setting}"
         )
+
+
+def _private_error(path: str) -> ToolPermissionError:
+    return ToolPermissionError(
+        f"{path!r} is, or contains, state of Toolspace (database, keys, caches, stored outputs); "
+        "file tools cannot read or change it. Use another path, or set storage.dir to a folder of its own"
+    )
+
+
+def _fold(path: str) -> str:
+    """The path as a file system compares it that ignores case. Two spellings of a private path are both private."""
+    return unicodedata.normalize("NFC", path).casefold()
+
+
+@lru_cache(maxsize=256)
+def _list_private_paths(root: str, private_paths: tuple[str, ...]) -> tuple[str, ...]:
+    """The outermost private paths that hold for a root, in the form in which they are compared."""
+    outermost: list[str] = []
+    for path in sorted({_fold(path) for path in private_paths if not _is_inside(root, path)}):
+        if not any(_is_inside(path, folder) for folder in outermost):
+            outermost.append(path)
+    return tuple(outermost)
+
+
+def _walk_statuses(paths: Sequence[str]) -> Iterator[os.stat_result]:
+    """The status of every file below the paths. Skips what cannot be read."""
+    for path in paths:
+        with suppress(OSError):
+            yield os.lstat(path)
+    for path in paths:
+        for folder, _, names in os.walk(path):
+            for name in names:
+                with suppress(OSError):
+                    yield os.lstat(os.path.join(folder, name))
 
 
 def _is_inside(path: str, folder: str) -> bool:

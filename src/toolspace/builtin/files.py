@@ -112,11 +112,12 @@ def list_files(
     """
     glob = Glob(pattern, "pattern") if pattern else None
     is_recursive = recursive or (glob is not None and glob.has_folders)
-    with AllowedPaths.from_context(context).locate(path) as location:
+    allowed_paths = AllowedPaths.from_context(context)
+    with allowed_paths.locate(path) as location:
         status = location.get_status()
         if not stat.S_ISDIR(status.st_mode):
             raise ToolExecutionError(f"{path!r} is a {file_kind(status)}, not a folder; use get_file_info")
-        matching_entries = _walk_entries(location, glob, context, is_recursive=is_recursive)
+        matching_entries = _walk_entries(allowed_paths, location, glob, context, is_recursive=is_recursive)
         with closing(matching_entries):
             entries = list(itertools.islice(matching_entries, MAX_ENTRIES + 1))
     is_truncated = len(entries) > MAX_ENTRIES
@@ -287,27 +288,31 @@ def _check_file_path(parameter: str, path: str) -> None:
 
 
 def _walk_entries(
-    location: FileLocation, glob: Glob | None, context: ToolContext, *, is_recursive: bool
+    allowed_paths: AllowedPaths, location: FileLocation, glob: Glob | None, context: ToolContext, *, is_recursive: bool
 ) -> Generator[dict[str, Any]]:
-    """The entries of a folder that match, and of the folders below it."""
-    prefix = path_prefix(location.path)
+    """The entries of a folder that match, and of the folders below it, without the private ones."""
+    prefix, root = path_prefix(location.path), location.real_path.rstrip("/")
     with location.open_folder() as folder_fd, closing(walk_folder(folder_fd, context)) as visits:
         for visit in visits:
             for entry in visit.entries:
                 entry_path = visit.entry_path(entry.name)
+                if allowed_paths.is_private(f"{root}/{entry_path}"):
+                    continue
                 if glob is None or glob.matches(entry_path):
-                    yield from _describe_entry(entry, prefix + entry_path)
+                    yield from _describe_entry(entry, prefix + entry_path, allowed_paths)
                 # Not .git: its thousands of files are internal to git.
                 is_folder = is_recursive and entry.name != ".git" and entry.is_dir(follow_symlinks=False)
                 if is_folder and (glob is None or glob.can_match_below(entry_path)):
                     visit.pending_folders.append(entry_path)
 
 
-def _describe_entry(entry: os.DirEntry[str], path: str) -> Iterator[dict[str, Any]]:
+def _describe_entry(entry: os.DirEntry[str], path: str, allowed_paths: AllowedPaths) -> Iterator[dict[str, Any]]:
     try:
         status = entry.stat(follow_symlinks=False)
     except OSError:
         return  # The file was deleted meanwhile.
+    if allowed_paths.is_private_file(status):
+        return
     yield {
         "name": display_name(entry.name),
         "path": display_name(path),

@@ -74,8 +74,8 @@ def grep_files(
     if not 0 <= context <= _MAX_CONTEXT_LINES:
         raise ToolValidationError(f"context: expected 0 to {_MAX_CONTEXT_LINES} lines, got {context}")
     compiled_glob = Glob(glob, "glob") if glob else None
-    search = _Search(SafePattern(pattern, ignore_case=ignoreCase), compiled_glob, context, call)
     allowed_paths = AllowedPaths.from_context(call)
+    search = _Search(SafePattern(pattern, ignore_case=ignoreCase), compiled_glob, context, call, allowed_paths)
     for start in [path] if path is not None else allowed_paths.search_roots():
         _search_from(start, allowed_paths, search)
     return search.result()
@@ -96,11 +96,19 @@ def _search_from(path: str, allowed_paths: AllowedPaths, search: _Search) -> Non
 class _Search:
     """One search and its matches."""
 
-    def __init__(self, pattern: SafePattern, glob: Glob | None, context_lines: int, call: ToolContext) -> None:
+    def __init__(
+        self,
+        pattern: SafePattern,
+        glob: Glob | None,
+        context_lines: int,
+        call: ToolContext,
+        allowed_paths: AllowedPaths,
+    ) -> None:
         self._pattern = pattern
         self._glob = glob
         self._context_lines = context_lines
         self._call = call
+        self._allowed_paths = allowed_paths
         self._matches: list[dict[str, Any]] = []
         self._remaining_characters = MAX_MATCH_CHARACTERS
         self._slow_lines = 0
@@ -121,7 +129,10 @@ class _Search:
                 rules = [*rules_by_folder.pop(visit.path), *_read_rules(visit.folder_fd, folder)]
                 for entry in visit.entries:
                     is_folder = entry.is_dir(follow_symlinks=False)
-                    if entry.name == ".git" or _is_ignored(f"{folder}/{entry.name}", rules, is_folder=is_folder):
+                    real_path = f"{folder}/{entry.name}"
+                    if entry.name == ".git" or _is_ignored(real_path, rules, is_folder=is_folder):
+                        continue
+                    if self._allowed_paths.is_private(real_path):
                         continue
                     entry_path = visit.entry_path(entry.name)
                     if not is_folder:
@@ -139,7 +150,8 @@ class _Search:
         file = open_file(visit.folder_fd, name)
         if file is not None:
             with file:
-                if os.fstat(file.fileno()).st_size <= MAX_FILE_BYTES:
+                status = os.fstat(file.fileno())
+                if status.st_size <= MAX_FILE_BYTES and not self._allowed_paths.is_private_file(status):
                     self.search_file(file, prefix + entry_path, is_small=True)
 
     def search_file(self, file: BufferedReader, path: str, *, is_small: bool = False) -> None:

@@ -115,7 +115,8 @@ memory_tools = (memory_list, memory_read, memory_write, memory_patch, memory_app
 def _memory_root(context: ToolContext) -> tuple[AllowedPaths, str]:
     """The memory folder: the only allowed path, and its name."""
     root = os.path.abspath(os.path.expanduser(context.memory_dir or os.path.join(".toolspace", "memory")))
-    return AllowedPaths([root], base=root, setting="memoryDir"), root
+    private_paths = context.private_paths or ()
+    return AllowedPaths([root], base=root, setting="memoryDir", private_paths=private_paths), root
 
 
 @contextmanager

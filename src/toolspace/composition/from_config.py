@@ -15,6 +15,7 @@ import msgspec
 
 from toolspace.composition.providers import ConfiguredProvider, belongs_to_one_provider, build_providers
 from toolspace.config.configuration import AgentSpec, Config
+from toolspace.config.find_and_watch import list_state_paths
 from toolspace.config.tool_settings import QueueSettings, ToolDefinition
 from toolspace.config.validation import camel_case
 from toolspace.core.names import SEPARATOR, did_you_mean
@@ -28,6 +29,7 @@ from toolspace.orchestrator.stages.queue import QueueSpec, RateLimit
 from toolspace.providers.configured_tools import ToolExecution, build_execution
 from toolspace.providers.functions import list_loaded_files, load_functions
 from toolspace.providers.mcp.server_spec import McpCallbacks
+from toolspace.storage.database import find_database_file
 
 if TYPE_CHECKING:
     from toolspace.agents.registry import AgentRegistry
@@ -135,6 +137,7 @@ def _build_context(config: Config) -> ToolContext:
         allowed_paths=tools.allowed_paths if tools.allowed_paths is not None else (Path.cwd(),),
         # With the files of the main configuration: an agent must not change its permissions there.
         protected_paths=(*config.files(), *(config.parent.files() if config.parent else ()), *list_loaded_files()),
+        private_paths=list_state_paths(config.state_dir, find_database_file(config.storage.url, config.state_dir)),
         allowed_env=tools.allowed_env,
         allowed_hosts=tools.allowed_hosts,
         memory_dir=tools.memory_dir or Path.cwd() / ".toolspace" / "memory",

@@ -13,6 +13,9 @@ from pathlib import Path
 CONFIG_NAMES = ("toolspace.yaml", "toolspace.yml", "toolspace.json", "toolspace.toml")
 MAX_WAIT = 10
 """How many checks a change may take to settle before it is reported nevertheless."""
+_STATE_FOLDERS = ("logins", "outputs", "run", "sessions")
+_STATE_DATABASES = ("toolspace.db", "cache.db")
+_SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal")
 REMOVED_AFTER = 3
 """After how many checks a missing file counts as removed: editors remove it for a moment while they save."""
 
@@ -43,6 +46,24 @@ def default_state_dir(environ: Mapping[str, str] | None = None) -> Path:
         return Path(state) / "toolspace"
     home = environ.get("HOME")
     return (Path(home) if home else Path.home()) / ".local" / "state" / "toolspace"
+
+
+def list_state_paths(state_dir: Path, database_file: Path | None = None) -> tuple[str, ...]:
+    """The real paths that file tools may neither read nor change: the state directory, and each part of the state.
+
+    The parts are listed too, for the case that the state directory itself is an allowed path.
+    """
+    real_dir = os.path.realpath(state_dir)
+    folders = [_resolve_link(os.path.join(real_dir, name)) for name in _STATE_FOLDERS]
+    databases = [_resolve_link(os.path.join(real_dir, name)) for name in _STATE_DATABASES]
+    if database_file is not None:
+        databases.append(os.path.realpath(database_file))
+    return (real_dir, *folders, *(path + suffix for path in databases for suffix in _SQLITE_SUFFIXES))
+
+
+def _resolve_link(path: str) -> str:
+    """The real path of a file whose folder is a real path."""
+    return os.path.realpath(path) if os.path.islink(path) else path
 
 
 def watch_files(files: Callable[[], Iterable[Path]], *, interval: float = 1.0) -> AsyncIterator[None]:

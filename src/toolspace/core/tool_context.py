@@ -110,8 +110,8 @@ class ToolContext:
 
     __slots__ = (
         "agent", "agent_entity_id", "agent_id", "allowed_env", "allowed_hosts", "allowed_paths", "caller_client",
-        "handle", "host", "memory_dir", "protected_paths", "run_id", "session_dir", "session_id", "space_id", "task_id",
-        "tasks", "user_id", "web_search",
+        "handle", "host", "memory_dir", "private_paths", "protected_paths", "run_id", "session_dir", "session_id",
+        "space_id", "task_id", "tasks", "user_id", "web_search",
     )  # fmt: skip
 
     def __init__(
@@ -121,6 +121,7 @@ class ToolContext:
         user_id: str | None = None,
         allowed_paths: Sequence[str | Path] | None = None,
         protected_paths: Sequence[str | Path] | None = None,
+        private_paths: Sequence[str | Path] | None = None,
         allowed_env: Sequence[str] | None = None,
         allowed_hosts: Sequence[str] | None = None,
         memory_dir: str | Path | None = None,
@@ -141,6 +142,8 @@ class ToolContext:
         self.allowed_paths = allowed_paths
         self.protected_paths = protected_paths
         """Files that no tool may change: the configuration, because it decides what tools may do."""
+        self.private_paths = private_paths
+        """Files and folders that no file tool may read or change: the state, because it contains keys and results."""
         self.allowed_env = allowed_env
         self.allowed_hosts = allowed_hosts
         self.memory_dir = memory_dir
@@ -168,6 +171,7 @@ class ToolContext:
         copy.user_id = self.user_id or base.user_id
         copy.allowed_paths = base.allowed_paths if self.allowed_paths is None else self.allowed_paths
         copy.protected_paths = base.protected_paths if self.protected_paths is None else self.protected_paths
+        copy.private_paths = base.private_paths if self.private_paths is None else self.private_paths
         copy.allowed_env = base.allowed_env if self.allowed_env is None else self.allowed_env
         copy.allowed_hosts = base.allowed_hosts if self.allowed_hosts is None else self.allowed_hosts
         copy.memory_dir = base.memory_dir if self.memory_dir is None else self.memory_dir
@@ -193,6 +197,7 @@ class ToolContext:
         copy.user_id = self.user_id
         copy.allowed_paths = self.allowed_paths
         copy.protected_paths = self.protected_paths
+        copy.private_paths = self.private_paths
         copy.allowed_env = self.allowed_env
         copy.allowed_hosts = self.allowed_hosts
         copy.memory_dir = self.memory_dir

@@ -1,0 +1,162 @@
+"""File tools reach no state of Toolspace: database, keys, logins, caches, outputs and sockets."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from toolspace import Settings, Toolspace
+from toolspace.builtin.files import file_tools
+from toolspace.core.tool_context import ToolContext
+
+SECRET = "jwt-secret-of-the-gateway"
+STATE_FILES = (
+    "toolspace.db",
+    "toolspace.db-wal",
+    "toolspace.db-shm",
+    "cache.db",
+    "cache.db-journal",
+    "logins/github.json",
+    "outputs/session/1.txt",
+    "sessions/agent/1.md",
+    "run/1.sock",
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of a project whose state directory is `.toolspace`."""
+    folder = tmp_path / "project"
+    fill_state(folder / ".toolspace")
+    (folder / "notes.txt").write_text(f"about {SECRET}")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def fill_state(state_dir: Path) -> None:
+    for name in STATE_FILES:
+        file = state_dir / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(SECRET)
+
+
+def open_toolspace(folder: Path, *, storage: dict[str, Any] | None = None, **tools: Any) -> Toolspace:
+    path = folder / "toolspace.yaml"
+    path.write_text(yaml.safe_dump({"storage": storage or {"dir": "./.toolspace"}, "tools": tools}))
+    return Toolspace.open(path, environ={"HOME": str(folder.parent / "home"), "PATH": os.environ["PATH"]})
+
+
+def list_uses(path: str) -> list[tuple[str, dict[str, Any]]]:
+    return [
+        ("read_file", {"path": path}),
+        ("read_file", {"path": path, "encoding": "base64"}),
+        ("get_file_info", {"path": path}),
+        ("list_files", {"path": path}),
+        ("grep_files", {"pattern": "secret", "path": path}),
+        ("write_file", {"path": path, "content": "x"}),
+        ("edit_file", {"path": path, "edits": [{"old": "jwt", "new": "x"}]}),
+        ("delete_file", {"path": path}),
+        ("move_file", {"from": path, "to": "stolen.txt"}),
+        ("move_file", {"from": "notes.txt", "to": path, "overwrite": True}),
+    ]
+
+
+async def assert_out_of_reach(ts: Toolspace, path: str) -> None:
+    for name, arguments in list_uses(path):
+        result = await ts.call(name, arguments)
+        assert result.error_kind == "not_permitted", (name, path, result)
+        assert "state of Toolspace" in (result.error or "")
+        assert SECRET not in str(result)
+
+
+@pytest.mark.parametrize("name", [*STATE_FILES, "", "outputs", "missing/file.txt", "../.TOOLSPACE/toolspace.db"])
+async def test_no_file_tool_reads_or_changes_state(folder: Path, name: str) -> None:
+    async with open_toolspace(folder) as ts:
+        await assert_out_of_reach(ts, f".toolspace/{name}".rstrip("/"))
+    assert all((folder / ".toolspace" / file).read_text() == SECRET for file in STATE_FILES)
+    assert not (folder / ".toolspace" / "missing").exists()
+
+
+@pytest.mark.parametrize("name", STATE_FILES)
+async def test_state_is_private_when_the_state_directory_is_an_allowed_path(folder: Path, name: str) -> None:
+    (folder / ".toolspace" / "mine.txt").write_text("mine")
+    async with open_toolspace(folder, allowedPaths=["./.toolspace", "."]) as ts:
+        await assert_out_of_reach(ts, f".toolspace/{name}")
+        assert (await ts.call("read_file", {"path": ".toolspace/mine.txt"})).result["content"] == "mine"
+        listing = await ts.call("list_files", {"path": ".toolspace", "recursive": True})
+        assert [file["name"] for file in listing.result["files"]] == ["mine.txt"]
+
+
+async def test_links_do_not_lead_to_state(folder: Path) -> None:
+    (folder / "link").symlink_to(".toolspace")
+    (folder / "file-link").symlink_to(".toolspace/toolspace.db")
+    (folder / "hard-link").hardlink_to(folder / ".toolspace" / "toolspace.db")
+    (folder / "output").hardlink_to(folder / ".toolspace" / "outputs" / "session" / "1.txt")
+    async with open_toolspace(folder) as ts:
+        for path in ("link/toolspace.db", "hard-link", "output"):
+            await assert_out_of_reach(ts, path)
+        for name, arguments in list_uses("file-link")[:6]:
+            assert (await ts.call(name, arguments)).error_kind == "not_permitted"
+
+
+async def test_a_state_directory_behind_a_link_is_private(folder: Path) -> None:
+    (folder / ".toolspace").rename(folder / "disk")
+    (folder / ".toolspace").symlink_to("disk")
+    async with open_toolspace(folder) as ts:
+        await assert_out_of_reach(ts, "disk/toolspace.db")
+
+
+async def test_folders_that_contain_state_cannot_be_moved(folder: Path) -> None:
+    fill_state(folder / "var" / "state")
+    async with open_toolspace(folder, storage={"dir": "./var/state"}) as ts:
+        result = await ts.call("move_file", {"from": "var", "to": "other"})
+        assert result.error_kind == "not_permitted"
+        assert (await ts.call("list_files", {"path": "var"})).result["files"] == []
+
+
+async def test_listing_and_searching_skip_state(folder: Path) -> None:
+    (folder / "hard-link").hardlink_to(folder / ".toolspace" / "toolspace.db")
+    (folder / "a").write_text("twice")
+    (folder / "b").hardlink_to(folder / "a")
+    async with open_toolspace(folder) as ts:
+        listing = await ts.call("list_files", {"path": ".", "recursive": True})
+        assert [file["path"] for file in listing.result["files"]] == ["a", "b", "notes.txt", "toolspace.yaml"]
+        for arguments in ({"pattern": "secret"}, {"pattern": "secret", "path": str(folder)}):
+            matches = (await ts.call("grep_files", arguments)).result["matches"]
+            assert [Path(match["path"]).name for match in matches] == ["notes.txt"]
+
+
+async def test_a_database_outside_the_state_directory_is_private(folder: Path) -> None:
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        (folder / f"own.sqlite{suffix}").write_text(SECRET)
+    async with open_toolspace(folder, storage={"dir": "./.toolspace", "url": "sqlite:///./own.sqlite"}) as ts:
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            await assert_out_of_reach(ts, f"own.sqlite{suffix}")
+
+
+async def test_the_real_cache_of_a_toolspace_is_private(folder: Path) -> None:
+    async with open_toolspace(folder, storage={"dir": "./new", "cache": "disk"}) as ts:
+        await assert_out_of_reach(ts, "new/cache.db")
+
+
+async def test_allowed_folders_inside_the_state_directory_stay_allowed(folder: Path) -> None:
+    (folder / ".toolspace" / "demo").mkdir()
+    (folder / ".toolspace" / "demo" / "a.txt").write_text("a")
+    async with open_toolspace(folder, allowedPaths=["./.toolspace/demo"]) as ts:
+        assert (await ts.call("read_file", {"path": ".toolspace/demo/a.txt"})).ok
+        assert (await ts.call("write_file", {"path": ".toolspace/demo/b.txt", "content": "b"})).ok
+        assert (await ts.call("memory_write", {"path": "facts/me.md", "content": "b"})).ok
+
+
+async def test_state_of_a_program_is_private(folder: Path) -> None:
+    settings = Settings(state_dir=folder / ".toolspace")
+    async with Toolspace(file_tools, settings=settings, context=ToolContext(allowed_paths=[folder])) as ts:
+        await assert_out_of_reach(ts, ".toolspace/toolspace.db")
+        result = await ts.call(
+            "read_file", {"path": ".toolspace/toolspace.db"}, context=ToolContext(allowed_paths=["/"], user_id="ann")
+        )
+        assert result.error_kind == "not_permitted"
