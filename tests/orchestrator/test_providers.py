@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,6 +65,54 @@ async def test_it_is_retried_in_the_background_until_it_works(monkeypatch: pytes
         assert names(ts) == ["flaky__work"]
         assert (await ts.call("flaky__work", {"q": "x"})).ok
         assert ts.orchestrator.unavailable_providers() == {}
+
+
+PROGRAM = """
+import asyncio
+from toolspace import Toolspace, tool
+from tests.orchestrator.test_providers import Flaky
+
+@tool
+def fail() -> str:
+    raise ValueError("the result says this")
+
+async def main():
+    async with Toolspace(tools=[fail], providers=[Flaky()]) as ts:
+        assert not (await ts.call("fail")).ok
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.spec("3.2")
+def test_a_program_without_logging_sees_that_a_provider_did_not_start() -> None:
+    process = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert process.stderr == "provider flaky is not available: nobody answers at 127.0.0.1:9\n"
+
+
+@pytest.mark.spec("3.2")
+async def test_a_provider_that_fails_for_changing_reasons_is_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("toolspace.orchestrator.provider_startup.RETRY_SECONDS", (0.001,))
+    later_attempt = asyncio.Event()
+
+    class Changing(Flaky):
+        async def warmup(self) -> None:
+            self.tries += 1
+            if self.tries > 3:
+                later_attempt.set()
+            raise ConnectionError(f"attempt {self.tries} failed")
+
+    with caplog.at_level(logging.INFO, logger="toolspace.providers"):
+        async with Toolspace(providers=[Changing()]):
+            await later_attempt.wait()
+    records = [(record.levelno, record.getMessage()) for record in caplog.records][:2]
+    assert records == [
+        (logging.WARNING, "provider flaky is not available: attempt 1 failed"),
+        (logging.INFO, "provider flaky is not available: attempt 2 failed"),
+    ]
+    assert sum(record.levelno == logging.WARNING for record in caplog.records) == 1
 
 
 @pytest.mark.spec("3.2")

@@ -44,6 +44,8 @@ class ProviderStartup:
 
     def __init__(self, on_ready: Callable[[ToolProvider], None]) -> None:
         self.failures: dict[ToolProvider, str] = {}
+        self._reported_providers: set[ToolProvider] = set()
+        """Providers whose failure was logged as a warning. Later reasons are logged as information."""
         self._on_ready = on_ready
         self._not_started: dict[ToolProvider, bool] = {}
         """Providers that wait for `start`, and whether each is required."""
@@ -99,6 +101,7 @@ class ProviderStartup:
         self._not_started.pop(provider, None)
         await self._stop((provider,))
         self.failures.pop(provider, None)
+        self._reported_providers.discard(provider)
 
     async def aclose(self) -> None:
         await self._stop(tuple(self._tasks))
@@ -136,15 +139,18 @@ class ProviderStartup:
             # A connection that breaks may raise `CancelledError` though nobody cancelled this task.
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
-            self._report(provider, str(error) or type(error).__name__)
+            self._report(provider, str(error) or type(error).__name__, is_repeated=provider in self._reported_providers)
+            self._reported_providers.add(provider)
             return False
+        self._reported_providers.discard(provider)
         if self.failures.pop(provider, None) is not None:
             _log.info("provider %s is available again", _name(provider))
         return True
 
-    def _report(self, provider: ToolProvider, reason: str) -> None:
+    def _report(self, provider: ToolProvider, reason: str, *, is_repeated: bool = False) -> None:
         if self.failures.get(provider) != reason:
-            _log.warning("provider %s is not available: %s", _name(provider), reason)
+            level = logging.INFO if is_repeated else logging.WARNING
+            _log.log(level, "provider %s is not available: %s", _name(provider), reason)
         self.failures[provider] = reason
 
     async def _stop(self, providers: Iterable[ToolProvider]) -> None:

@@ -27,7 +27,10 @@ _REQUESTED, _COMPLETED = EventType.TOOL_CALL_REQUESTED, EventType.TOOL_CALL_COMP
 _FAILED = EventType.TOOL_CALL_FAILED
 _MAX_NAME = 200
 calls_log = logging.getLogger("toolspace.calls")
-logging.getLogger("toolspace").addHandler(logging.NullHandler())  # Silent until the program configures logging.
+# Silent until the program configures logging, because results say the same. Python prints the other warnings, such as
+# that of a provider that did not start, which nothing else tells a program.
+for _name in ("toolspace.calls", "toolspace.agents", "toolspace.mcp"):
+    logging.getLogger(_name).addHandler(logging.NullHandler())
 
 
 def announce(stage: StageContext, next: CallHandler, /) -> CallHandler:
