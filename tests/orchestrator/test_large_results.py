@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import stat
+import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ import pytest
 
 from toolspace import ImagePart, Settings, TextPart, ToolContext, Toolspace, tool
 from toolspace.core.extension_points import OutputStore, OutputWriter
+from toolspace.errors import ToolCanceledError
+from toolspace.providers.internal_tools import find_values
 from toolspace.storage.disk_outputs import DiskOutputs
 from toolspace.storage.memory_outputs import MemoryOutputs
 
@@ -170,6 +174,44 @@ async def test_json_is_read_by_path() -> None:
         assert every["truncated"]
         plain = await _store(ts, "lines", {"count": 500})
         assert "not JSON" in ((await ts.call("agent__read_output", {"handle": plain, "jsonPath": "$.a"})).error or "")
+
+
+SLOW_PATH = "$..[?count(@..[?count(@..[?count(@..*) > 0]) > 0]) > 0]"
+
+
+@tool
+async def nested_lists(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value, *range(10)]
+    return value
+
+
+@pytest.mark.parametrize("path", [SLOW_PATH, "$..[?count(@..[?count(@..[?@ == @]) > 0]) > 0]"])
+async def test_a_json_path_takes_a_limited_number_of_steps(path: str) -> None:
+    async with Toolspace(tools=[nested_lists], settings=small()) as ts:
+        handle = await _store(ts, "nested_lists", {"depth": 90})
+        result = await ts.call("agent__read_output", {"handle": handle, "jsonPath": path})
+        assert result.error_kind == "invalid_parameters"
+        assert "takes more than 5,000,000 steps" in (result.error or "")
+        short = (await ts.call("agent__read_output", {"handle": handle, "jsonPath": "$[0][0][3]"})).result
+        assert short["values"] == [2]
+
+
+async def test_a_json_path_has_a_maximum_length() -> None:
+    async with Toolspace(tools=[rows], settings=small()) as ts:
+        handle = await _store(ts, "rows", {"count": 300})
+        result = await ts.call("agent__read_output", {"handle": handle, "jsonPath": "$" + ".a" * 1_000})
+    assert result.error == "Parameter validation failed: jsonPath: at most 1000 characters, got 2001"
+
+
+async def test_a_json_path_whose_caller_is_gone_stops() -> None:
+    document = json.dumps(await nested_lists.function(90))
+    is_abandoned = threading.Event()
+    is_abandoned.set()
+    with pytest.raises(ToolCanceledError):
+        find_values(document, SLOW_PATH, is_abandoned)
+    assert sys.getprofile() is None
 
 
 @pytest.mark.spec("3.33")
