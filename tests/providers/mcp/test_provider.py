@@ -104,7 +104,7 @@ async def test_every_content_part_is_kept_with_a_text_line(create_scripted: Crea
     assert isinstance(unknown, JsonPart)
     lines = result.text.splitlines()
     assert lines[:2] == ["a picture:", "[image image/png, 2 bytes]"]
-    assert "body" in lines
+    assert "inside" in lines
     assert "[resource file:///b.txt]" in lines
 
 
