@@ -169,6 +169,27 @@ async def test_gitignore_files_apply_up_to_the_root_of_the_repository(tools: Any
     assert places(file) == [("repo/src/a.near", 1)]
 
 
+async def test_a_gitignore_file_has_a_limited_number_of_lines(tools: Any, work: Path) -> None:
+    write(work, {".gitignore": "first.txt\n" + "#\n" * 1_998 + "2000th.txt\n2001st.txt\n" + "z\n" * 50_000})
+    write(work, dict.fromkeys(("first.txt", "2000th.txt", "2001st.txt"), "needle"))
+    result = await tools.ok("grep_files", {"pattern": "needle"})
+    assert places(result) == [("2001st.txt", 1)]
+
+
+async def test_a_long_line_of_a_gitignore_file_is_no_rule(tools: Any, work: Path) -> None:
+    write(work, {".gitignore": "*" * 1_001 + "\n" + "*" * 994 + "b.txt\n", "a.txt": "needle", "b.txt": "needle"})
+    assert places(await tools.ok("grep_files", {"pattern": "needle"})) == [("a.txt", 1)]
+
+
+async def test_the_rules_of_nested_gitignore_files_are_limited_together(tools: Any, work: Path) -> None:
+    rules = "z\n" * 1_999
+    write(work, {".gitignore": "*.log\n" + rules, "a/.gitignore": rules, "a/b/.gitignore": "*.tmp\n" + rules})
+    for folder in ("", "a/", "a/b/"):
+        write(work, {f"{folder}x.log": "needle", f"{folder}x.tmp": "needle"})
+    result = await tools.ok("grep_files", {"pattern": "needle"})
+    assert places(result) == [("a/b/x.log", 1), ("a/x.tmp", 1), ("x.tmp", 1)]
+
+
 @pytest.mark.spec("10.2")
 @pytest.mark.parametrize(
     ("pattern", "position"),

@@ -46,6 +46,10 @@ _MAX_SLOW_LINES = 3
 _HEAD_BYTES = 8192
 _IGNORE_FILE_NAME = ".gitignore"
 _MAX_IGNORE_FILE_BYTES = 256 * 1024
+_MAX_IGNORE_LINES = 2_000
+"""Further lines of a `.gitignore` are not read: every rule is compared with every file below it."""
+_MAX_IGNORE_RULES = 5_000
+"""The maximum number of rules that apply to one folder, its own first."""
 _MAX_ALTERNATIVES = 64
 _MAX_GLOB_LENGTH = 1000
 _INNERMOST_BRACES = re.compile(r"\{((?:[^{},]|\{[^{},]*\})*+(?:,(?:[^{},]|\{[^{},]*\})*+)++)\}")
@@ -126,8 +130,9 @@ class _Search:
         with location.open_folder() as folder_fd, closing(walk_folder(folder_fd, self._call)) as visits:
             for visit in visits:
                 folder = f"{root}/{visit.path}" if visit.path else root
-                rules = [*rules_by_folder.pop(visit.path), *_read_rules(visit.folder_fd, folder)]
+                rules = [*rules_by_folder.pop(visit.path), *_read_rules(visit.folder_fd, folder)][-_MAX_IGNORE_RULES:]
                 for entry in visit.entries:
+                    self._call.check_canceled()
                     is_folder = entry.is_dir(follow_symlinks=False)
                     real_path = f"{folder}/{entry.name}"
                     if entry.name == ".git" or _is_ignored(real_path, rules, is_folder=is_folder):
@@ -278,7 +283,8 @@ def _read_rules(folder_fd: int, path: str) -> list[IgnoreRule]:
         return []
     with file:
         text = file.read(_MAX_IGNORE_FILE_BYTES).decode("utf-8", "replace")
-    rules = (_parse_rule(line, path.rstrip("/")) for line in text.removeprefix("\ufeff").split("\n"))
+    lines = text.removeprefix("\ufeff").split("\n", _MAX_IGNORE_LINES)[:_MAX_IGNORE_LINES]
+    rules = (_parse_rule(line, path.rstrip("/")) for line in lines if len(line) <= _MAX_GLOB_LENGTH)
     return [rule for rule in rules if rule is not None]
 
 
