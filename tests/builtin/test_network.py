@@ -496,6 +496,14 @@ async def test_an_endless_compressed_body_is_truncated():
     assert response.body == b""
 
 
+@pytest.mark.parametrize(("members", "is_truncated"), [(1_000, False), (1_001, True), (200_000, True)])
+async def test_a_body_of_many_gzip_members_is_truncated(members: int, is_truncated: bool):
+    body = gzip.compress(b"a") + gzip.compress(b"") * (members - 2) + gzip.compress(b"b")
+    async with http_server(respond_with(body=body, headers={"content-encoding": "gzip"})) as server:
+        result = await call(http_get, {"url": server.url()}, server.address)
+    assert (result["body"], result.get("truncated", False)) == ("a" if is_truncated else "ab", is_truncated)
+
+
 def raw_deflate(data: bytes) -> bytes:
     packer = zlib.compressobj(wbits=-15)
     return packer.compress(data) + packer.flush()

@@ -69,6 +69,8 @@ _CROSS_ORIGIN_HEADERS = frozenset(
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 _RAW_DEFLATE_WINDOW = -zlib.MAX_WBITS
 _GZIP_MAGIC = b"\x1f\x8b"
+_MAX_GZIP_MEMBERS = 1_000
+"""Members may be empty, so that a small body has many. Each costs a decompressor."""
 _BYTE_ORDER_MARKS = (("utf-8-sig", codecs.BOM_UTF8), ("utf-16", codecs.BOM_UTF16_LE), ("utf-16", codecs.BOM_UTF16_BE))
 _TEXT_TYPE = re.compile(
     r"text/.*|application/(json|xml|javascript|ecmascript|x-www-form-urlencoded|x-ndjson|graphql|yaml|x-yaml|toml)"
@@ -395,7 +397,7 @@ async def _read_body(response: aiohttp.ClientResponse, limit: int) -> tuple[byte
         # Compressed bytes count too: they can go on forever and decompress to nothing.
         received_bytes += len(piece)
         body += piece if decompressor is None else decompressor.decompress(piece, limit + 1 - len(body))
-        if len(body) > limit or received_bytes > limit:
+        if len(body) > limit or received_bytes > limit or (decompressor is not None and decompressor.is_cut):
             return bytes(body[:limit]), True
     return bytes(body), False
 
@@ -403,12 +405,15 @@ async def _read_body(response: aiohttp.ClientResponse, limit: int) -> tuple[byte
 class Decompressor:
     """Decompresses `gzip` or `deflate` up to a size: a small body may decompress to any size."""
 
-    __slots__ = ("_encoding", "_is_finished", "_stream")
+    __slots__ = ("_encoding", "_is_finished", "_members", "_stream", "is_cut")
 
     def __init__(self, encoding: str) -> None:
         self._encoding = encoding
         self._stream = zlib.decompressobj(_GZIP_WINDOW) if encoding == "gzip" else None
         self._is_finished = False
+        self._members = 1
+        self.is_cut = False
+        """Whether the data has too many gzip members. The rest is not decompressed."""
 
     def decompress(self, data: bytes, max_size: int) -> bytes:
         """Decompresses the next bytes to at most `max_size` bytes. Raises `zlib.error` if they are invalid."""
@@ -424,6 +429,8 @@ class Decompressor:
             data = self._stream.unused_data
             if self._encoding == "gzip" and data.startswith(_GZIP_MAGIC):
                 self._stream = zlib.decompressobj(_GZIP_WINDOW)  # A gzip file may have several members.
+                self._members += 1
+                self.is_cut = self._is_finished = self._members > _MAX_GZIP_MEMBERS
             else:
                 self._is_finished = bool(data) or self._encoding != "gzip"
         return bytes(output)
