@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from toolspace.core.result import AudioPart, ImagePart, JsonPart, ResourcePart
 from toolspace.errors import ProviderError
 from toolspace.orchestrator.effective_settings import ProviderRules, ToolRules
 from toolspace.providers.mcp import connection
-from toolspace.providers.mcp.conversion import fence_instructions
+from toolspace.providers.mcp.conversion import fence_instructions, parse_result
 from toolspace.providers.mcp.provider import McpProvider
 
 CreateProvider = Callable[..., McpProvider]
@@ -330,3 +331,14 @@ def _alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+@pytest.mark.parametrize("more", [{}, {"isError": True}, {"structuredContent": {"a": 1}}])
+def test_a_result_has_a_limited_number_of_parts(more: dict[str, Any]) -> None:
+    for count, length in ((1_000, 1_000), (1_001, 1_001), (100_000, 1_001)):
+        items = [{"type": "image", "data": "", "mimeType": "image/png"}] * count
+        parts = parse_result({"content": items, **more}).parts
+        assert len(parts) == length
+    assert parts[-1].placeholder == "(99,000 more parts left out: a result has at most 1,000)"
+    texts = parse_result({"content": [{"type": "text", "text": "a"}] * 5_000}).result
+    assert texts.splitlines()[999:] == ["a", "(4,000 more parts left out: a result has at most 1,000)"]

@@ -35,6 +35,8 @@ _SERVER_INFO = "io.modelcontextprotocol/serverInfo"
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
 MAX_INSTRUCTIONS_BYTES = 8_000
 """The rest of a server's instructions is cut off."""
+MAX_PARTS = 1_000
+"""Further parts of a result are left out: an empty part costs a server little and this process much."""
 _FENCE = "server_instructions"
 _FENCE_TAG = re.compile(rf"<(?=[\s/]*{_FENCE})", re.IGNORECASE)
 
@@ -100,7 +102,11 @@ def parse_result(wire: Mapping[str, Any]) -> ToolResult:
             text = cast("dict[str, Any]", item).get("text")
             if isinstance(text, str):  # By far the most common result.
                 return ToolResult(True, text, extras=extras)
-    parts = tuple(_parse_part(item) for item in items)
+    parts = tuple(_parse_part(item) for item in items[:MAX_PARTS])
+    if len(items) > MAX_PARTS:
+        parts += (
+            TextPart(text=f"({len(items) - MAX_PARTS:,} more parts left out: a result has at most {MAX_PARTS:,})"),
+        )
     if is_error:
         reason = "\n".join(part.placeholder for part in parts).strip() or "the tool failed without a reason"
         if "structuredContent" in wire:
