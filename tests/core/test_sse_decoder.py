@@ -132,6 +132,16 @@ def test_an_event_that_is_too_large_is_an_error(data: bytes) -> None:
         list(map(decoder.feed, chunks))
 
 
+@pytest.mark.parametrize("line", [b"data:\n", b"data\n", b"data: x\n"])
+def test_an_event_has_a_limited_number_of_data_lines(line: bytes) -> None:
+    decoder = SseDecoder()
+    for _ in range(2):
+        assert decoder.feed(line * 100_000) == []
+        assert len(decoder.feed(b"\n")) == 1
+    with pytest.raises(SseSizeError, match="more than 100,000 data lines"):
+        decoder.feed(line * 100_001)
+
+
 def test_the_size_limit_is_for_one_event_not_for_the_stream() -> None:
     decoder = SseDecoder(max_event_bytes=100)
     for _ in range(50):

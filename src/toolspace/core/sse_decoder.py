@@ -9,6 +9,8 @@ from __future__ import annotations
 import msgspec
 
 MAX_EVENT_BYTES = 16 << 20
+MAX_DATA_LINES = 100_000
+"""The maximum number of data lines of one event. Lines may be empty, and each is an object in memory."""
 _BOM = b"\xef\xbb\xbf"
 _MAX_RETRY_DIGITS = 8
 _LF = 10
@@ -63,10 +65,10 @@ class SseDecoder:
             self._add_partial(chunk)
             return []
         if self._partial_line:
+            self._size -= sum(map(len, self._partial_line))
             self._partial_line.append(chunk)
             chunk = b"".join(self._partial_line)
             self._partial_line.clear()
-            self._size = sum(map(len, self._data))
         lines = chunk.split(b"\n")
         rest = lines.pop()
         if not self._is_started:
@@ -111,6 +113,8 @@ class SseDecoder:
 
     def _add_data(self, value: bytes) -> None:
         self._grow(len(value))
+        if len(self._data) >= MAX_DATA_LINES:
+            raise SseSizeError(f"an event of the stream has more than {MAX_DATA_LINES:,} data lines")
         self._data.append(value)
 
     def _add_partial(self, piece: bytes) -> None:
