@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from toolspace.providers.mcp.provider import McpProvider
 
 _log = logging.getLogger("toolspace")
-_AGENT_KINDS = ("agent", "router")
-"""The kinds of the providers whose tools control a run."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -319,14 +317,15 @@ class Toolspace:
         kind, parts = entry.provider.kind, self._parts
         if kind == "builtin" and self._hides_builtins:
             return True
-        if parts is None or kind not in ("local", "builtin", "task", *_AGENT_KINDS):
+        if parts is None:
             return False
-        rules = self._agent_rules() if kind in _AGENT_KINDS else parts.rules
-        return rules.denial_reason(entry.local_name, entry.tool.name) is not None
+        is_local = kind in ("local", "builtin", "task")
+        rules = parts.rules if is_local else parts.rules.only_namespaced()
+        return rules.denial_reason(entry.spellings) is not None
 
     def _agent_rules(self) -> ProviderRules:
         """The rules of the internal tools, the agents and the router: those of the parent too, which come first."""
-        rules = self._rules.for_agent_tools()
+        rules = self._rules.only_namespaced()
         if self._parent is None:
             return rules
         inherited_rules = self._parent._agent_rules()
@@ -335,12 +334,16 @@ class Toolspace:
             overrides={**inherited_rules.overrides, **rules.overrides},
         )
 
-    def _merge_overrides(self, rules: ProviderRules) -> ProviderRules:
-        """The rules of a provider that the program added, with the overrides of this toolspace."""
-        return msgspec.structs.replace(rules, overrides={**self._rules.overrides, **rules.overrides})
+    def _merge_rules(self, rules: ProviderRules) -> ProviderRules:
+        """The rules of a provider that the program added, with those of this toolspace that apply to all providers."""
+        return msgspec.structs.replace(
+            rules,
+            tools_denied=(*rules.tools_denied, *self._rules.only_namespaced().tools_denied),
+            overrides={**self._rules.overrides, **rules.overrides},
+        )
 
     def _register_added(self, provider: ToolProvider, rules: ProviderRules) -> None:
-        self.orchestrator.register(provider, self._merge_overrides(rules))
+        self.orchestrator.register(provider, self._merge_rules(rules))
         self._added_providers[provider] = rules
 
     # Tools
@@ -495,7 +498,7 @@ class Toolspace:
                 self.registry: parts.rules,
                 self._builtins: parts.rules,
                 **dict.fromkeys((self._internal, *self._agent_providers), self._agent_rules()),
-                **{provider: self._merge_overrides(own_rules) for provider, own_rules in self._added_providers.items()},
+                **{provider: self._merge_rules(own_rules) for provider, own_rules in self._added_providers.items()},
                 **rules,
             },
         )

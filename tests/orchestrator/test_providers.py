@@ -459,3 +459,45 @@ async def test_a_denied_search_tool_is_not_shown_to_a_model() -> None:
         names = [tool["function"]["name"] for tool in ts.to_llm_tools(run=ts.run())]
     assert "agent__find_tools" not in names
     assert "s__x" in names
+
+
+SPELLINGS = ["fs__delete-file", "fs__delete_file", "delete-file", "delete_file", "FS__delete*", "rm", "erase"]
+
+
+def deny(pattern: str) -> ProviderRules:
+    return ProviderRules(tools_denied=[pattern])
+
+
+@pytest.mark.parametrize("pattern", SPELLINGS)
+@pytest.mark.parametrize("requested_name", ["fs__delete-file", "fs__delete_file", "delete_file", "rm"])
+async def test_deny_lists_overrides_and_allow_lists_match_every_spelling(pattern: str, requested_name: str) -> None:
+    aliases = {"rm": "fs__delete_file", "erase": "rm"}
+    for rules in (deny(pattern), ProviderRules(overrides={pattern: ToolRules(enabled=False)})):
+        async with Toolspace(settings=Settings(aliases=aliases)) as ts:
+            await ts.add_provider(Echo("fs", "delete-file", "find"), rules)
+            assert (await ts.call(requested_name, {"q": "1"})).error_kind == "not_permitted"
+            assert (await ts.call("fs__find", {"q": "1"})).ok
+    async with Toolspace(settings=Settings(aliases=aliases)) as ts:
+        await ts.add_provider(Echo("fs", "delete-file", "find"), ProviderRules(tools_allowed=[pattern]))
+        assert (await ts.call(requested_name, {"q": "1"})).ok
+        assert (await ts.call("fs__find", {"q": "1"})).error_kind == "not_permitted"
+
+
+async def test_a_pattern_without_a_namespace_does_not_match_the_namespace() -> None:
+    async with Toolspace() as ts:
+        await ts.add_provider(Echo("fs", "delete-file", "find"), ProviderRules(tools_allowed=["f*"]))
+        assert (await ts.call("fs__delete_file", {"q": "1"})).error_kind == "not_permitted"
+        assert (await ts.call("fs__find", {"q": "1"})).ok
+
+
+async def test_a_pattern_that_fits_no_tool_of_its_provider_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    overrides = {"fs__nope": ToolRules(timeout=1), "other__x": ToolRules(timeout=1), "fs__find": ToolRules(timeout=1)}
+    rules = ProviderRules(tools_denied=["delete_fil", "delete_file"], overrides=overrides)
+    provider = Echo("fs", "delete-file", "find")
+    async with Toolspace() as ts:
+        await ts.add_provider(provider, rules)
+        provider.notify_changed()
+    assert [record.getMessage() for record in caplog.records if "matches no tool" in record.getMessage()] == [
+        'provider fs: toolsDenied: "delete_fil" matches no tool',
+        'provider fs: overrides: "fs__nope" matches no tool',
+    ]

@@ -22,7 +22,7 @@ from toolspace.config.configuration import Config
 from toolspace.config.validation import snake_case
 from toolspace.core.times import format_duration
 from toolspace.orchestrator.catalog import CatalogEntry
-from toolspace.orchestrator.effective_settings import EffectiveSettings, SourcedValue
+from toolspace.orchestrator.effective_settings import DEFAULT, EffectiveSettings, SourcedValue
 from toolspace.toolspace import Toolspace
 
 T = TypeVar("T")
@@ -122,7 +122,7 @@ class _Explanation:
     def _override_source(self, key: str) -> str | None:
         """Returns the line of the override that decides a key, or None."""
         entry = self._entry
-        pattern = entry.rules.find_override_pattern(snake_case(key), entry.local_name, entry.tool.name)
+        pattern = entry.rules.find_override_pattern(snake_case(key), *entry.spellings.names)
         return None if pattern is None else self._config.source("tools", "overrides", pattern, key)
 
     def _queue(self, name: str) -> ExplainedSetting:
@@ -146,6 +146,8 @@ class _Explanation:
             policy, key = "denied", next((key for key in ("toolsDenied", "toolsAllowed") if key in reason), "")
         if key:
             source = self._config.source(*self._section(), key)
+            if source == DEFAULT:  # A pattern with a namespace may also be in the section `tools`.
+                source = self._config.source("tools", key)
         else:
             source = (self._override_source("enabled") if reason is not None else None) or "default"
         return ExplainedSetting("policy", policy, source, policy)

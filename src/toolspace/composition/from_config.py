@@ -18,7 +18,7 @@ from toolspace.config.configuration import AgentSpec, Config
 from toolspace.config.find_and_watch import list_state_paths
 from toolspace.config.tool_settings import QueueSettings, ToolDefinition
 from toolspace.config.validation import camel_case
-from toolspace.core.names import SEPARATOR, did_you_mean
+from toolspace.core.names import AGENT_NAMESPACE, RESERVED_AGENT_NAMES, SEPARATOR, agent_tool_name, did_you_mean
 from toolspace.core.result import ToolResult
 from toolspace.core.secret_masking import register_secrets
 from toolspace.core.tool import Tool, ToolCategory
@@ -41,6 +41,7 @@ _NAME_THE_AGENT = "say which under execution.agent"
 _IMAGE_MARGIN_SECONDS = 20
 """The timeout of an image tool is longer than the model's own timeout, whose error message is better."""
 _READ_OUTPUT = "agent__read_output"
+_AGENT_PREFIX = AGENT_NAMESPACE + SEPARATOR
 _UNUSED_SETTINGS = (("storage", "redis"),)
 
 
@@ -98,7 +99,7 @@ def build_parts(
         definitions=definitions,
         providers=build_providers(
             config,
-            rules.overrides,
+            rules,
             previous.providers if previous is not None else {},
             callbacks,
             single_tool=_resolve_single_tool(config, single_tool, builtins, [*functions, *definitions]),
@@ -199,6 +200,10 @@ def _load_functions(entry: str, config: Config) -> list[Tool]:
 def _list_unmatched_rules(config: Config, tools: Sequence[Tool]) -> list[str]:
     """A warning for each rule that matches no local tool: most likely it is misspelt."""
     names = [tool.name.casefold() for tool in tools]
+    names_and_aliases = [*names, *map(str.casefold, config.tools.aliases)]
+    agent_names = [
+        agent_tool_name(name).casefold() for name in (*RESERVED_AGENT_NAMES, *(config.parent or config).agents)
+    ]
     # The tools of providers are unknown before the start, so a rule with a namespace may still match one.
     has_providers = any((config.providers, config.mcp_servers, config.rest_tools, config.openapi))
     rules = {
@@ -211,7 +216,13 @@ def _list_unmatched_rules(config: Config, tools: Sequence[Tool]) -> list[str]:
         f'tools.{key}: "{pattern}" matches no tool'
         for key, patterns in rules.items()
         for pattern in patterns
-        if SEPARATOR not in pattern and not fnmatch.filter(names, pattern.casefold())
+        if SEPARATOR not in pattern and not fnmatch.filter(names_and_aliases, pattern.casefold())
+    ]
+    warnings += [
+        f'tools.{key}: "{pattern}" matches no tool'
+        for key, patterns in (("toolsDenied", config.tools.tools_denied), ("overrides", config.tools.overrides))
+        for pattern in patterns
+        if pattern.casefold().startswith(_AGENT_PREFIX) and not fnmatch.filter(agent_names, pattern.casefold())
     ]
     targets = {*names, *(alias.casefold() for alias in config.tools.aliases)}
     return warnings + [

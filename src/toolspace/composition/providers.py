@@ -6,7 +6,7 @@ Used by `from_config`; the CLI uses `login_dir` and `build_server_spec`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -65,7 +65,7 @@ class _ProviderPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 def build_providers(
     config: Config,
-    overrides: Mapping[str, ToolRules],
+    shared_rules: ProviderRules,
     running_providers: Mapping[str, ConfiguredProvider],
     callbacks: McpCallbacks,
     *,
@@ -73,11 +73,12 @@ def build_providers(
 ) -> dict[str, ConfiguredProvider]:
     """The enabled providers: the running one if its settings are unchanged, else a new one.
 
+    `shared_rules`: the section `tools`; its overrides, and the denied tools with a namespace, apply to every provider.
     `single_tool`: leaves out the providers that cannot offer this tool. Raises `ConfigError` with all problems.
     """
     providers: dict[str, ConfiguredProvider] = {}
     problems: list[str] = []
-    for plan in _plan_providers(config, overrides, callbacks):
+    for plan in _plan_providers(config, shared_rules.only_namespaced().tools_denied, shared_rules.overrides, callbacks):
         if single_tool is not None and not plan.rules.required and not plan.may_offer(single_tool):
             continue
         key = f"{plan.section}.{plan.name}"
@@ -143,14 +144,14 @@ def check_tool_names(providers: Iterable[ToolProvider]) -> None:
 
 
 def _plan_providers(
-    config: Config, overrides: Mapping[str, ToolRules], callbacks: McpCallbacks
+    config: Config, tools_denied: Sequence[str], overrides: Mapping[str, ToolRules], callbacks: McpCallbacks
 ) -> Iterator[_ProviderPlan]:
     def build_rules(section: str, entry: ProviderSettings | McpServerSettings | OpenApiSettings) -> ProviderRules:
         source = config.source(section, entry.name)
         return ProviderRules(
             rules=ToolRules(timeout=entry.request_timeout, queue=entry.queue, cache=entry.cache, source=source),
             tools_allowed=entry.tools_allowed,
-            tools_denied=entry.tools_denied,
+            tools_denied=(*entry.tools_denied, *tools_denied),
             required=entry.required,
             overrides=overrides,
         )
@@ -184,7 +185,7 @@ def _plan_providers(
             settings=[_copy_fields(tool, RestToolSettings) for tool in rest_tools],
             namespace=REST,
             build=partial(_build_rest_provider, rest_tools),
-            rules=ProviderRules(overrides=overrides),
+            rules=ProviderRules(tools_denied=tools_denied, overrides=overrides),
         )
     for service in config.openapi.values():
         if service.enabled:

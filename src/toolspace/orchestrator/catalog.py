@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import operator
 from asyncio import AbstractEventLoop, Future
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +22,7 @@ from toolspace.core.names import SEPARATOR, did_you_mean, qualify_all, sanitise
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool, check_local_name
 from toolspace.errors import ErrorKind, ToolNameConflict
-from toolspace.orchestrator.effective_settings import ProviderRules
+from toolspace.orchestrator.effective_settings import ProviderRules, ToolSpellings
 from toolspace.orchestrator.tool_search import is_permitted
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from toolspace.orchestrator.pipeline import CallHandler, CallServices, InstantHandler
 
 _log = logging.getLogger("toolspace.providers")
+_SHARED_NAMESPACES = frozenset(("agent", "router"))
+"""Namespaces of several providers: a pattern may mean a tool of another one."""
 
 
 class Failure(NamedTuple):
@@ -48,6 +50,7 @@ class CatalogEntry(msgspec.Struct, eq=False):
     local_name: str
     provider: ToolProvider
     rules: ProviderRules
+    spellings: ToolSpellings
     failure: Failure | None = None
     """Set if no provider offers the name: its calls need an entry too."""
     is_registered: bool = True
@@ -67,7 +70,7 @@ class CatalogEntry(msgspec.Struct, eq=False):
 
     def __post_init__(self) -> None:
         self.is_registered = self.failure is None
-        self.denial_reason = self.rules.denial_reason(self.local_name, self.tool.name)
+        self.denial_reason = self.rules.denial_reason(self.spellings)
 
     @property
     def provider_name(self) -> str:
@@ -97,6 +100,8 @@ class Catalog:
         self._spellings: dict[str, list[CatalogEntry]] | None = None
         self._listed_tools: dict[ToolProvider, Sequence[Tool]] = {}
         """The tools of each provider that its entries were made from."""
+        self._reported_patterns: set[tuple[ToolProvider, str]] = set()
+        """Patterns that fit no tool of a provider, and were logged."""
         self._conflicts: dict[ToolProvider, set[str]] = {}
         """Names that a provider lists and another provider has."""
 
@@ -122,6 +127,7 @@ class Catalog:
         unsubscribe()
         self._conflicts.pop(provider, None)
         self._listed_tools.pop(provider, None)
+        self._reported_patterns = {item for item in self._reported_patterns if item[0] is not provider}
         self.entries = {entry.tool.name: entry for entry in self._retire(provider)}
         self._notify(provider)
         self._resolve_conflicts()
@@ -169,8 +175,9 @@ class Catalog:
             entries = self._create_entries(provider, rules)
         except Exception as error:  # Code of an extension: its exception must not reach the caller of `notify_changed`.
             _log.warning("provider %s cannot list its tools: %r; keeping its last list", _name(provider), error)
+            aliases = _invert(self.aliases)
             entries = {
-                name: CatalogEntry(_configured_tool(entry.tool, name, rules), entry.local_name, provider, rules)
+                name: _create_entry(entry.tool, entry.local_name, name, provider, rules, aliases)
                 for name, entry in self.entries.items()
                 if entry.provider is provider
             }
@@ -212,12 +219,13 @@ class Catalog:
         tools = provider.list_tools()
         self._listed_tools[provider] = tools
         entries: dict[str, CatalogEntry] = {}
+        aliases = _invert(self.aliases)
         if not provider.namespace:
             for tool in tools:
                 check_local_name(tool.name)
                 if tool.name in entries:
                     raise ToolNameConflict(f'"{tool.name}" is offered twice by {provider.kind!r}; rename one')
-                entries[tool.name] = CatalogEntry(_configured_tool(tool, tool.name, rules), tool.name, provider, rules)
+                entries[tool.name] = _create_entry(tool, tool.name, tool.name, provider, rules, aliases)
             return entries
         if provider.exact_names:
             names = {tool.name: f"{provider.namespace}{SEPARATOR}{tool.name}" for tool in tools}
@@ -225,8 +233,35 @@ class Catalog:
             names = qualify_all(provider.namespace, (tool.name for tool in tools))
         for tool in tools:
             full_name = names[tool.name]
-            entries[full_name] = CatalogEntry(_configured_tool(tool, full_name, rules), tool.name, provider, rules)
+            entries[full_name] = _create_entry(tool, tool.name, full_name, provider, rules, aliases)
+        self._report_unmatched(provider, rules, entries.values())
         return entries
+
+    def _report_unmatched(
+        self, provider: ToolProvider, rules: ProviderRules, entries: Collection[CatalogEntry]
+    ) -> None:
+        """Logs each rule for this provider that fits none of its tools, once. An empty list is not known yet."""
+        if not entries:
+            return
+        namespaces = tuple(
+            f"{name}{SEPARATOR}".casefold() for name in (provider.namespace, sanitise(provider.namespace))
+        )
+        patterns = {
+            "toolsAllowed": rules.tools_allowed or (),
+            "toolsDenied": rules.tools_denied,
+            # Without a namespace, an override may mean a tool of another provider.
+            "overrides": [pattern for pattern in rules.overrides if SEPARATOR in pattern],
+        }
+        for key, pattern in [(section, item) for section in patterns for item in patterns[section]]:
+            if SEPARATOR in pattern and not pattern.casefold().startswith(namespaces):
+                continue
+            if (provider, pattern) in self._reported_patterns or any(
+                entry.spellings.match(pattern) for entry in entries
+            ):
+                continue
+            if provider.namespace not in _SHARED_NAMESPACES:
+                self._reported_patterns.add((provider, pattern))
+                _log.warning('provider %s: %s: "%s" matches no tool', _name(provider), key, pattern)
 
     def check_names_available(self, provider: ToolProvider, names: Iterable[str]) -> None:
         """Raises `ToolNameConflict` if another provider offers one of these names."""
@@ -318,7 +353,8 @@ class NameResolver:
 
 def missing_entry(name: str, kind: ErrorKind, message: str | Callable[[Call], str]) -> CatalogEntry:
     """Returns an entry whose calls fail with this message."""
-    return CatalogEntry(Tool(name), name, _NO_PROVIDER, _NO_RULES, Failure(kind, message))
+    spellings = ToolSpellings((name,), (name,))
+    return CatalogEntry(Tool(name), name, _NO_PROVIDER, _NO_RULES, spellings, Failure(kind, message))
 
 
 class _NoProvider(ToolProvider):
@@ -335,12 +371,43 @@ _NO_PROVIDER = _NoProvider()
 _NO_RULES = ProviderRules()
 
 
-def _configured_tool(tool: Tool, name: str, rules: ProviderRules) -> Tool:
-    """Returns the tool under its full name, with the visibility that the configuration sets."""
-    override = rules.find_override("visible", tool.name, name) if rules.overrides else None
+def _create_entry(
+    tool: Tool,
+    local_name: str,
+    name: str,
+    provider: ToolProvider,
+    rules: ProviderRules,
+    aliases: Mapping[str, Sequence[str]],
+) -> CatalogEntry:
+    """Returns the entry of a tool under its full name. `aliases` maps a name to its aliases."""
+    if provider.namespace:
+        full_names = dict.fromkeys((name, f"{provider.namespace}{SEPARATOR}{local_name}"))
+        local_names = dict.fromkeys((local_name, name.removeprefix(sanitise(provider.namespace) + SEPARATOR)))
+    else:
+        full_names = local_names = {name: None}
+    spellings = ToolSpellings(tuple(full_names), tuple(local_names))
+    if aliases:
+        full_aliases = tuple(alias for full_name in full_names for alias in aliases.get(full_name, ()))
+        local_aliases = [alias for local in local_names for alias in aliases.get(local, ()) if local not in full_names]
+        spellings = ToolSpellings(tuple(full_names), (*local_names, *local_aliases), full_aliases)
+    override = rules.find_override("visible", *spellings.names) if rules.overrides else None
     if override is not None:
-        return tool.replace(name=name, visible=override.value)
-    return tool if tool.name == name else tool.replace(name=name)
+        tool = tool.replace(name=name, visible=override.value)
+    elif tool.name != name:
+        tool = tool.replace(name=name)
+    return CatalogEntry(tool, local_name, provider, rules, spellings)
+
+
+def _invert(aliases: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
+    """Returns each target with its aliases. An alias of an alias counts for the last target."""
+    aliases_by_target: dict[str, list[str]] = {}
+    for alias, target in aliases.items():
+        for _ in range(len(aliases)):  # A cycle of aliases ends here.
+            if target not in aliases:
+                break
+            target = aliases[target]
+        aliases_by_target.setdefault(target, []).append(alias)
+    return aliases_by_target
 
 
 def _name(provider: ToolProvider) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -51,6 +51,25 @@ class ToolRules(msgspec.Struct, frozen=True, kw_only=True):
     """Where these rules are written. The key of a rule is appended to it."""
 
 
+class ToolSpellings(NamedTuple):
+    """Every name by which rules and callers may mean one tool."""
+
+    full: tuple[str, ...]
+    """The listed name, and the namespace with the provider's own spelling: `fs__delete_file`, `fs__delete-file`."""
+    local: tuple[str, ...]
+    """Without the namespace. Several tools may have the same one. With the aliases of such a name."""
+    aliases: tuple[str, ...] = ()
+    """The aliases of a full name."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.full, *self.local, *self.aliases)
+
+    def match(self, pattern: str) -> bool:
+        """Whether a pattern means this tool. `f*` does not mean all tools of the server `fs`; `fs__*` does."""
+        return matches_name(pattern, self.names if SEPARATOR in pattern else (*self.local, *self.aliases))
+
+
 class ProviderRules(msgspec.Struct, frozen=True, kw_only=True):
     """What the configuration sets for a provider and its tools."""
 
@@ -61,27 +80,23 @@ class ProviderRules(msgspec.Struct, frozen=True, kw_only=True):
     overrides: Mapping[str, ToolRules] = {}
     """Tool name or glob → rules. Each key applies by itself: the most specific rule that matches and sets it wins."""
 
-    def denial_reason(self, local_name: str, full_name: str) -> str | None:
+    def denial_reason(self, spellings: ToolSpellings) -> str | None:
         """Returns why a tool of this provider may not be used, or None. Denying wins over allowing."""
-
-        def matches(pattern: str) -> bool:
-            # `f*` is not meant to match all tools of the server `fs`, so a full name needs a pattern with a namespace.
-            return matches_name(pattern, (local_name, full_name) if SEPARATOR in pattern else (local_name,))
-
+        full_name = spellings.full[0]
         for pattern in self.tools_denied:
-            if matches(pattern):
+            if spellings.match(pattern):
                 return f'tool "{full_name}" is denied by toolsDenied ("{pattern}")'
-        if self.tools_allowed is not None and not any(map(matches, self.tools_allowed)):
+        if self.tools_allowed is not None and not any(map(spellings.match, self.tools_allowed)):
             return f'tool "{full_name}" is not in toolsAllowed'
-        enabled = self.find_override("enabled", local_name, full_name)
+        enabled = self.find_override("enabled", *spellings.names) if self.overrides else None
         if enabled is not None and enabled.value is False:
             return f'tool "{full_name}" is disabled ({enabled.source})'
         return None
 
-    def for_agent_tools(self) -> ProviderRules:
-        """Returns what applies to the tools of the namespaces `agent` and `router`: patterns that have a namespace.
+    def only_namespaced(self) -> ProviderRules:
+        """Returns the denied tools and overrides whose pattern has a namespace, for tools that are not local.
 
-        Others, such as `*` or `read_*`, are meant for the tools that do the work, not for those that control a run.
+        Others, such as `*` or `read_*`, do not apply to the tools that control a run (`agent__final_report`).
         """
         return ProviderRules(
             tools_denied=tuple(pattern for pattern in self.tools_denied if SEPARATOR in pattern),
@@ -127,11 +142,16 @@ class EffectiveSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: SourcedValue[int]
 
 
-def resolve_settings(tool: Tool, local_name: str, provider: ProviderRules, defaults: CallDefaults) -> EffectiveSettings:
-    """Returns the settings of a tool. Overrides win over the tool itself, then come its provider and the defaults."""
+def resolve_settings(
+    tool: Tool, names: Sequence[str], provider: ProviderRules, defaults: CallDefaults
+) -> EffectiveSettings:
+    """Returns the settings of a tool. Overrides win over the tool itself, then come its provider and the defaults.
+
+    `names` are all names of the tool, for the overrides.
+    """
 
     def choose(key: str, tool_value: Any, default: SourcedValue[Any]) -> SourcedValue[Any]:
-        if provider.overrides and (override := provider.find_override(key, local_name, tool.name)) is not None:
+        if provider.overrides and (override := provider.find_override(key, *names)) is not None:
             return override
         if tool_value is not None:
             return SourcedValue(tool_value, f"tool {tool.name}")

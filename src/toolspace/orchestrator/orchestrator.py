@@ -23,7 +23,13 @@ from toolspace.core.tool_context import ToolContext
 from toolspace.orchestrator import call as calls
 from toolspace.orchestrator.call import ActiveCalls, Arguments, Call, current_call
 from toolspace.orchestrator.catalog import Catalog, CatalogEntry, Failure, NameResolver, missing_entry
-from toolspace.orchestrator.effective_settings import CallDefaults, EffectiveSettings, ProviderRules, resolve_settings
+from toolspace.orchestrator.effective_settings import (
+    CallDefaults,
+    EffectiveSettings,
+    ProviderRules,
+    ToolSpellings,
+    resolve_settings,
+)
 from toolspace.orchestrator.event_bus import EventBus
 from toolspace.orchestrator.pipeline import (
     STAGES,
@@ -111,6 +117,11 @@ class ToolOrchestrator:
         self._catalog.add(provider, rules)
         if needs_start:
             self._startup.add(provider, required=rules.required)
+
+    def get_spellings(self, name: str) -> ToolSpellings:
+        """Returns all names of the tool with this full name; only this one if there is no such tool."""
+        entry = self._catalog.entries.get(name)
+        return entry.spellings if entry is not None else ToolSpellings((name,), (name,))
 
     def check_name_available(self, provider: ToolProvider, name: str) -> None:
         """Raises `ToolNameConflict` if another provider offers a tool of this name."""
@@ -203,7 +214,7 @@ class ToolOrchestrator:
         entry = self._find(name, None, is_call=False)
         if not entry.is_registered:
             return None
-        return entry, resolve_settings(entry.tool, entry.local_name, entry.rules, self._services.defaults)
+        return entry, resolve_settings(entry.tool, entry.spellings.names, entry.rules, self._services.defaults)
 
     def instructions(self, *, context: ToolContext | None = None) -> str:
         """Returns the instructions of the providers for a system prompt. With a context: only of permitted tools."""

@@ -143,7 +143,7 @@ def compile_instant(entry: CatalogEntry, services: CallServices) -> InstantHandl
 
 
 def _stage_context(entry: CatalogEntry, services: CallServices, *, in_run: bool) -> StageContext:
-    settings = resolve_settings(entry.tool, entry.local_name, entry.rules, services.defaults)
+    settings = resolve_settings(entry.tool, entry.spellings.names, entry.rules, services.defaults)
     return StageContext(entry, settings, services, in_run)
 
 

@@ -121,6 +121,7 @@ class Gateway:
         self.toolspace = Toolspace.open(self._path, environ=self.environ, callbacks=ASK_SPACE_MEMBERS)
         self.toolspace.orchestrator.register(PrebuiltProvider())
         self.toolspace.orchestrator.register(TaskToolProvider())
+        self.tool_key_policy.get_spellings = self.toolspace.orchestrator.get_spellings
         self.toolspace.orchestrator.configure(policies=(self.tool_key_policy,))
         recorder = CallRecorder(self.ledger, self.toolspace.bus)
         stack.push_async_callback(recorder.aclose)

@@ -5,13 +5,14 @@ The tool routes and the MCP endpoint take the context of a call from here; the o
 
 from __future__ import annotations
 
-import fnmatch
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
 from toolspace.core.extension_points import Allow, Decision, Deny
 from toolspace.core.tool import Tool
 from toolspace.core.tool_context import ToolContext
+from toolspace.orchestrator.effective_settings import ToolSpellings, matches_name
 from toolspace.server.authorization import Caller, SecretKeyCaller, ToolKeyCaller
 from toolspace.server.responses import Problem
 from toolspace.spaces.call_context import GatewayCallHost
@@ -41,6 +42,8 @@ class ToolKeyPolicy:
     rule = "what the key allows (toolsAllowed, toolsDenied)"
 
     def __init__(self) -> None:
+        self.get_spellings: Callable[[str], ToolSpellings] = _listed_name_only
+        """Returns all names of the tool with this full name; the gateway sets it."""
         self.pending_calls: PendingCalls | None = None
         """Handles pending calls. Without it, tools whose result comes later fail."""
         self._contexts: dict[Caller, ToolContext] = {}
@@ -57,14 +60,19 @@ class ToolKeyPolicy:
 
     def may_use(self, caller: Caller, tool_name: str) -> bool:
         """Whether the caller's key allows the tool with this full name."""
-        return not isinstance(caller, ToolKeyCaller) or self._filter(caller).decide(tool_name) is _ALLOW
+        return (
+            not isinstance(caller, ToolKeyCaller)
+            or self._filter(caller).decide(self.get_spellings(tool_name)) is _ALLOW
+        )
 
     def decide(self, tool: Tool, context: ToolContext) -> Decision:
         user = context.user_id
         if user is None or not user.startswith(_TOOLS_USER):
             return _ALLOW
         tool_filter = self._filters.get(user)
-        return Deny("the key of this call is unknown") if tool_filter is None else tool_filter.decide(tool.name)
+        if tool_filter is None:
+            return Deny("the key of this call is unknown")
+        return tool_filter.decide(self.get_spellings(tool.name))
 
     def _create_context(self, caller: Caller) -> ToolContext:
         if isinstance(caller, ToolKeyCaller):
@@ -87,22 +95,37 @@ class ToolKeyPolicy:
         return tool_filter
 
 
+def _listed_name_only(name: str) -> ToolSpellings:
+    return ToolSpellings((name,), (name,))
+
+
+def is_allowed_by(pattern: str, spellings: ToolSpellings) -> bool:
+    """Whether a pattern of `toolsAllowed` means a tool: by a full name or an alias of one.
+
+    Not by the name without namespace: a server could offer a tool that is named like an allowed one.
+    """
+    return matches_name(pattern, (*spellings.full, *spellings.aliases))
+
+
+def is_denied_by(pattern: str, spellings: ToolSpellings) -> bool:
+    """Whether a pattern of `toolsDenied` means a tool, by any of its names."""
+    return matches_name(pattern, spellings.names)
+
+
 class _ToolFilter:
-    """Matches tool names against the patterns of one key, and caches the decisions."""
+    """Matches the names of tools against the patterns of one key, and caches the decisions."""
 
     def __init__(self, key: ToolKeyCaller) -> None:
-        self._allowed = None if key.tools_allowed is None else tuple(map(str.casefold, key.tools_allowed))
-        self._denied = tuple(map(str.casefold, key.tools_denied))
+        self._allowed = key.tools_allowed
+        self._denied = key.tools_denied
         self.decide = lru_cache(maxsize=_MAX_CACHED)(self._decide)
 
-    def _decide(self, name: str) -> Decision:
+    def _decide(self, spellings: ToolSpellings) -> Decision:
         """A denied pattern wins over an allowed one."""
-        lower_name = name.casefold()
-        if any(fnmatch.fnmatchcase(lower_name, pattern) for pattern in self._denied):
+        name = spellings.full[0]
+        if any(is_denied_by(pattern, spellings) for pattern in self._denied):
             reason = " (toolsDenied)"
-        elif self._allowed is not None and not any(
-            fnmatch.fnmatchcase(lower_name, pattern) for pattern in self._allowed
-        ):
+        elif self._allowed is not None and not any(is_allowed_by(pattern, spellings) for pattern in self._allowed):
             reason = " (toolsAllowed)"
         elif name == _SEARCH_TOOL and (self._denied or self._allowed is not None):
             reason = ": it would describe tools that the key may not use"

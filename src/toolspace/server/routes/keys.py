@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import logging
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -25,9 +26,17 @@ from toolspace.server.authorization import Access, EntityCaller, ToolKeyCaller
 from toolspace.server.requests import Request
 from toolspace.server.responses import NO_CONTENT, Problem, Response, not_found
 from toolspace.server.routing import RouteTable
+from toolspace.server.tool_permissions import is_allowed_by, is_denied_by
 from toolspace.storage.queries import entities_and_spaces
 from toolspace.storage.queries import keys as key_queries
 from toolspace.storage.queries.keys import KeyKind, KeyRecord, KeyScope
+
+if TYPE_CHECKING:
+    from toolspace.toolspace import Toolspace
+
+_log = logging.getLogger("toolspace.server")
+_MAX_COMPARISONS: Final = 100_000
+"""Above it, the patterns of a new key are not compared with all tools: that would block other requests."""
 
 Pattern = Annotated[
     str,
@@ -154,7 +163,21 @@ async def create_key(request: Request) -> KeyShape:
         if agent is None or agent.type != "agent":
             raise Problem(400, f'Agent "{body.agent_entity_id}" not found', path="$.agentEntityId")
     record, key = await api_keys.create_key(request.gateway.ledger, body.kind, body.name, scope)
+    _report_unmatched(request.gateway.toolspace, record.id, scope)
     return _to_response(record, key=key)
+
+
+def _report_unmatched(toolspace: Toolspace, key_id: str, scope: KeyScope) -> None:
+    """Logs each pattern of a key that fits no tool of now: most likely it is misspelt."""
+    spellings = [entry.spellings for entry in toolspace.orchestrator.entries()]
+    if len(spellings) * (len(scope.tools_allowed or ()) + len(scope.tools_denied)) > _MAX_COMPARISONS:
+        return
+    for pattern in scope.tools_allowed or ():
+        if not any(is_allowed_by(pattern, item) for item in spellings):
+            _log.warning('key %s: toolsAllowed: "%s" matches no tool', key_id, pattern)
+    for pattern in scope.tools_denied:
+        if not any(is_denied_by(pattern, item) for item in spellings):
+            _log.warning('key %s: toolsDenied: "%s" matches no tool', key_id, pattern)
 
 
 @routes.add(
