@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,6 +15,8 @@ from toolspace.core.stored_records import run_stream, space_stream
 from toolspace.spaces import messaging
 from toolspace.storage.database import Database
 from toolspace.storage.queries import entities_and_spaces, inbox
+
+ISO_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3})?Z")
 
 
 @pytest.fixture
@@ -74,7 +77,7 @@ async def test_enter_space_returns_the_history_and_sets_the_active_space(
     assert [message["content"] for message in entry["history"]] == ["message 1", "message 2", "message 3"]
     first = entry["history"][0]
     assert (first["senderName"], first["senderType"], first["senderId"]) == ("Husam", "human", harness.person)
-    assert isinstance(first["timestamp"], int)
+    assert ISO_TIME.fullmatch(first["timestamp"])
     record, _ = await harness.open_runs.enter(act.run_id)
     assert record.space_id == harness.space
     assert await act("leave_space") == {"success": True, "spaceId": harness.space}
@@ -176,6 +179,9 @@ async def test_peek_inbox_removes_events_from_the_inbox(harness: ServiceHarness,
     await send(harness, "more")
     peek_result = await act("peek_inbox")
     assert ([event["data"]["content"] for event in peek_result["events"]], peek_result["remaining"]) == (["urgent"], 2)
+    (message_event,) = peek_result["events"]
+    assert (message_event["data"]["spaceId"], message_event["data"]["spaceName"]) == (harness.space, "Room")
+    assert ISO_TIME.fullmatch(message_event["timestamp"])
     peek_result = await act("peek_inbox", count=5, filter="service")
     assert peek_result["events"] == [
         {"eventId": "evt_1", "type": "service", "timestamp": peek_result["events"][0]["timestamp"], "data": {"n": 1}}

@@ -21,6 +21,7 @@ CAMEL = (
     "createPlan",
     "getPlan",
     "searchKnowledge",
+    "queryKnowledge",
     "sendNotification",
     "getSpaceContext",
     "updateSpaceMetadata",
@@ -55,6 +56,7 @@ async def test_camel_case_action_names_work(tmp_path: Path) -> None:
         assert (change["plan"]["id"], change["plan"]["cron"]) == (plan["id"], "0 16 * * *")
         await harness.save_document("faq", title="FAQ", text="Tea is in the kitchen.", source="faq.md")
         result = await act("searchKnowledge", query="where is tea")
+        assert await act("queryKnowledge", query="where is tea", limit=5) == result
         assert result["total"] == 1
         assert {key: result["results"][0][key] for key in ("documentId", "title", "source", "text")} == {
             "documentId": "faq",
@@ -66,6 +68,33 @@ async def test_camel_case_action_names_work(tmp_path: Path) -> None:
         assert "is configured" in (failed.error or "")
         assert (await act("updateSpaceMetadata", metadata={"a": 1}))["metadata"] == {"a": 1}
         assert (await act("getSpaceContext"))["metadata"] == {"a": 1}
+
+
+@pytest.mark.spec("9.6")
+async def test_get_memory_finds_memories_by_topic(tmp_path: Path) -> None:
+    database = await SqliteDatabase.open(tmp_path / "toolspace.db")
+    async with service_harness(database, configured_tool("setMemory"), configured_tool("getMemory")) as harness:
+        run_id = await harness.open_run()
+        memories = {
+            "designer_prefers_png": "Designer always requests PNG exports",
+            "project_alpha_deadline": "Q4 report due Feb 28",
+            "team": {"alpha": ["Ann"]},
+        }
+        for key, value in memories.items():
+            (await harness.call(run_id, "setMemory", {"key": key, "value": value})).unwrap()
+
+        async def list_keys(**arguments: Any) -> list[str]:
+            result = (await harness.call(run_id, "getMemory", arguments)).unwrap()
+            assert all(memory["value"] == memories[memory["key"]] for memory in result["memories"])
+            return [memory["key"] for memory in result["memories"]]
+
+        assert await list_keys(topic="Deadlines of project Alpha") == ["project_alpha_deadline", "team"]
+        assert await list_keys(topic="png") == ["designer_prefers_png"]
+        assert await list_keys(topic="Tokyo") == []
+        assert await list_keys(topic="?!") == []
+        assert await list_keys(topic="alpha", keys=["team", "designer_prefers_png"]) == ["team"]
+        assert await list_keys() == sorted(memories)
+        assert (await harness.call(run_id, "getMemory", {"topic": ""})).error_kind == "invalid_parameters"
 
 
 @pytest.mark.spec("9.6")

@@ -6,7 +6,7 @@ instruction that comes to the agent's inbox at a time, or repeatedly.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from toolspace.agents.prebuilt.action import (
     text_schema,
 )
 from toolspace.core import json_text
+from toolspace.core.text_search import query_words, split_words
 from toolspace.core.tool import ToolCategory
 from toolspace.errors import RefusedError, ToolValidationError
 from toolspace.spaces import plans
@@ -33,7 +34,7 @@ from toolspace.spaces.plans import NewPlan
 from toolspace.storage.database import Program
 from toolspace.storage.queries import goals_and_memories
 from toolspace.storage.queries import plans as plan_rows
-from toolspace.storage.queries.goals_and_memories import Goal, GoalChange
+from toolspace.storage.queries.goals_and_memories import Goal, GoalChange, Memory
 
 # Goals
 
@@ -170,7 +171,24 @@ async def set_memories(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
 async def get_memories(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
     keys = [*arguments.get("keys", ()), *([arguments["key"]] if "key" in arguments else ())]
     memories = await caller.ledger.read(goals_and_memories.list_memories, caller.agent_id, keys or None)
+    if "topic" in arguments:
+        memories = _select_by_topic(memories, arguments["topic"])
     return {"memories": [{"key": memory.key, "value": memory.value} for memory in memories]}
+
+
+def _select_by_topic(memories: Sequence[Memory], topic: str) -> list[Memory]:
+    """The memories that have words of a topic in their key or value; those with the most of them first, then by key."""
+    words = set(query_words(topic))
+    counts = {
+        memory.key: len(words.intersection(split_words(f"{memory.key.replace('_', ' ')} {_value_text(memory.value)}")))
+        for memory in memories
+    }
+    matches = [memory for memory in memories if counts[memory.key]]
+    return sorted(matches, key=lambda memory: (-counts[memory.key], memory.key))
+
+
+def _value_text(value: Any) -> str:
+    return value if isinstance(value, str) else json_text.encode(value)
 
 
 @_memory_action(
@@ -269,7 +287,9 @@ async def search_knowledge(caller: ActionCaller, arguments: dict[str, Any]) -> A
     }
 
 
-# Actions of older configurations, for one item at a time
+# Actions of older configurations, for one item at a time or under another name
+
+_query_knowledge = msgspec.structs.replace(search_knowledge, name="queryKnowledge")
 
 _set_memory = _memory_action(
     "Remember a fact beyond this run, under a key of your choice. An old value is replaced.",
@@ -278,8 +298,8 @@ _set_memory = _memory_action(
     name="setMemory",
 )(set_memories.run)
 _get_memory = _memory_action(
-    "List your memories; only the one under this key, if you name one.",
-    {"key": _key, "keys": _keys},
+    "List your memories; only the one under this key, if you name one, or those about a topic, the best first.",
+    {"key": _key, "keys": _keys, "topic": text_schema(200, "Words that the memory has in its key or value.")},
     annotations=READ_ONLY,
     name="getMemory",
 )(get_memories.run)
@@ -326,4 +346,4 @@ STORED_ITEM_ACTIONS = (
     delete_plans,
     search_knowledge,
 )
-SINGULAR_ACTIONS = (_set_memory, _get_memory, _create_plan, _get_plan)
+SINGULAR_ACTIONS = (_set_memory, _get_memory, _create_plan, _get_plan, _query_knowledge)

@@ -20,6 +20,7 @@ from toolspace.agents.prebuilt.action import (
 from toolspace.core import json_text
 from toolspace.core.ids import new_id
 from toolspace.core.stored_records import InboxEvent, InboxType, Member, Message, Space
+from toolspace.core.times import format_iso
 from toolspace.core.tool import ToolCategory
 from toolspace.errors import RefusedError, ToolExecutionError
 from toolspace.spaces import messaging, runs
@@ -192,7 +193,7 @@ def _format_message(message: Message, sender: Mapping[str, str]) -> dict[str, An
     data: dict[str, Any] = {"id": message.id, "senderId": message.sender_id, **sender, "content": message.content}
     if message.kind == "tool":
         data |= {"kind": message.kind, "status": message.status}
-    return {**data, "timestamp": message.created_at}
+    return {**data, "timestamp": format_iso(message.created_at)}
 
 
 def _load_context(agent_id: str, space_id: str) -> Program[tuple[Space, list[Member]]]:
@@ -235,7 +236,12 @@ async def peek_inbox(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
     events = await caller.ledger.read(_read_events, caller.agent_id, claim_result["eventIds"])
     return {
         "events": [
-            {"eventId": event.event_id, "type": event.type, "timestamp": event.timestamp, "data": event.data}
+            {
+                "eventId": event.event_id,
+                "type": event.type,
+                "timestamp": format_iso(event.timestamp),
+                "data": event.data,
+            }
             for event in events
         ],
         "remaining": claim_result["remaining"],
@@ -253,13 +259,14 @@ def _take_events(agent_id: str, count: int, types: Sequence[str]) -> Program[dic
     return {"eventIds": event_ids, "remaining": (yield from inbox.count_pending(agent_id))}
 
 
-def _read_events(agent_id: str, event_ids: Sequence[str]) -> Program[list[InboxEvent]]:
+def _read_events(agent_id: str, event_ids: Sequence[str]) -> Program[Sequence[InboxEvent]]:
+    """Reads events. Those of a space have its current name as `spaceName`."""
     events: list[InboxEvent] = []
     for event_id in event_ids:
         event = yield from inbox.find(agent_id, event_id)
         if event is not None:
             events.append(event)
-    return events
+    return (yield from messaging.add_space_names(events))
 
 
 @action(
