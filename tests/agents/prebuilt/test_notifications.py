@@ -147,6 +147,27 @@ async def test_a_title_cannot_add_mail_headers(act: NotifyingAgent, post: MailSe
     assert len(post.mails) == 8
 
 
+@pytest.mark.parametrize(
+    "word",
+    [
+        "=?utf-8?q?Hi=0D=0ABcc:_eve@example.com?=",
+        "=?utf-8?B?SGkNCkJjYzogZXZlQHguY29t?=",
+        "==??utf-8?q?Hi=0AX-Evil:_1?=",
+    ],
+)
+@pytest.mark.parametrize("start", ["", "Hi ", "é ", "a" * 100 + " ", "=\n?utf-8?q?a?= "])
+async def test_an_encoded_word_in_a_title_is_not_decoded(
+    act: NotifyingAgent, post: MailServer, start: str, word: str
+) -> None:
+    act.configure(smtp=smtp(post))
+    (await act.notify(start + word)).unwrap()
+    (await act.notify("Hi")).unwrap()
+    mail, plain_mail = post.mails
+    assert mail.message.keys() == plain_mail.message.keys()
+    assert mail.message["Subject"] == " ".join((start + word).split()).replace("=?", "= ?")
+    assert mail.message.get_content() == plain_mail.message.get_content()
+
+
 async def test_an_agent_can_choose_only_allowed_recipients(act: NotifyingAgent, post: MailServer) -> None:
     act.configure(smtp=smtp(post, allowed_recipients=("*@team.example.com", "boss@example.com")))
     for to in ("ANN@example.com", "carl@team.example.com", "boss@example.com"):

@@ -208,7 +208,9 @@ def _build_message(smtp: SmtpSettings, recipients: tuple[str, ...], notification
     from email.policy import SMTP
 
     message = EmailMessage(policy=SMTP)  # The policy rejects headers of more than one line.
-    message["Subject"] = "".join(letter if letter.isprintable() else " " for letter in notification.title)
+    title = "".join(letter if letter.isprintable() else " " for letter in notification.title)
+    # The library decodes `=?utf-8?q?Hi=0ABcc:_eve?=` and writes the line break into the mail: a title has no such word.
+    message["Subject"] = title.replace("=?", "= ?")
     message["From"] = smtp.sender
     message["To"] = ", ".join(recipients)
     message["Date"] = formatdate()
