@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple, Protocol, cast
 
 from toolspace.core import json_text
 from toolspace.core.names import did_you_mean
+from toolspace.core.schema_size import MAX_SCHEMA_SIZE, SchemaSize, SchemaTooLarge, measure_schema
 from toolspace.core.secret_masking import MASK, is_secret_name, mask_secrets
 from toolspace.errors import ToolDefinitionError
 
@@ -20,11 +22,16 @@ Schema = Mapping[str, Any]
 PlaceTree = dict[str | int, "PlaceTree | None"]
 """Places inside a value, as a tree: `{"a": {0: None}}` is `a[0]`. None means the whole value there."""
 
-_MAX_ISSUES = 8
+MAX_ISSUES = 8
+_MAX_OPTIONS = 32
+"""Options of `anyOf` that a message considers."""
 _MAX_TEXT = 300
 """Characters of one part of a message: the caller may send megabytes."""
-_MAX_BYTES_FOR_ALL_ERRORS = 64_000
+_MAX_BYTES_FOR_ALL_ERRORS = 16_000
 """For larger arguments only the first error is searched: finding each error takes microseconds."""
+_MAX_ERROR_WORK = 2_000_000
+"""Bytes of the arguments times values of the schema. The library finds all errors at once, and copies the part of the
+arguments that each one is about; above this, only the first error is searched, or none."""
 _COERCIBLE_ERRORS = frozenset(("type", "enum", "const", "anyOf", "oneOf"))
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
@@ -57,13 +64,14 @@ class Issue(NamedTuple):
 
 
 class InvalidArguments(Exception):
-    """The arguments do not fit the schema. Has every issue, so that a model can correct all of them at once."""
+    """The arguments do not fit the schema. Has up to eight issues, so that a model can correct them at once."""
 
     def __init__(self, issues: Iterable[Issue], *, more: int = 0) -> None:
         """`more` is how many issues there are besides these."""
-        self.issues = tuple(issues)
-        more += max(0, len(self.issues) - _MAX_ISSUES)
-        super().__init__("; ".join(map(str, self.issues[:_MAX_ISSUES])) + (f"; and {more} more" if more else ""))
+        all_issues = tuple(issues)
+        self.issues = all_issues[:MAX_ISSUES]
+        more += len(all_issues) - len(self.issues)
+        super().__init__("; ".join(map(str, self.issues)) + (f"; and {more} more" if more else ""))
 
 
 class Validator(Protocol):
@@ -76,11 +84,12 @@ class Validator(Protocol):
 class SchemaValidator:
     """Validates arguments against a JSON Schema with jsonschema-rs."""
 
-    __slots__ = ("_schema", "_validator")
+    __slots__ = ("_schema", "_size", "_validator")
 
     def __init__(self, schema: Schema, *, tool: str) -> None:
         self._validator = compile_schema(schema, owner=f"tool {tool!r}")
         self._schema = schema
+        self._size: SchemaSize | None = None
 
     def from_json(self, text: str | bytes) -> dict[str, Any]:
         return self.from_mapping(text)
@@ -96,16 +105,17 @@ class SchemaValidator:
             raise InvalidArguments([Issue("", f"the arguments are not plain JSON: {error}")]) from None
 
     def _coerce(self, values: dict[str, Any]) -> dict[str, Any]:
-        is_large = json_text.encoded_size(values) > _MAX_BYTES_FOR_ALL_ERRORS
-        errors = _find_errors(self._validator, values, first_only=is_large)
-        places: PlaceTree | None = None if is_large else {}
-        for error in errors:
+        if self._size is None:
+            self._size = _measure(self._schema)
+        errors = _find_errors(self._validator, values, self._size)
+        places: PlaceTree | None = {} if errors.are_complete else None
+        for error in errors.errors if errors.are_complete else ():
             if error.kind.name in _COERCIBLE_ERRORS:
                 places = add_place(places, error.instance_path)
         coerced_values = coerce(self._schema, values, places)
         if isinstance(coerced_values, dict) and self._validator.is_valid(coerced_values):
             return cast("dict[str, Any]", coerced_values)
-        raise InvalidArguments(_unique_issues(errors, cast("Schema", self._schema.get("properties") or {})))
+        raise _invalid_arguments(errors, cast("Schema", self._schema.get("properties") or {}))
 
 
 def compile_schema(schema: Schema, *, owner: str) -> Any:
@@ -122,10 +132,9 @@ def compile_schema(schema: Schema, *, owner: str) -> Any:
     raise ToolDefinitionError(f"the schema of {owner} is not a valid JSON Schema: {reason}")
 
 
-def find_issues(validator: Any, value: object) -> list[Issue]:
-    """Returns the issues that a compiled validator finds in a value."""
-    is_large = json_text.encoded_size(value) > _MAX_BYTES_FOR_ALL_ERRORS
-    return _unique_issues(_find_errors(validator, value, first_only=is_large))
+def find_issues(validator: Any, value: object, schema: Schema) -> list[Issue]:
+    """Returns up to eight issues that the compiled validator of a schema finds in a value."""
+    return list(_invalid_arguments(_find_errors(validator, value, _measure(schema))).issues)
 
 
 def not_an_object_issue(error: ValueError) -> Issue:
@@ -143,7 +152,23 @@ def format_path(path: Iterable[str | int]) -> str:
 
 def masked_value(path: str, value: object) -> str:
     """Returns a value for a message, without secrets, because messages reach logs."""
-    return MASK if is_secret_name(path) else json_text.describe(mask_secrets([value])[0])
+    return MASK if is_secret_name(path) else json_text.describe(mask_secrets([_Excerpt().take(value)])[0])
+
+
+class _Excerpt:
+    """Takes the first parts of a value: masking all of a large value for a message of one line takes milliseconds."""
+
+    def __init__(self) -> None:
+        self._remaining = 100
+
+    def take(self, value: object) -> object:
+        self._remaining -= 1
+        if isinstance(value, dict):
+            fields = cast("dict[str, object]", value).items()
+            return {name: self.take(item) for name, item in islice(fields, max(0, self._remaining))}
+        if isinstance(value, list):
+            return [self.take(item) for item in islice(cast("list[object]", value), max(0, self._remaining))]
+        return value
 
 
 def unknown_parameter_message(name: str, parameter_names: Iterable[str]) -> str:
@@ -153,26 +178,73 @@ def unknown_parameter_message(name: str, parameter_names: Iterable[str]) -> str:
     return f"no such parameter{hint}"
 
 
-def _find_errors(validator: Any, value: object, *, first_only: bool) -> list[Any]:
-    if not first_only:
-        return list(validator.iter_errors(value))
+class _Errors(NamedTuple):
+    errors: list[Any]
+    are_complete: bool
+
+
+def _measure(schema: Schema) -> SchemaSize:
+    try:
+        return measure_schema(schema)
+    except SchemaTooLarge:
+        return SchemaSize(MAX_SCHEMA_SIZE, MAX_SCHEMA_SIZE, is_recursive=True)
+
+
+def _find_errors(validator: Any, value: object, size: SchemaSize) -> _Errors:
+    """Returns all errors, only the first, or none, so that the work is limited."""
+    byte_count = work = json_text.encoded_size(value)
+    if size.is_recursive and size.union_values:  # Each level tries the options of the level below again.
+        work <<= _depth(value)
+    if byte_count <= _MAX_BYTES_FOR_ALL_ERRORS and work * size.values <= _MAX_ERROR_WORK:
+        return _Errors(list(validator.iter_errors(value)), are_complete=True)
+    if work * size.union_values > _MAX_ERROR_WORK:  # The first error may have the errors of all options.
+        return _Errors([], are_complete=False)
     try:
         validator.validate(value)
     except ValueError as error:
-        return [error]
-    return []
+        return _Errors([error], are_complete=False)
+    return _Errors([], are_complete=False)
 
 
-def _unique_issues(errors: Iterable[Any], parameter_names: Iterable[str] = ()) -> list[Issue]:
-    """Returns each issue once, however many parts of the schema it violates."""
-    return list(dict.fromkeys(issue for error in errors for issue in _error_issues(error, parameter_names)))
+def _depth(value: object) -> int:
+    """Returns how deeply a value is nested, up to a limit."""
+    depth, level = 0, [value]
+    while level and depth < _MAX_DEPTH:
+        children: list[object] = []
+        for item in level:
+            if isinstance(item, Mapping):
+                children.extend(cast("Mapping[str, object]", item).values())
+            elif isinstance(item, list):
+                children.extend(cast("list[object]", item))
+        level = children
+        depth += 1
+    return depth
+
+
+def _invalid_arguments(errors: _Errors, parameter_names: Iterable[str] = ()) -> InvalidArguments:
+    """Returns the exception with the first issues, each once however many parts of the schema it violates."""
+    if not errors.errors:
+        reason = "the arguments do not fit the schema; send smaller or less nested ones to see what is wrong"
+        return InvalidArguments([Issue("", reason)])
+    issues: dict[Issue, None] = {}
+    more = 0
+    for error in errors.errors:
+        room = MAX_ISSUES - len(issues)
+        new_issues = list(islice(_error_issues(error, parameter_names), room))
+        issues.update(dict.fromkeys(new_issues))
+        more += _issue_count(error) - len(new_issues)
+    return InvalidArguments(issues, more=more)
+
+
+def _issue_count(error: Any) -> int:
+    has_names = error.kind.name in ("additionalProperties", "unevaluatedProperties")
+    return len(error.kind.unexpected) if has_names else 1
 
 
 def _error_issues(error: Any, parameter_names: Iterable[str] = ()) -> Iterable[Issue]:
     """Yields the issues of one error of jsonschema-rs."""
     path = format_path(error.instance_path)
     kind = error.kind
-    actual = masked_value(path, error.instance)
     match kind.name:
         case "required":
             yield Issue(f"{path}.{kind.property}" if path else kind.property, "required, but missing")
@@ -181,24 +253,27 @@ def _error_issues(error: Any, parameter_names: Iterable[str] = ()) -> Iterable[I
                 message = "no such parameter" if path else unknown_parameter_message(name, parameter_names)
                 yield Issue(f"{path}.{name}" if path else name, message)
         case "type":
-            yield Issue(path, f"expected {' or '.join(kind.types)}", actual)
+            yield Issue(path, f"expected {' or '.join(kind.types)}", masked_value(path, error.instance))
         case "enum":
             options = ", ".join(json_text.describe(option, 30) for option in kind.options[:12])
-            yield Issue(path, f"expected one of {options}", actual)
+            yield Issue(path, f"expected one of {options}", masked_value(path, error.instance))
         case "anyOf" | "oneOf" if all(kind.context):  # An option without errors: more than one option of `oneOf` fits.
-            yield Issue(path, _expected_options(kind.context, path), actual)
+            yield Issue(path, _expected_options(kind.context, path), masked_value(path, error.instance))
         case _:
-            yield Issue(path, str(error.message), actual)
+            yield Issue(path, str(error.message), masked_value(path, error.instance))
 
 
 def _expected_options(branches: Iterable[Iterable[Any]], path: str) -> str:
     """Returns what the options of `anyOf` expect; only those of the right type, if there are any."""
-    options = [[issue for error in branch for issue in _error_issues(error)] for branch in branches]
+    options = [
+        list(islice((issue for error in branch for issue in _error_issues(error)), MAX_ISSUES))
+        for branch in islice(branches, _MAX_OPTIONS)
+    ]
     of_right_type = [issues for issues in options if not any(_is_type_issue(issue, path) for issue in issues)]
     if not of_right_type:
         types = dict.fromkeys(issue.expected.removeprefix("expected ") for issues in options for issue in issues)
         return f"expected {' or '.join(types)}"
-    texts = [" and ".join(str(issue) for issue in issues[:_MAX_ISSUES]) for issues in of_right_type[:_MAX_ISSUES]]
+    texts = [" and ".join(str(issue) for issue in issues) for issues in of_right_type[:MAX_ISSUES]]
     return f"fits no option ({' | '.join(dict.fromkeys(texts))})"
 
 
@@ -274,7 +349,7 @@ class _Coercion:
         self, schema: Schema, value: dict[str, object], places: PlaceTree | None, depth: int
     ) -> dict[str, object]:
         properties = cast("Mapping[str, object]", schema.get("properties") or {})
-        required = _get_list(schema, "required")
+        required = {name for name in _get_list(schema, "required") if isinstance(name, str)}
         additional = schema.get("additionalProperties")
         coerced_values: dict[str, object] = {}
         for name, item in value.items():
@@ -290,6 +365,9 @@ class _Coercion:
 
     def _coerce_to_option(self, options: list[object], value: object, places: PlaceTree | None, depth: int) -> object:
         """Returns the value coerced to the first option that it fits then; unchanged if it fits none."""
+        self._remaining_steps -= len(options)
+        if self._remaining_steps < 0:
+            return value
         schemas = [
             resolve_reference(cast("Schema", option), self._root) for option in options if isinstance(option, Mapping)
         ]

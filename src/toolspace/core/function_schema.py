@@ -12,11 +12,13 @@ import math
 import types
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from toolspace.core import json_text
 from toolspace.core.argument_validation import (
+    MAX_ISSUES,
     InvalidArguments,
     Issue,
     PlaceTree,
@@ -65,7 +67,8 @@ _BOUNDS = {
 }
 _KEYWORDS_WITH_NAMES = frozenset(("properties", "$defs", "patternProperties"))
 _KEYWORDS_WITH_DATA = frozenset(("default", "const", "enum", "examples"))
-_MAX_ISSUES = 100
+_MAX_PLACES = 100
+"""With more errors, coercion looks everywhere."""
 _MAX_ERRORS = 10_000
 """More errors are only counted: a hostile caller can cause a million of them, and reading those takes seconds."""
 _NOT_COERCIBLE = frozenset(("missing", "extra_forbidden", "too_short", "too_long", "value_error", "assertion_error"))
@@ -155,8 +158,8 @@ class FunctionValidator:
         except ValueError as parse_error:
             raise InvalidArguments([not_an_object_issue(parse_error)]) from None
         details = _details(error)
-        places = [_place(detail["loc"], detail["type"], parsed) for detail in details[:_MAX_ISSUES]]
-        invalid_places: PlaceTree | None = {} if 0 < len(details) <= _MAX_ISSUES else None
+        places = [_place(detail["loc"], detail["type"], parsed) for detail in details[:_MAX_PLACES]]
+        invalid_places: PlaceTree | None = {} if 0 < len(details) <= _MAX_PLACES else None
         for detail, place in zip(details, places, strict=False):
             if detail["type"] not in _NOT_COERCIBLE:
                 invalid_places = add_place(invalid_places, place)
@@ -165,17 +168,26 @@ class FunctionValidator:
         except ValueError as second_error:
             if not details:
                 raise InvalidArguments([Issue("", str(second_error))]) from None
-        issues = _merge_issues(self._issue(detail, place) for detail, place in zip(details, places, strict=False))
-        raise InvalidArguments(issues, more=len(details) - len(places)) from None
+        details_by_path: dict[str, list[ErrorDetails]] = {}
+        for detail, place in zip(details, places, strict=False):
+            details_by_path.setdefault(format_path(place), []).append(detail)
+        issues = [
+            issue
+            for path, path_details in islice(details_by_path.items(), MAX_ISSUES)
+            for issue in _merge_issues(self._issue(detail, path) for detail in path_details)
+        ]
+        more = len(details) - len(places) + len(details_by_path) - min(len(details_by_path), MAX_ISSUES)
+        raise InvalidArguments(issues, more=more) from None
 
-    def _issue(self, detail: ErrorDetails, place: list[int | str]) -> Issue:
-        path = format_path(place)
+    def _issue(self, detail: ErrorDetails, path: str) -> Issue:
         match detail["type"]:
             case "missing":
                 return Issue(path, "required, but missing")
             case "extra_forbidden":
                 names = cast("Mapping[str, Any]", self._schema()["properties"])
-                return Issue(path, unknown_parameter_message(path, names) if len(place) == 1 else "no such parameter")
+                return Issue(
+                    path, unknown_parameter_message(path, names) if len(detail["loc"]) == 1 else "no such parameter"
+                )
             case _:
                 return Issue(path, _expected(detail["msg"]), masked_value(path, detail["input"]))
 

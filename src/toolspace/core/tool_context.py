@@ -359,6 +359,7 @@ class ElicitationForm:
     """A form for the user. Its schema is compiled before it is shown, and validates what comes back."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._schema = schema
         self._validator = compile_schema(schema, owner="a question to the user")
 
     def validate(self, result: ElicitationResult) -> ElicitationResult:
@@ -368,7 +369,7 @@ class ElicitationForm:
         content = dict(result.content or {})
         try:
             is_valid = self._validator.is_valid(content)
-            issues = [] if is_valid else [str(issue) for issue in find_issues(self._validator, content)]
+            issues = [] if is_valid else [str(issue) for issue in find_issues(self._validator, content, self._schema)]
         except (ValueError, TypeError) as error:
             issues = [str(error)]
         if issues:

@@ -150,7 +150,7 @@ def _parse_content(content: str | None, content_json: Any, format: str) -> Any:
 def _check_schema(value: Any, schema: Mapping[str, Any]) -> None:
     validator = compile_schema(schema, owner="the final report")
     if not validator.is_valid(value):
-        issues = find_issues(validator, value)
+        issues = find_issues(validator, value, schema)
         texts = (str(issue._replace(path=f"content_json.{issue.path}".rstrip("."))) for issue in issues)
         raise ToolValidationError("; ".join(texts))
 

@@ -95,6 +95,25 @@ def test_an_invalid_operation_is_left_out_with_a_warning() -> None:
     assert [warning.split('"')[1] for warning in operation_list.warnings] == ["/nothing", *broken]
 
 
+@pytest.mark.parametrize("keyword", ["allOf", "anyOf", "oneOf"])
+def test_an_operation_with_a_schema_that_doubles_is_left_out_with_a_warning(keyword: str) -> None:
+    schemas: Json = {
+        f"d{level}": {keyword: [{"$ref": f"#/components/schemas/d{level + 1}"}] * 50} for level in range(40)
+    }
+    schemas["d40"] = {"type": "string"}
+    body = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/d0"}}}}
+    paths = {
+        "/bad": {"post": {"operationId": "bad", "requestBody": body, "responses": {}}},
+        "/fine": {"get": {"operationId": "fine", "responses": {}}},
+    }
+    operation_list = read(document(paths, components={"schemas": schemas}))
+    assert [entry.name for entry in operation_list.operations] == ["fine"]
+    assert operation_list.warnings == [
+        'operation "bad" (POST /bad) is left out: '
+        "its schema has more than 100,000 values when its references are followed"
+    ]
+
+
 def test_operation_parameters_override_path_parameters() -> None:
     document_json = document(
         {

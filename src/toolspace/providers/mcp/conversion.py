@@ -22,6 +22,7 @@ from toolspace.core.result import (
     ToolResult,
     join_parts,
 )
+from toolspace.core.schema_size import SchemaTooLarge, measure_schema
 from toolspace.core.tool import Annotations, Tool, ToolCategory
 
 _HINTS = {
@@ -70,13 +71,18 @@ def parse_tool(entry: object, *, stateless: bool) -> ServerTool:
     schema = _as_mapping(fields.get("inputSchema")) or _NO_ARGUMENTS
     if _as_mapping(fields.get("execution")).get("taskSupport") == "required":
         raise UnusableTool("needs MCP tasks, which are not supported yet")
+    output_schema = fields.get("outputSchema")
+    try:
+        measure_schema(schema)
+        measure_schema(_as_mapping(output_schema))
+    except SchemaTooLarge as error:
+        raise UnusableTool(str(error)) from None
     headers: Mapping[tuple[str, ...], str] = {}
     if stateless and b"x-mcp-header" in msgspec.json.encode(schema):
         if (problem := find_invalid_x_mcp_header(schema)) is not None:
             raise UnusableTool(f"asks for headers in a way that is not allowed: {problem}")
         headers = x_mcp_header_map(schema)
     hints = _as_mapping(fields.get("annotations"))
-    output_schema = fields.get("outputSchema")
     tool = Tool(
         name,
         _first_text(fields.get("description"), fields.get("title"), hints.get("title")),

@@ -17,6 +17,7 @@ from yarl import URL
 
 from toolspace.core import json_text
 from toolspace.core.names import sanitise, short_hash
+from toolspace.core.schema_size import SchemaTooLarge, measure_schema
 from toolspace.errors import ProviderError
 from toolspace.providers.openapi.document import (
     DocumentFile,
@@ -107,9 +108,11 @@ def read_operations(document: OpenApiDocument, spec: OpenApiSpec, security: Secu
     operations: list[OpenApiOperation] = []
     for name, entry in accepted_entries:
         try:
-            operations.append(reader.read(name, entry))
-        except (OpenApiError, RecursionError) as error:
-            reason = str(error) if isinstance(error, OpenApiError) else "nested too deeply"
+            operation = reader.read(name, entry)
+            measure_schema(operation.inputs.schema)
+            operations.append(operation)
+        except (OpenApiError, SchemaTooLarge, RecursionError) as error:
+            reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
             warnings.append(f'operation "{name}" ({entry.method.upper()} {entry.path}) is left out: {reason}')
     return OperationList(operations, warnings)
 

@@ -14,6 +14,7 @@ from yarl import URL
 from toolspace.core import json_text
 from toolspace.core.extension_points import ToolProvider
 from toolspace.core.result import ToolResult
+from toolspace.core.schema_size import SchemaTooLarge, measure_schema
 from toolspace.core.secret_masking import mask_secrets
 from toolspace.core.tool import NO_ANNOTATIONS, Annotations, Tool, ToolCategory
 from toolspace.core.tool_context import ToolContext
@@ -119,9 +120,12 @@ def _convert_output_schema(operation: OpenApiOperation, schemas: SchemaConverter
         if schema is None:
             return None
         schema = add_definitions(schema, schemas.collect_definitions(refs))
-    except (OpenApiError, RecursionError):
+        if json_text.encoded_size(schema) > MAX_OUTPUT_SCHEMA_BYTES:
+            return None
+        measure_schema(schema)
+    except (OpenApiError, SchemaTooLarge, RecursionError):
         return None  # The tool works without it.
-    return schema if json_text.encoded_size(schema) <= MAX_OUTPUT_SCHEMA_BYTES else None
+    return schema
 
 
 @functools.cache

@@ -41,6 +41,11 @@ def tool(name: str, properties: dict | None = None, **more: object) -> dict:
 
 
 SAFE = {"annotations": {"readOnlyHint": True}}
+DOUBLING = {
+    f"d{level}": {"allOf": [{"$ref": f"#/properties/d{level + 1}"}, {"$ref": f"#/properties/d{level + 1}"}]}
+    for level in range(40)
+}
+"""Has 2^40 parts when its references are followed."""
 TOOLS = [
     tool("echo", {"text": {"type": "string"}, "times": {"type": "integer"}}, description="Says it again.", **SAFE),
     tool("fail"),
@@ -59,6 +64,8 @@ TOOLS = [
     tool("ask"),
     tool("refuse", {"code": {"type": "integer"}, "text": {"type": "string"}}),
     tool("needs_task", execution={"taskSupport": "required"}),
+    tool("doubling", {"a": {"$ref": "#/properties/d0"}, **DOUBLING}),
+    tool("doubling_output", outputSchema={"type": "object", "properties": DOUBLING}),
 ]
 
 
