@@ -134,6 +134,20 @@ async def test_a_queue_limits_concurrent_calls(open_toolspace: OpenToolspace, fo
         assert max(result.result for result in results) == 3
 
 
+@coverage.covers("tools.overrides.<name>.priority")
+async def test_a_tool_of_higher_priority_leaves_its_queue_first(open_toolspace: OpenToolspace, folder: Path) -> None:
+    overrides = {"busy": {"queue": "q"}, "counted": {"queue": "q", "priority": 1}}
+    async with open_toolspace(queues={"q": {"concurrent": 1}}, tools={"overrides": overrides}) as ts:
+        completed_names: list[str] = []
+
+        async def call(name: str) -> None:
+            await ts.call(name)
+            completed_names.append(name)
+
+        await asyncio.gather(*map(call, ("busy", "busy", "counted")))
+        assert completed_names == ["busy", "counted", "busy"]
+
+
 @coverage.covers("queues.<name>.rate", "queues.<name>.waitTimeout")
 async def test_a_queue_limits_the_rate_and_the_wait_of_calls(open_toolspace: OpenToolspace, folder: Path) -> None:
     queue = {"concurrent": 5, "rate": "2/hour", "waitTimeout": 20}

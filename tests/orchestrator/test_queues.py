@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from toolspace import EventType, QueueSpec, Settings, ToolContext, Toolspace, tool
+from toolspace import EventType, QueueSpec, Settings, ToolContext, ToolRules, Toolspace, tool
 from toolspace.orchestrator.stages.queue import CallQueue, RateLimit
 from toolspace.testing import EventRecorder
 
@@ -381,3 +381,44 @@ async def test_a_slot_released_on_one_event_loop_reaches_a_call_on_another() -> 
     # The other loop woke it, not its own timeout.
     assert ts.orchestrator.call_log.recent[-1].queue_wait_ms < 9_000
     assert (queue.active, queue.waiting_count) == (0, 0)
+
+
+async def test_waiting_calls_of_higher_priority_go_first_and_equals_in_the_order_they_came() -> None:
+    gate = Gate()
+
+    @tool(queue="q")
+    async def low(n: int) -> int:
+        return await gate(n)
+
+    @tool(queue="q")
+    async def plain(n: int) -> int:
+        return await gate(n)
+
+    @tool(queue="q")
+    async def urgent(n: int) -> int:
+        return await gate(n)
+
+    overrides = {"low": ToolRules(priority=-1), "urgent": ToolRules(priority=5)}
+    settings = Settings(queues={"q": QueueSpec(concurrent=1)}, overrides=overrides)
+    async with Toolspace(tools=[low, plain, urgent], settings=settings) as ts:
+        names = ["low", "low", "plain", "urgent", "plain", "low", "urgent"]
+        tasks = [asyncio.create_task(ts.call(name, {"n": n})) for n, name in enumerate(names)]
+        await gate.entered_event.wait()  # The first call has the slot, the others wait.
+        gate.open.set()
+        await asyncio.gather(*tasks)
+    assert gate.order == [0, 3, 6, 2, 4, 1, 5]
+
+
+async def test_ended_calls_of_low_priority_do_not_pile_up_behind_others() -> None:
+    queue = CallQueue("q", QueueSpec(concurrent=1))
+    slot = queue.try_acquire()
+    assert slot is not None
+    for _ in range(1000):
+        task = asyncio.create_task(queue.acquire(priority=-1))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert queue.waiting_count == 0
+    assert len(queue._waiters) < 100
+    slot.release()
+    assert queue.try_acquire() is not None

@@ -79,6 +79,8 @@ class _Explanation:
             self._row("queue", settings.queue, lambda name: name or "none"),
             self._row("cache", settings.cache, lambda time: format_duration(time) if time else "off", _milliseconds),
         ]
+        if settings.priority.value:
+            rows.append(self._row("priority", settings.priority, str))
         if settings.cache.value:
             rows.append(self._row("cachePerUser", settings.cache_per_user, _yes_no))
         rows += [

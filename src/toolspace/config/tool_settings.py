@@ -137,6 +137,9 @@ class ToolOverride(Section, frozen=True, kw_only=True):
 
     timeout: Timeout = None
     queue: QueueName = None
+    priority: Annotated[
+        int | None, types.integer(-1000, 1000), "Waiting calls of higher priority leave the queue first; without it 0."
+    ] = None
     cache: Cache = None
     cache_per_user: Annotated[bool | None, "Cache the results of each user separately."] = None
     max_bytes: Annotated[Count | None, "A larger result is stored; without it `defaults.toolResponseMaxBytes`."] = None

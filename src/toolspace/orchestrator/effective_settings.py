@@ -42,6 +42,8 @@ class ToolRules(msgspec.Struct, frozen=True, kw_only=True):
 
     timeout: float | None = None
     queue: str | None = None
+    priority: int | None = None
+    """Calls with a higher one leave their queue first; 0 if it is not set."""
     cache: float | None = None
     cache_per_user: bool | None = None
     max_bytes: int | None = None
@@ -137,6 +139,7 @@ class EffectiveSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     timeout: SourcedValue[float]
     queue: SourcedValue[str | None]
+    priority: SourcedValue[int]
     cache: SourcedValue[float | None]
     cache_per_user: SourcedValue[bool]
     max_bytes: SourcedValue[int]
@@ -162,6 +165,7 @@ def resolve_settings(
     return EffectiveSettings(
         timeout=choose("timeout", tool.timeout, defaults.tool_timeout),
         queue=choose("queue", tool.queue, SourcedValue(None)),
+        priority=choose("priority", None, SourcedValue(0)),
         cache=choose("cache", tool.cache, SourcedValue(None)),
         cache_per_user=choose("cache_per_user", tool.cache_per_user or None, SourcedValue(False)),
         max_bytes=choose("max_bytes", None, defaults.tool_response_max_bytes),

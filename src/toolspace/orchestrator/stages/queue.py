@@ -1,12 +1,14 @@
 """The stage `queue` and the queues behind it: how many calls run at once, start per time window, and may wait.
 
-First in, first out. A call that is cancelled while it waits leaves its queue at once. Runs use a queue for their own
-limit of concurrent calls. Queues know nothing of tools.
+Waiting calls of higher priority go first; among equals first in, first out. A call that is cancelled while it waits
+leaves its queue at once. Runs use a queue for their own limit of concurrent calls. Queues know nothing of tools.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -23,8 +25,13 @@ if TYPE_CHECKING:
     from toolspace.orchestrator.pipeline import CallHandler, StageContext
 
 
+_MAX_ENDED_WAITERS = 64
+"""How many ended calls a queue may keep, beyond as many as wait."""
+
+
 def queue(stage: StageContext, next: CallHandler, /) -> CallHandler:
     name = stage.settings.queue.value
+    priority = stage.settings.priority.value
     tool_queue = stage.services.queues.get(name) if name is not None else None
     if name is not None and tool_queue is None:
         names = ", ".join(stage.services.queues) or "none are configured"
@@ -45,7 +52,7 @@ def queue(stage: StageContext, next: CallHandler, /) -> CallHandler:
                     slot = queue.try_acquire() if inherited_slot is None else None
                     if slot is None:
                         call.prepare_to_wait()
-                        slot = await call.within_deadline(queue.acquire(inherited_slot))
+                        slot = await call.within_deadline(queue.acquire(inherited_slot, priority=priority))
                     slots.append(slot)
                     if call.slots is None:
                         call.slots = {}
@@ -166,7 +173,9 @@ class CallQueue:
         self.waiting_count = 0
         """How many calls wait for a slot."""
         self._clock = clock
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        """A heap: the negative priority, the order of arrival, and what the call waits for."""
+        self._arrivals = itertools.count()
         self._start_times: deque[float] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -177,7 +186,7 @@ class CallQueue:
             return QueueSlot(self, None)
         return None
 
-    async def acquire(self, inherited_slot: QueueSlot | None = None) -> QueueSlot:
+    async def acquire(self, inherited_slot: QueueSlot | None = None, *, priority: int = 0) -> QueueSlot:
         """Waits for a slot and returns it. `inherited_slot` is the slot in this queue of an ancestor of the call."""
         if inherited_slot is not None and inherited_slot.is_open:
             await self._wait_for_rate()
@@ -185,14 +194,14 @@ class CallQueue:
         slot = self.try_acquire()
         if slot is not None:
             return slot
-        await self._wait()
+        await self._wait(priority)
         return QueueSlot(self, None)
 
     def release_slot(self) -> None:
         self.active -= 1
         self.admit_waiting()
 
-    async def _wait(self) -> None:
+    async def _wait(self, priority: int) -> None:
         spec = self.spec
         if spec.max_waiting is not None and self.waiting_count >= spec.max_waiting:
             raise ToolLimitError(
@@ -200,8 +209,12 @@ class CallQueue:
             )
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
-        self._waiters.append(waiter)
+        heapq.heappush(self._waiters, (-priority, next(self._arrivals), waiter))
         self.waiting_count += 1
+        if len(self._waiters) > 2 * self.waiting_count + _MAX_ENDED_WAITERS:
+            # Calls of low priority that ended while they waited may never get to the front.
+            self._waiters = [item for item in self._waiters if not item[2].done()]
+            heapq.heapify(self._waiters)
         timer = None
         if spec.wait_timeout is not None:
             timer = loop.call_later(spec.wait_timeout, self._expire, waiter, spec.wait_timeout)
@@ -229,14 +242,15 @@ class CallQueue:
     def admit_waiting(self) -> None:
         """Gives free slots to calls that wait. Sets a timer if the rate limit delays the next one."""
         while self._waiters and self.active < self.spec.concurrent:
-            if self._waiters[0].done():  # Cancelled or expired.
-                self._waiters.popleft()
+            waiter = self._waiters[0][2]
+            if waiter.done():  # Cancelled or expired.
+                heapq.heappop(self._waiters)
                 continue
             delay = self._rate_delay()
             if delay > 0:
-                self._admit_in(delay, self._waiters[0].get_loop())
+                self._admit_in(delay, waiter.get_loop())
                 return
-            waiter = self._waiters.popleft()
+            heapq.heappop(self._waiters)
             self.waiting_count -= 1
             self._occupy()
             if is_running_loop(waiter.get_loop()):
