@@ -112,6 +112,7 @@ class Toolspace:
         self._agents: AgentRegistry | None = None
         self._agent_providers: Sequence[ToolProvider] = ()
         self._configured_agents: Sequence[Agent] = ()
+        self._reload_lock = asyncio.Lock()
         self._environ: Mapping[str, str] = os.environ
         self._callbacks = NO_CALLBACKS
         self._handles_sighup = False
@@ -426,7 +427,7 @@ class Toolspace:
         Waits until new providers have started or failed. A provider that fails, even a required one, is retried in the
         background. Removed providers are closed in the background, when no call is running.
         """
-        self._reload()
+        await self._reload()
         await self._finish_reload()
 
     def watch(self, *, interval: float = 1.0) -> None:
@@ -436,20 +437,28 @@ class Toolspace:
 
         async def reload_on_change() -> None:
             async for _ in changes:
-                self._reload_in_background()
+                await self._reload_in_background()
 
         self._background.start(reload_on_change())
         # Some platforms have no SIGHUP, and only the main thread can handle it.
         with suppress(AttributeError, NotImplementedError, RuntimeError, ValueError):
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_in_background)
+            asyncio.get_running_loop().add_signal_handler(
+                signal.SIGHUP, lambda: self._background.start(self._reload_in_background())
+            )
             self._handles_sighup = True
 
-    def _reload(self) -> None:
+    async def _reload(self) -> None:
         if self._parts is None:
             raise ToolspaceError("this toolspace was made without configuration; there is nothing to reload")
         from toolspace.config.load import load_config
 
-        self._apply(self._build_parts(load_config(self.config_path, environ=self._environ), self))
+        async with self._reload_lock:
+            config = load_config(self.config_path, environ=self._environ)
+            if config.secret_references:
+                from toolspace.config.secret_references import reload_secrets
+
+                await asyncio.to_thread(reload_secrets, config.secret_references)
+            self._apply(self._build_parts(config, self))
 
     def _build_parts(self, config: Config, main: Toolspace, *, single_tool: str | None = None) -> ConfiguredParts:
         """The parts of a configuration. `main` is the toolspace with the agents and the session."""
@@ -524,9 +533,9 @@ class Toolspace:
             await self._agents.reload()
         await self.orchestrator.warmup()
 
-    def _reload_in_background(self) -> None:
+    async def _reload_in_background(self) -> None:
         try:
-            self._reload()
+            await self._reload()
             _log.info("the configuration was reloaded")
             # In another task: a provider that hangs must not block later changes.
             self._background.start(self._finish_reload())

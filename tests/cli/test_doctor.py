@@ -286,3 +286,19 @@ def test_postgresql_is_listed_with_its_version_or_the_connection_error(toolspace
     assert "127.0.0.1:1/none cannot be reached" in get_database_check(missing_check)["found"]
     assert get_database_check(missing_check)["fix"] == "start it, or correct TOOLSPACE_STORAGE_URL (environment)"
     assert "hunter22" not in missing_check.stdout + missing_check.stderr
+
+
+@pytest.mark.spec("21.3")
+def test_a_secret_file_that_others_may_read_is_a_warning_without_its_content(
+    toolspace: Toolspace, project: Path
+) -> None:
+    (project / "key").write_text("doctor-secret-1")
+    (project / "key").chmod(0o644)
+    (project / "toolspace.yaml").write_text("tools: {webSearch: {provider: tavily, apiKey: '${file:key}'}}\n")
+
+    result = toolspace("doctor", "--json")
+
+    (warning,) = list_checks(result, "warning")
+    assert warning["found"] == f"other users may read {project / 'key'} (mode 644)"
+    assert warning["fix"] == f"chmod 600 {project / 'key'}"
+    assert "doctor-secret" not in result.stdout + result.stderr

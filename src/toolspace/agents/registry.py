@@ -20,10 +20,11 @@ from toolspace.agents.agent_run import AgentRun, PreparedAgent
 from toolspace.agents.loop import LoopHooks
 from toolspace.config.agent_settings import AgentModelSettings
 from toolspace.config.load import find_reference_cycles
+from toolspace.config.secret_references import load_secrets, resolve_secrets
 from toolspace.core.language_model import NO_USAGE, Model, ModelListener, ModelRequest, ModelTurn, Usage
 from toolspace.core.names import agent_tool_name, did_you_mean
 from toolspace.core.tool_context import ToolContext
-from toolspace.errors import ModelError, RegistrationError, ToolNotFoundError
+from toolspace.errors import ConfigError, ModelError, RegistrationError, ToolNotFoundError
 from toolspace.orchestrator.call import context_without_call, start_in_background
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
 
@@ -179,6 +180,7 @@ class AgentRegistry:
         """Opens what an agent needs, for one run. Raises `ToolNotFoundError`, or `ModelError` if it has no model."""
         open_agent = await self._get_open_agent(name)
         agent = open_agent.agent
+        await _load_model_secrets(agent)
         model = self._get_model(agent)  # Not stored: a program may have set another one.
         open_agent.active_runs += 1
         try:
@@ -194,6 +196,7 @@ class AgentRegistry:
         if open_agent is not None:
             return open_agent
         if not agent.has_own_tools or self._make_tools is None:
+            await _load_model_secrets(agent)
             self._get_model(agent)  # Raises before the agent counts as open.
             open_agent = self._open_agents[name] = _OpenAgent(agent, self.shared_tools)
             return open_agent
@@ -201,7 +204,9 @@ class AgentRegistry:
             if (open_agent := self._open_agents.get(name)) is not None:
                 return open_agent
             agent = self.get(name)
+            await _load_model_secrets(agent)
             self._get_model(agent)
+            await _load_tool_secrets(agent)
             toolspace = self._make_tools(agent)
             # Not in the context of the call that needs it first: it stays open for other calls.
             await asyncio.get_running_loop().create_task(toolspace.__aenter__(), context=context_without_call())
@@ -216,6 +221,10 @@ class AgentRegistry:
         settings = agent.model
         if isinstance(settings, Model):
             return settings
+        try:
+            settings = resolve_secrets(settings)
+        except ConfigError as error:
+            raise _model_secret_error(agent, error) from None
         key = _model_key(settings)
         model = self._models.get(key)
         if model is None:
@@ -343,6 +352,26 @@ def _validate(agents: Iterable[Agent]) -> dict[str, Agent]:
         path = " → ".join((*cycle, cycle[0]))
         raise RegistrationError(f"requests could be handed off in a circle: {path}; remove a destination")
     return by_name
+
+
+async def _load_model_secrets(agent: Agent) -> None:
+    """Reads the secrets of an agent's model without blocking the event loop. Raises `ModelError`."""
+    if isinstance(agent.model, AgentModelSettings):
+        try:
+            await load_secrets(agent.model)
+        except ConfigError as error:
+            raise _model_secret_error(agent, error) from None
+
+
+async def _load_tool_secrets(agent: Agent) -> None:
+    """Reads the secrets of an agent's own tools without blocking the event loop. Raises `ConfigError`."""
+    config = agent.spec.config if agent.spec is not None else None
+    if config is not None:
+        await load_secrets(*config.list_secret_holders())
+
+
+def _model_secret_error(agent: Agent, error: ConfigError) -> ModelError:
+    return ModelError("no_key", f'the model of the agent "{agent.name}" has no credentials: {error}')
 
 
 def _model_key(settings: AgentModelSettings | str | None) -> object:

@@ -10,6 +10,7 @@ import importlib.util
 import os
 import platform
 import re
+import shlex
 import shutil
 import stat
 import sys
@@ -19,7 +20,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import click
 import msgspec
@@ -29,10 +30,12 @@ from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import CommandOutput, escape_control_characters, show_status
 from toolspace.cli.servers import suggest_fix
+from toolspace.composition.process_secrets import resolve_process_secrets
 from toolspace.config.agent_settings import AgentModelSettings
 from toolspace.config.configuration import AgentSpec, Config
 from toolspace.config.load import load_config
 from toolspace.config.provider_settings import McpServerSettings, OpenApiSettings
+from toolspace.config.secret_references import find_readable_file, load_secrets, resolve_secrets
 from toolspace.config.server_settings import EmbeddingSettings
 from toolspace.core.extension_points import ToolProvider
 from toolspace.core.secret_masking import mask_secrets
@@ -47,11 +50,13 @@ _DATABASE = "database"
 _DATABASE_SECONDS = 10.0
 _VERSION_QUERY = "SELECT COALESCE(MAX(version), 0) FROM migrations"
 _LOW_SPACE, _NO_SPACE = 500 * 1024 * 1024, 20 * 1024 * 1024
+T = TypeVar("T")
 _EXTRAS = {
     "otel": "opentelemetry",
     "pydantic-ai": "pydantic_ai",
     "langchain": "langchain_core",
     "tokens": "tiktoken",
+    "keyring": "keyring",
 }
 """Extra → a module that it installs."""
 _MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "red")}
@@ -145,7 +150,13 @@ def _check_config(options: Options) -> tuple[Config | None, list[CheckResult]]:
         CheckResult("warning", subject, warning, f"correct or remove {warning.partition(':')[0]}")
         for warning in config.warnings
     ]
-    return config, [result, *warnings]
+    return config, [result, *warnings, *_check_secret_files(config)]
+
+
+def _check_secret_files(config: Config) -> Iterator[CheckResult]:
+    for reference in config.secret_references:
+        if (message := find_readable_file(reference)) is not None:
+            yield CheckResult("warning", "secrets", message, f"chmod 600 {shlex.quote(reference.text)}")
 
 
 def _check_functions(config: Config) -> Iterator[CheckResult]:
@@ -249,11 +260,15 @@ async def _check_database(config: Config) -> CheckResult:
     """Checks the database of the gateway: whether it can be opened, and its version."""
     from toolspace.storage.database import describe_database, find_database_file
 
-    file = find_database_file(config.storage.url, config.state_dir)
+    try:
+        storage = (await asyncio.to_thread(resolve_process_secrets, config)).storage
+    except ConfigError as error:
+        return CheckResult("problem", _DATABASE, str(error), "correct the configuration")
+    file = find_database_file(storage.url, config.state_dir)
     if file is not None:
         return await asyncio.to_thread(_check_sqlite, file)
-    place = describe_database(config.storage.url, config.state_dir)
-    return await _check_postgres(config.storage.url or "", place, config.source("storage", "url"))
+    place = describe_database(storage.url, config.state_dir)
+    return await _check_postgres(storage.url or "", place, config.source("storage", "url"))
 
 
 def _check_sqlite(file: Path) -> CheckResult:
@@ -340,7 +355,10 @@ async def _check_agents(config: Config, environ: Mapping[str, str]) -> AsyncIter
 async def _check_model(agent: AgentSpec, environ: Mapping[str, str]) -> CheckResult:
     from toolspace.models.registry import choose_model, open_model  # Imported here: only agents need it.
 
-    settings = agent.model
+    try:
+        settings = await _resolve(agent.model)
+    except ConfigError as error:
+        return CheckResult("problem", "agents", f"{agent.name}: {error}", f"correct its model in {agent.path}")
     try:
         model = open_model(settings.provider, settings.name, environ=environ, **_endpoint(settings))
     except ModelError as error:
@@ -354,6 +372,12 @@ async def _check_model(agent: AgentSpec, environ: Mapping[str, str]) -> CheckRes
     # Without the query of the URL, which may have a key in it.
     place = f" at {settings.base_url.partition('?')[0]}" if settings.base_url is not None else ""
     return CheckResult("ok", "agents", f"{agent.name}: {provider}:{name}".removesuffix(":") + place)
+
+
+async def _resolve(settings: T) -> T:
+    """The settings with their secrets. Raises `ConfigError`."""
+    await load_secrets(settings)
+    return resolve_secrets(settings)
 
 
 def _endpoint(settings: AgentModelSettings | EmbeddingSettings) -> dict[str, Any]:
@@ -371,6 +395,10 @@ def _check_demo(environ: Mapping[str, str]) -> CheckResult:
 async def _check_embeddings(settings: EmbeddingSettings, environ: Mapping[str, str]) -> CheckResult:
     from toolspace.models.embeddings import open_embedder
 
+    try:
+        settings = await _resolve(settings)
+    except ConfigError as error:
+        return CheckResult("problem", "embeddings", str(error), "correct embeddings in the configuration")
     try:
         embedder = open_embedder(settings.model, environ=environ, **_endpoint(settings))
     except ModelError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from toolspace.cli.local_toolspace import read_config
 from toolspace.cli.options import Options
 from toolspace.client.client import ToolspaceClient
 from toolspace.client.errors import GatewayUnreachable
+from toolspace.composition.process_secrets import resolve_process_secrets
 from toolspace.config.configuration import Config
 from toolspace.core.secret_masking import register_secrets
 from toolspace.errors import ProviderError
@@ -54,7 +56,7 @@ async def find_gateway(options: Options, url: str | None, key: str | None) -> Ga
         local = await find_local_gateway(config)
         if local is not None and url in (None, local.url):
             return local if key is None else GatewayAddress(local.url, key, is_local=False)
-    key = key or config.server.secret_key
+    key = key or (await asyncio.to_thread(resolve_process_secrets, config)).server.secret_key
     if key is None:
         raise ProviderError(
             f"no gateway of this configuration runs on this machine; start one with toolspace serve, or name one with "

@@ -23,10 +23,11 @@ from toolspace.cli.options import Command, Options
 from toolspace.cli.output import CommandOutput, show_status
 from toolspace.config.configuration import Config
 from toolspace.config.load import load_config
+from toolspace.config.secret_references import resolve_secrets
 from toolspace.config.server_settings import ServerSettings
 from toolspace.core.json_text import encode
 from toolspace.core.secret_masking import register_secrets
-from toolspace.errors import ModelError
+from toolspace.errors import ConfigError, ModelError
 from toolspace.models.registry import PROVIDERS, open_model
 from toolspace.server.control_socket import LocalGateway, serve_control_socket
 from toolspace.server.demo_setup import uses_model
@@ -215,8 +216,8 @@ def _find_model_error(gateway: Gateway, names: Sequence[str]) -> str | None:
     """Returns the agents whose models are not usable, and why the first is not; None if all are. Calls no model."""
     errors: dict[str, str] = {}
     for name in names:
-        model = gateway.config.agents[name].model
         try:
+            model = resolve_secrets(gateway.config.agents[name].model)
             open_model(
                 model.provider,
                 model.name,
@@ -225,7 +226,7 @@ def _find_model_error(gateway: Gateway, names: Sequence[str]) -> str | None:
                 api_key=model.api_key,
                 headers=model.headers,
             )
-        except ModelError as error:
+        except (ConfigError, ModelError) as error:
             errors[name] = str(error)
     return f"{', '.join(errors)}: {next(iter(errors.values()))}" if errors else None
 

@@ -36,6 +36,7 @@ from toolspace.cli.output import (
 )
 from toolspace.config.configuration import Config
 from toolspace.config.provider_settings import McpServerSettings
+from toolspace.config.secret_references import load_secrets, resolve_secrets
 from toolspace.core.names import did_you_mean
 from toolspace.server.control_socket import ControlRequest, ServerReport, ask_processes, report_servers
 
@@ -340,7 +341,8 @@ async def _log_in(options: Options, config: Config, server: McpServerSettings, *
         if use_browser and await asyncio.to_thread(_open_browser, url):
             output.note("The page should be open in your browser. Waiting…")
 
-    await login(server.name, build_server_spec(server), TokenStore(login_dir(config)), show_page)
+    await load_secrets(server)
+    await login(server.name, build_server_spec(resolve_secrets(server)), TokenStore(login_dir(config)), show_page)
     await ask_processes(config.state_dir, config.path, ControlRequest("restart", server.name))
     _report_login(output, server, "loggedIn", True, f"Logged in to {server.name}.")
     return 0
@@ -351,7 +353,8 @@ async def _log_out(options: Options, config: Config, server: McpServerSettings) 
     from toolspace.providers.mcp.oauth.authorization import logout
     from toolspace.providers.mcp.oauth.token_store import TokenStore
 
-    was_logged_in = await logout(server.name, build_server_spec(server), TokenStore(login_dir(config)))
+    await load_secrets(server)
+    was_logged_in = await logout(server.name, build_server_spec(resolve_secrets(server)), TokenStore(login_dir(config)))
     if was_logged_in:
         await ask_processes(config.state_dir, config.path, ControlRequest("restart", server.name))
     text = f"Logged out of {server.name}." if was_logged_in else f"There was no login to {server.name}."

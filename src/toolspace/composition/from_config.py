@@ -16,7 +16,8 @@ import msgspec
 from toolspace.composition.providers import ConfiguredProvider, belongs_to_one_provider, build_providers
 from toolspace.config.configuration import AgentSpec, Config
 from toolspace.config.find_and_watch import list_state_paths
-from toolspace.config.tool_settings import QueueSettings, ToolDefinition
+from toolspace.config.secret_references import refers_to_secrets, resolve_secrets
+from toolspace.config.tool_settings import QueueSettings, ToolDefinition, WebSearchSettings
 from toolspace.config.validation import camel_case
 from toolspace.core.names import AGENT_NAMESPACE, RESERVED_AGENT_NAMES, SEPARATOR, agent_tool_name, did_you_mean
 from toolspace.core.result import ToolResult
@@ -87,9 +88,10 @@ def build_parts(
     rules = _build_local_rules(config)
     builtins = _select_builtins(config)
     http_client = _SharedHttpClient(previous.client if previous is not None else None)
-    definitions = _build_defined_tools(config, http_client, get_agents)
+    single_tool = _resolve_single_tool(config, single_tool, builtins, functions)
+    definitions = _build_defined_tools(config, http_client, get_agents, single_tool)
     return ConfiguredParts(
-        context=_build_context(config),
+        context=_build_context(config, single_tool),
         defaults=_build_defaults(config),
         queues={name: _build_queue(queue) for name, queue in config.queues.items()},
         aliases=config.tools.aliases,
@@ -102,7 +104,7 @@ def build_parts(
             rules,
             previous.providers if previous is not None else {},
             callbacks,
-            single_tool=_resolve_single_tool(config, single_tool, builtins, [*functions, *definitions]),
+            single_tool=single_tool,
         ),
         client=http_client.client,
         files=lambda: list(dict.fromkeys((*config.files(), *list_loaded_files()))),
@@ -118,7 +120,7 @@ def build_parts(
 
 
 def _resolve_single_tool(
-    config: Config, tool: str | None, builtins: Sequence[Tool], local_tools: Sequence[Tool]
+    config: Config, tool: str | None, builtins: Sequence[Tool], functions: Sequence[Tool]
 ) -> str | None:
     """The full name of the tool if its call needs one provider at most, else None.
 
@@ -126,14 +128,16 @@ def _resolve_single_tool(
     """
     for _ in config.tools.aliases:  # An alias may lead to another one; at most once to each.
         tool = config.tools.aliases.get(tool or "", tool)
-    if tool is None or any(local.name == tool for local in local_tools):
+    if tool is None or any(name == tool for name in (*config.tools.definitions, *(local.name for local in functions))):
         return None
     needs_no_provider = tool == _READ_OUTPUT or any(builtin.name == tool for builtin in builtins)
     return tool if needs_no_provider or belongs_to_one_provider(config, tool) else None
 
 
-def _build_context(config: Config) -> ToolContext:
+def _build_context(config: Config, single_tool: str | None) -> ToolContext:
     tools = config.tools
+    # The secrets of the search engine are left alone if no call can need them.
+    web_search = tools.web_search if single_tool not in (None, "web_search") else _resolve_web_search(config)
     return ToolContext(
         allowed_paths=tools.allowed_paths if tools.allowed_paths is not None else (Path.cwd(),),
         # With the files of the main configuration: an agent must not change its permissions there.
@@ -143,8 +147,15 @@ def _build_context(config: Config) -> ToolContext:
         allowed_hosts=tools.allowed_hosts,
         memory_dir=tools.memory_dir or Path.cwd() / ".toolspace" / "memory",
         session_dir=tools.session_dir,
-        web_search=msgspec.to_builtins(tools.web_search) if tools.web_search is not None else None,
+        web_search=msgspec.to_builtins(web_search) if web_search is not None else None,
     )
+
+
+def _resolve_web_search(config: Config) -> WebSearchSettings | None:
+    try:
+        return resolve_secrets(config.tools.web_search)
+    except ConfigError as error:
+        raise ConfigError(f"{config.source('tools', 'webSearch')}: {error}") from None
 
 
 def _build_defaults(config: Config) -> CallDefaults:
@@ -263,18 +274,25 @@ class _SharedHttpClient:
         return self.client
 
 
-def _build_defined_tools(config: Config, http_client: _SharedHttpClient, get_agents: GetAgents) -> list[Tool]:
-    """The enabled tools. Raises `ConfigError` with all problems."""
+def _build_defined_tools(
+    config: Config, http_client: _SharedHttpClient, get_agents: GetAgents, single_tool: str | None
+) -> list[Tool]:
+    """The enabled tools. Raises `ConfigError` with all problems.
+
+    `single_tool` is another tool, if given: then tools that refer to secrets are left out, and no secret is read.
+    """
     tools: list[Tool] = []
     problems: list[str] = []
     for definition in config.tools.definitions.values():
-        if definition.enabled:
+        if definition.enabled and (single_tool is None or not refers_to_secrets(definition.execution)):
             try:
                 tools.append(_build_defined_tool(definition, config, http_client, get_agents))
             except ToolDefinitionError as error:
                 key, _, reason = str(error).removeprefix(f"REST tool {definition.name!r}: ").partition(": ")
                 place = config.source("tools", "definitions", definition.name, "execution", key)
                 problems.append(f"{place}: {reason}")
+            except ConfigError as error:
+                problems.append(f"{config.source('tools', 'definitions', definition.name, 'execution')}: {error}")
     if problems:
         raise ConfigError("\n".join(problems))
     return tools
@@ -285,6 +303,7 @@ def _build_defined_tool(
 ) -> Tool:
     description, category, timeout = definition.description, definition.category, definition.timeout
     input_schema = definition.input_schema
+    settings = resolve_secrets(definition.execution)
     match definition.execution_type:
         case "prebuilt":
             # Imported here: it imports the whole storage.
@@ -297,7 +316,7 @@ def _build_defined_tool(
         case "image":
             from toolspace.models.images import IMAGE_TIMEOUT_SECONDS, PROMPT_SCHEMA, create_image_handler
 
-            handler = create_image_handler(definition.name, definition.execution)
+            handler = create_image_handler(definition.name, settings)
             execution = ToolExecution(handler=handler, input_schema=input_schema or PROMPT_SCHEMA)
             description = description or "Draws a picture of what the prompt says."
             timeout = IMAGE_TIMEOUT_SECONDS + _IMAGE_MARGIN_SECONDS if timeout is None else timeout
@@ -308,7 +327,7 @@ def _build_defined_tool(
             execution = build_execution(
                 definition.name,
                 definition.execution_type,
-                definition.execution,
+                settings,
                 input_schema=input_schema,
                 client=http_client,
             )
@@ -323,7 +342,7 @@ def _build_defined_tool(
         visible=definition.visible and definition.execution_type != "prebuilt",
         is_async=definition.is_async,
         timeout=timeout,
-        execution=definition.execution,
+        execution=definition.execution,  # Without secrets: lists of tools show it.
         queue=definition.queue,
         cache=definition.cache,
         cache_per_user=definition.cache_per_user,

@@ -6,15 +6,16 @@ Used by `from_config`; the CLI uses `login_dir` and `build_server_spec`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
 from toolspace.config.configuration import Config
 from toolspace.config.provider_settings import McpServerSettings, OpenApiSettings, ProviderSettings, RestToolSettings
+from toolspace.config.secret_references import resolve_secrets
 from toolspace.core import json_text
 from toolspace.core.extension_points import ToolProvider
 from toolspace.core.names import SEPARATOR, sanitise
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from toolspace.providers.mcp.open_connection import StartupLimiter
     from toolspace.providers.mcp.provider import McpProvider
 
+T = TypeVar("T")
 REST = "rest"
 """The namespace of the REST tools, which are one provider."""
 _RULE_FIELDS = ("tools_allowed", "tools_denied", "queue", "cache", "request_timeout", "enabled", "required")
@@ -58,6 +60,10 @@ class _ProviderPlan(msgspec.Struct, frozen=True, kw_only=True):
     build: Callable[[], ToolProvider]
     rules: ProviderRules
 
+    @property
+    def key(self) -> str:
+        return f"{self.section}.{self.name}"
+
     def may_offer(self, tool: str) -> bool:
         """Whether it may offer a tool of this full name. The namespace of a plugin is unknown before it is built."""
         return self.section == "providers" or _is_in_namespace(tool, self.namespace or self.name)
@@ -78,10 +84,18 @@ def build_providers(
     """
     providers: dict[str, ConfiguredProvider] = {}
     problems: list[str] = []
-    for plan in _plan_providers(config, shared_rules.only_namespaced().tools_denied, shared_rules.overrides, callbacks):
-        if single_tool is not None and not plan.rules.required and not plan.may_offer(single_tool):
+    denied_tools, overrides = shared_rules.only_namespaced().tools_denied, shared_rules.overrides
+
+    def is_needed(plan: _ProviderPlan) -> bool:
+        return single_tool is None or plan.rules.required or plan.may_offer(single_tool)
+
+    if (config if config.parent is None else config.parent).secret_references:
+        plans = _plan_providers(config, denied_tools, overrides, callbacks)
+        config = _resolve_secrets(config, {plan.key for plan in plans if is_needed(plan)})
+    for plan in _plan_providers(config, denied_tools, overrides, callbacks):
+        if not is_needed(plan):
             continue
-        key = f"{plan.section}.{plan.name}"
+        key = plan.key
         running_provider = running_providers.get(key)
         # As JSON text: 1, 1.0 and true are equal in Python, but not for a provider.
         identity = json_text.encode_canonical(plan.settings)
@@ -102,6 +116,33 @@ def build_providers(
     return providers
 
 
+def _resolve_secrets(config: Config, needed_keys: Container[str]) -> Config:
+    """The configuration with the secrets of the providers that are needed. Raises `ConfigError` with all problems."""
+    problems: list[str] = []
+
+    def resolve(section: str, entries: Mapping[str, T]) -> dict[str, T]:
+        resolved_entries = dict(entries)
+        for name, entry in entries.items():
+            is_rest = section == "restTools" and cast("Any", entry).enabled
+            if f"{section}.{REST if is_rest else name}" in needed_keys:
+                try:
+                    resolved_entries[name] = resolve_secrets(entry)
+                except ConfigError as error:
+                    problems.append(f"{config.source(section, name)}: {error}")
+        return resolved_entries
+
+    resolved_config = msgspec.structs.replace(
+        config,
+        providers=resolve("providers", config.providers),
+        mcp_servers=resolve("mcpServers", config.mcp_servers),
+        rest_tools=resolve("restTools", config.rest_tools),
+        openapi=resolve("openapi", config.openapi),
+    )
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return resolved_config
+
+
 def belongs_to_one_provider(config: Config, tool: str) -> bool:
     """Whether the full name of a tool has the namespace of a configured MCP server or service."""
     namespaces = [*config.mcp_servers, *config.openapi, *([REST] if config.rest_tools else [])]
@@ -114,7 +155,7 @@ def login_dir(config: Config) -> Path:
 
 
 def build_server_spec(server: McpServerSettings) -> ServerSpec:
-    """The settings of a server as its provider needs them."""
+    """The settings of a server as its provider needs them. References to secrets stay."""
     return ServerSpec(**_copy_fields(server, ServerSpec))
 
 

@@ -33,6 +33,7 @@ from toolspace.config.provider_settings import (
     RestTools,
     RestToolSettings,
 )
+from toolspace.config.secret_references import SecretReference
 from toolspace.config.server_settings import (
     EmbeddingSettings,
     NotificationSettings,
@@ -215,7 +216,7 @@ class AgentSpec(Section, frozen=True, kw_only=True):
 class Config(Section, frozen=True, kw_only=True):
     """The whole configuration, validated, and the origin of each value."""
 
-    hidden = frozenset(("document", "origins", "secret_values", "parent"))
+    hidden = frozenset(("document", "origins", "secret_values", "secret_references", "parent"))
 
     defaults: DefaultSettings = DefaultSettings()
     queues: Mapping[str, QueueSettings] = {}
@@ -247,6 +248,8 @@ class Config(Section, frozen=True, kw_only=True):
     origins: Mapping[KeyPath, KeyPath | str] = {}
     secret_values: frozenset[str] = frozenset()
     """The values that no log may show."""
+    secret_references: Mapping[SecretReference, str] = {}
+    """The references to secrets in all files, and the place of each."""
     parent: "Config | None" = None
     """For the configuration of one agent: the main configuration, which it inherits settings from."""
 
@@ -277,6 +280,13 @@ class Config(Section, frozen=True, kw_only=True):
             paths += agent.config.files() if agent.config is not None else []
         return tuple(dict.fromkeys(paths))
 
+    def list_secret_holders(self) -> Iterator[object]:
+        """The enabled entries of tools and providers, and the search engine: what may refer to secrets."""
+        sections = (self.providers, self.mcp_servers, self.rest_tools, self.openapi)
+        yield from (entry for section in sections for entry in section.values() if entry.enabled)
+        yield from (tool.execution for tool in self.tools.definitions.values() if tool.enabled)
+        yield self.tools.web_search
+
     def _own_files(self) -> Iterator[Path]:
         if self.path is not None:
             yield self.path
@@ -286,6 +296,7 @@ class Config(Section, frozen=True, kw_only=True):
         for service in self.openapi.values():
             if Path(service.spec).is_absolute():
                 yield Path(service.spec)
+        yield from (Path(reference.text) for reference in self.secret_references if reference.kind == "file")
 
 
 def _is_inherited(key_path: tuple[str | int, ...]) -> bool:

@@ -2,7 +2,8 @@
 
 A `TOOLSPACE_*` variable has the key in upper snake case; before the key comes the section, except for `defaults`:
 `TOOLSPACE_TOOL_TIMEOUT`, `TOOLSPACE_TOOLS_ALLOWED_PATHS`, `TOOLSPACE_STORAGE_DIR`. In a file `$${` is a literal `${`,
-`${parameters.x}` belongs to REST tools and stays, and keys are never changed. Also finds the secrets of a document.
+`${parameters.x}` belongs to REST tools and stays, and keys are never changed. References to secrets (`${file:path}`)
+are marked for `secret_references`. Also finds the secrets of a document.
 Used by `load`. Reads no file, and no environment by itself.
 """
 
@@ -10,10 +11,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from toolspace.config.configuration import list_overridable_settings
 from toolspace.config.file_formats import ConfigDocument, ConfigProblem, KeyPath
+from toolspace.config.secret_references import (
+    REFERENCE,
+    SecretReference,
+    check_place,
+    find_references,
+    mark_reference,
+)
 from toolspace.config.validation import Setting, snake_case
 from toolspace.core.names import did_you_mean, nearest
 from toolspace.core.secret_masking import is_secret_name
@@ -114,10 +123,16 @@ class ExpandedDocument(NamedTuple):
     original_texts: dict[KeyPath, str]
     """The original text of each changed string. Messages show it, because a variable may hold a secret."""
     problems: list[ConfigProblem]
+    secret_references: Mapping[SecretReference, KeyPath] = {}
+    """The references to secrets outside disabled entries, and the place of the first use of each."""
 
 
-def expand(document: ConfigDocument, environ: Mapping[str, str]) -> ExpandedDocument:
-    """Fills the variables of a document in. A reference that cannot be filled in becomes a problem."""
+def expand(document: ConfigDocument, environ: Mapping[str, str], base_dir: Path | None = None) -> ExpandedDocument:
+    """Fills the variables of a document in. A reference that cannot be filled in becomes a problem.
+
+    `base_dir`: what references to secrets are relative to; without it they are problems.
+    """
+    secret_references: dict[SecretReference, KeyPath] = {}
     original_texts: dict[KeyPath, str] = {}
     problems: list[ConfigProblem] = []
 
@@ -139,20 +154,25 @@ def expand(document: ConfigDocument, environ: Mapping[str, str]) -> ExpandedDocu
         if not isinstance(value, str) or "${" not in value:
             return value
         try:
-            expanded_text = expand_text(value, environ)
+            expanded_text = expand_text(value, environ, base_dir=base_dir)
+            references = find_references(expanded_text)
+            if references and (reason := check_place(path)) is not None:
+                raise ValueError(reason)
         except ValueError as error:
             if is_required:
                 problems.append(ConfigProblem(path, str(error)))
             return value
         if expanded_text != value:
             original_texts[path] = value
+        for reference in references if is_required else ():
+            secret_references.setdefault(reference, path)
         return expanded_text
 
-    return ExpandedDocument(expand_value(document.data, (), True), original_texts, problems)
+    return ExpandedDocument(expand_value(document.data, (), True), original_texts, problems, secret_references)
 
 
-def expand_text(text: str, environ: Mapping[str, str], depth: int = 0) -> str:
-    """One string with its variables filled in. Raises `ValueError` if one cannot be."""
+def expand_text(text: str, environ: Mapping[str, str], depth: int = 0, *, base_dir: Path | None = None) -> str:
+    """One string with its variables filled in, and its references to secrets marked. Raises `ValueError`."""
     if depth > MAX_NESTING:
         raise ValueError(f"defaults nested deeper than {MAX_NESTING} levels")
     parts: list[str] = []
@@ -166,7 +186,7 @@ def expand_text(text: str, environ: Mapping[str, str], depth: int = 0) -> str:
             parts.append(parameter[0])
             position = parameter.end()
         else:
-            value, position = _expand_reference(text, start.start(), environ, depth)
+            value, position = _expand_reference(text, start.start(), environ, depth, base_dir)
             parts.append(value)
     parts.append(text[position:])
     expanded_text = "".join(parts)
@@ -175,10 +195,16 @@ def expand_text(text: str, environ: Mapping[str, str], depth: int = 0) -> str:
     return expanded_text
 
 
-def _expand_reference(text: str, start: int, environ: Mapping[str, str], depth: int) -> tuple[str, int]:
+def _expand_reference(
+    text: str, start: int, environ: Mapping[str, str], depth: int, base_dir: Path | None
+) -> tuple[str, int]:
     """The value of the reference that begins at `start`, and the position after it."""
     if (prompt := _INPUT.match(text, start)) is not None:
         raise ValueError(f"{prompt[0]} asks an editor's user; name a variable instead: ${{NAME}}")
+    secret = REFERENCE.match(text, start) if base_dir is not None else None
+    if secret is not None and base_dir is not None and (end := _find_closing_brace(text, start)) >= 0:
+        inner_text = expand_text(text[secret.end() : end], environ, depth + 1)
+        return mark_reference(secret[1], inner_text, base_dir), end + 1
     name = _NAME.match(text, start + 2)
     end = _find_closing_brace(text, start) if name is not None else -1
     if name is None or end < 0:
@@ -186,7 +212,7 @@ def _expand_reference(text: str, start: int, environ: Mapping[str, str], depth: 
     rest = text[name.end() : end]
     value = environ.get(name[1])
     if rest.startswith(":-"):
-        return (value, end + 1) if value else (expand_text(rest[2:], environ, depth + 1), end + 1)
+        return (value, end + 1) if value else (expand_text(rest[2:], environ, depth + 1, base_dir=base_dir), end + 1)
     if rest:
         raise _invalid_reference(text, start)
     if value is None:

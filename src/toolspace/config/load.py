@@ -34,10 +34,12 @@ from toolspace.config.file_formats import (
     KeyPath,
     config_error,
     display_name,
+    format_key_path,
     format_value,
     read_document,
 )
 from toolspace.config.find_and_watch import default_state_dir
+from toolspace.config.secret_references import SecretReference
 from toolspace.config.server_settings import NotificationSettings
 from toolspace.config.tool_settings import ToolSettings
 from toolspace.config.validation import ReadingContext, declared_settings
@@ -89,6 +91,7 @@ def load_config(path: Path | None, *, environ: Mapping[str, str] | None = None) 
         agent=agents[resolver.main_agent] if resolver.main_agent is not None else None,
         warnings=(*overrides.warnings, *resolver.warnings()),
         secret_values=resolver.find_secrets().union(_find_override_secrets(overrides.values)),
+        secret_references=resolver.list_secret_references(),
     )
 
 
@@ -128,7 +131,11 @@ class _File:
         # Editors define these two variables in files that are read unchanged.
         workspace = base_dir.parent if base_dir.name in (".vscode", ".cursor") else base_dir
         variables = {"workspaceFolder": str(workspace), "userHome": environ.get("HOME", ""), **environ}
-        data, original_texts, problems = expand(document, variables)
+        data, original_texts, problems, references = expand(document, variables, base_dir)
+        self.secret_references = {
+            reference: f"{document.format_location(path)}: {format_key_path(path)}"
+            for reference, path in references.items()
+        }
         self.context = ReadingContext(
             document._replace(data=data),
             base_dir=base_dir,
@@ -342,6 +349,11 @@ class _AgentResolver:
     def find_secrets(self) -> frozenset[str]:
         """The values in the files that no log may show."""
         return self._main_file.secrets.union(*(file.secrets for file in self._files.values() if file is not None))
+
+    def list_secret_references(self) -> dict[SecretReference, str]:
+        """The references to secrets in all files, and the place of each."""
+        files = dict.fromkeys((self._main_file, *filter(None, self._files.values())))
+        return {reference: place for file in files for reference, place in file.secret_references.items()}
 
     def build_specs(self, config: Config) -> dict[str, AgentSpec]:
         """The agents. A setting that an agent leaves out is taken from the main configuration."""

@@ -18,6 +18,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from urllib.parse import urlsplit
 
+from toolspace.config.secret_references import has_reference
 from toolspace.config.validation import (
     AlreadyReported,
     InvalidValue,
@@ -104,6 +105,8 @@ def secret_string(minimum: int) -> ValueType[str]:
 
     def read(value: Value) -> str:
         data = value.data
+        if isinstance(data, str) and has_reference(data):
+            return data  # Checked when it is resolved.
         is_plain = isinstance(data, str) and data.isascii() and data.isprintable() and " " not in data
         if not is_plain or len(data) < minimum:
             raise InvalidValue(expected)
@@ -262,7 +265,7 @@ def rate(value: Value) -> RateSetting:
 
 def resolve_path(value: Value, text: str) -> Path:
     """The absolute path: from a file relative to the file, from a variable relative to the working directory."""
-    if "\0" in text:
+    if "\0" in text or has_reference(text):
         raise InvalidValue("a path")
     base = value.context.base_dir if value.variable is None else Path.cwd()
     try:
@@ -288,6 +291,8 @@ def url_or_path(value: Value) -> str:
 @value_type("URL", "a URL that begins with http:// or https://", _STRING)
 def http_url(value: Value) -> str:
     url = value.data.strip() if isinstance(value.data, str) else ""
+    if has_reference(url):
+        return url
     try:
         parts = urlsplit(url)
         is_http = parts.scheme.lower() in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -307,6 +312,8 @@ def database_url(value: Value) -> str:
     if not isinstance(value.data, str) or not value.data.strip():
         raise InvalidValue(_DATABASE)
     text = value.data.strip()
+    if has_reference(text):
+        return text  # Checked when it is resolved.
     scheme, separator, rest = text.partition("://")
     if not separator:
         return _SQLITE + str(resolve_path(value, text))

@@ -21,8 +21,10 @@ from toolspace.agents.prebuilt.notifications import ConfiguredNotifier
 from toolspace.agents.prebuilt.provider import PrebuiltProvider
 from toolspace.agents.registry import AgentRegistry
 from toolspace.agents.subagent_run_recorder import open_stored_recorder
+from toolspace.composition.process_secrets import resolve_process_secrets
 from toolspace.config.configuration import AgentSpec, Config
 from toolspace.config.load import load_config
+from toolspace.config.secret_references import load_secrets
 from toolspace.core.language_model import Embedder
 from toolspace.errors import ModelError
 from toolspace.server.api_keys import InitialKeys, KeyUsage, create_missing_keys
@@ -98,6 +100,9 @@ class Gateway:
         await self._stack.aclose()
 
     async def _start(self, stack: AsyncExitStack) -> None:
+        if self.config.secret_references:
+            await load_secrets(*self.config.list_secret_holders())
+            self.config = await asyncio.to_thread(resolve_process_secrets, self.config)
         config, server = self.config, self.config.server
         database, wakeups = await _open_database(config)
         self.metrics.observe_database(database)

@@ -14,11 +14,12 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
 from toolspace.agents.prebuilt.action import ActionCaller, action, text_schema
+from toolspace.config.secret_references import load_secrets, resolve_secrets
 from toolspace.config.server_settings import NotificationSettings, SmtpSettings, WebhookSettings
 from toolspace.core import json_text
 from toolspace.core.ids import derived_id, new_id
 from toolspace.core.tool import Annotations
-from toolspace.errors import ToolExecutionError, ToolPermissionError, ToolValidationError
+from toolspace.errors import ConfigError, ToolExecutionError, ToolPermissionError, ToolValidationError
 from toolspace.spaces.call_context import Notification, NotificationResult
 from toolspace.storage.queries import entities_and_spaces
 
@@ -97,12 +98,17 @@ class ConfiguredNotifier:
 
     async def send(self, notification: Notification) -> NotificationResult:
         """Raises `ToolError` if the recipient is not allowed, or if no channel worked."""
-        recipients = _resolve_recipients(self._smtp, notification.to) if self._smtp is not None else ()
+        try:
+            await load_secrets(self._webhook, self._smtp)
+            webhook, smtp = resolve_secrets(self._webhook), resolve_secrets(self._smtp)
+        except ConfigError as error:
+            raise ToolExecutionError(f"nobody was notified: {error}", executed=False) from None
+        recipients = _resolve_recipients(smtp, notification.to) if smtp is not None else ()
         problems: dict[str, str | None] = {}
-        if self._webhook is not None:
-            problems["webhook"] = await _post(self._webhook, notification)
-        if self._smtp is not None:
-            problems["email"] = await asyncio.to_thread(_send_mail, self._smtp, recipients, notification)
+        if webhook is not None:
+            problems["webhook"] = await _post(webhook, notification)
+        if smtp is not None:
+            problems["email"] = await asyncio.to_thread(_send_mail, smtp, recipients, notification)
         failures = {name: problem[:_MAX_REASON] for name, problem in problems.items() if problem is not None}
         channels = [name for name in problems if name not in failures]
         if not channels:
