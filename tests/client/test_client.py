@@ -306,6 +306,18 @@ async def test_an_unreachable_gateway_is_an_error_with_its_url() -> None:
             await client.spaces.list()
 
 
+async def test_a_gateway_that_does_not_respond_is_an_error_with_the_time(
+    serve: Callable[[Handler], Awaitable[str]],
+) -> None:
+    async def handler(_: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    async with ToolspaceClient(await serve(handler), secret_key=SECRET, attempts=1, timeout=0.05) as client:
+        with pytest.raises(GatewayUnreachable, match=r"it did not respond within 0\.05 s"):
+            await client.spaces.list()
+
+
 async def test_responses_of_another_server_are_unexpected(serve: Callable[[Handler], Awaitable[str]]) -> None:
     async def handler(_: web.Request) -> web.StreamResponse:
         return web.Response(text="<html>", content_type="text/html")

@@ -153,6 +153,7 @@ async def test_a_deadline_of_a_run_bounds_every_call_in_it() -> None:
         second = await run.call("slow")
     assert first.error_kind == second.error_kind == "timeout"
     assert (first.executed, second.executed) == (True, False)
+    assert second.error == "the run's deadline has passed, 50ms after its start"
 
 
 @pytest.mark.spec("4.5")
@@ -680,6 +681,7 @@ async def test_a_deadline_of_a_run_ends_the_wait_in_a_queue() -> None:
         async with asyncio.timeout(5):
             late = await ts.run(deadline=0.05).call("wait")
         assert (late.error_kind, late.executed) == ("timeout", False)
+        assert "50ms" in (late.error or "")
         assert not first.done()
         ts.cancel("first")
         await first

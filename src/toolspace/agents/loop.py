@@ -221,7 +221,8 @@ class AgentLoop:
             async with asyncio.timeout(max(remaining, 0.001)):
                 return await model.respond(request, listener)
         except TimeoutError:
-            raise ModelError("unavailable", f"{model.name} did not answer within the run's limits.timeout") from None
+            reason = f"did not answer within {max(remaining, 0):.3g} s, the rest of the run's limits.timeout"
+            raise ModelError("unavailable", f"{model.name} {reason}") from None
 
     def _list_tools(self) -> tuple[Tool, ...]:
         """The tools that the model may call now. Returns the same tuple while nothing changes: models cache by it."""

@@ -19,7 +19,7 @@ from toolspace.client.errors import (
     Unauthorized,
     UnexpectedResponse,
 )
-from toolspace.client.transport import Transport, retry_delay, retry_delays
+from toolspace.client.transport import SILENCE_SECONDS, Transport, retry_delay, retry_delays
 from toolspace.core import json_text
 from toolspace.core.sse_decoder import SseDecoder, SseEvent, SseSizeError
 
@@ -154,7 +154,9 @@ class EventSubscription:
         try:
             chunk = await response.content.readany()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            await self._reconnect_later(str(error) or "no data for too long")
+            is_timeout = isinstance(error, TimeoutError)
+            reason = f"no data for {SILENCE_SECONDS:g} s" if is_timeout else str(error) or type(error).__name__
+            await self._reconnect_later(reason)
             return
         if not chunk:
             await self._reconnect_later("the gateway closed the stream")

@@ -162,7 +162,7 @@ class Transport:
                 "GET", self._target(path, query), headers=headers, timeout=timeouts, allow_redirects=False
             )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _unreachable(self.url, error) from error
+            raise _unreachable(self.url, error, timeouts) from error
         try:
             if response.status != 200:
                 raise _api_error(response, await response.read())
@@ -171,7 +171,7 @@ class Transport:
         except BaseException as error:
             response.close()
             if isinstance(error, aiohttp.ClientError | TimeoutError | OSError):
-                raise _unreachable(self.url, error) from error
+                raise _unreachable(self.url, error, timeouts) from error
             raise
         return response
 
@@ -207,7 +207,7 @@ class Transport:
                     raise _api_error(response, body)
                 return response.status, body
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _unreachable(self.url, error) from error
+            raise _unreachable(self.url, error, timeouts) from error
 
     def _open(self) -> aiohttp.ClientSession:
         if self._closed:
@@ -278,8 +278,12 @@ def _api_error(response: aiohttp.ClientResponse, body: bytes) -> ApiError:
     )
 
 
-def _unreachable(url: str, error: Exception) -> GatewayUnreachable:
-    reason = "it did not respond in time" if isinstance(error, TimeoutError) and not str(error) else str(error)
+def _unreachable(url: str, error: Exception, timeouts: aiohttp.ClientTimeout) -> GatewayUnreachable:
+    reason = str(error)
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        reason = f"it accepted no connection within {timeouts.sock_connect:g} s"
+    elif isinstance(error, TimeoutError) and (seconds := timeouts.total or timeouts.sock_read) is not None:
+        reason = f"it did not respond within {seconds:g} s"
     was_sent = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
     return GatewayUnreachable(
         f"the gateway at {url} cannot be reached: {reason or type(error).__name__}", was_sent=was_sent

@@ -144,14 +144,14 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
 
     async def within_deadline(self, awaitable: Awaitable[T]) -> T:
         """Waits for the awaitable, but not beyond the deadline of the run. Raises `ToolTimeoutError` then."""
-        seconds = math.inf if self.run is None else self.run.remaining_seconds
-        if seconds == math.inf:
+        run = self.run
+        if run is None or (seconds := run.remaining_seconds) == math.inf:
             return await awaitable
         try:
             async with asyncio.timeout(seconds):
                 return await awaitable
         except TimeoutError:
-            raise ToolTimeoutError("the run's deadline has passed", executed=False) from None
+            raise ToolTimeoutError(run.deadline_message, executed=False) from None
 
     @property
     def context(self) -> ToolContext:

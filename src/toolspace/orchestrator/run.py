@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from toolspace.core.times import format_milliseconds
 from toolspace.orchestrator.call import call_chain
 from toolspace.orchestrator.stages.queue import CallQueue, QueueSpec
 
@@ -193,6 +194,11 @@ class Run(msgspec.Struct, eq=False, kw_only=True, weakref=True):
     def remaining_seconds(self) -> float:
         """Seconds until the deadline; infinite without one."""
         return self._expires - time.monotonic()
+
+    @property
+    def deadline_message(self) -> str:
+        """The error of a call that the deadline ended or kept from starting."""
+        return f"the run's deadline has passed, {format_milliseconds(self.deadline or 0)}ms after its start"
 
     @property
     def remaining_tokens(self) -> float:

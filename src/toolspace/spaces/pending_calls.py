@@ -130,7 +130,7 @@ class PendingCalls:
         if result.ok:
             return result.result
         if result.error_kind == "timeout":
-            raise ToolTimeoutError(result.error or "nobody answered in time")
+            raise ToolTimeoutError(result.error or f"nobody answered within {format_milliseconds(timeout)}ms")
         raise ToolExecutionError(result.error or "nobody answered")
 
     async def _open_and_wait(self, caller: _Caller, new: NewCall, seconds: float, *, needs_worker: bool) -> ToolResult:
@@ -194,17 +194,14 @@ class PendingCalls:
     async def _stop_waiting(self, caller: _Caller, call_id: str, seconds: float, *, is_stopping: bool) -> ToolResult:
         """The time is over. A result that came in the same moment is still the caller's."""
         if not caller.accepts_late_result:
+            reason = f"nobody answered within {format_milliseconds(seconds)}ms"
             ended_call = await self._finish(
-                self.ledger.commit(
-                    call_transactions.end_call, call_id, "canceled", "nobody answered in time", notify_agent=False
-                )
+                self.ledger.commit(call_transactions.end_call, call_id, "canceled", reason, notify_agent=False)
             )
             if ended_call is None and (call := await self.ledger.read(calls.find, call_id)) is not None:
                 caller.host.deliver_inline(call_id)
                 return result_of(call)
-            return ToolResult(
-                False, error=f"nobody answered within {format_milliseconds(seconds)}ms", error_kind="timeout"
-            )
+            return ToolResult(False, error=reason, error_kind="timeout")
         try:
             call, has_result = await self._finish(self.ledger.commit(call_transactions.make_pending, call_id))
         except StorageError as error:

@@ -45,7 +45,7 @@ def timeout(stage: StageContext, next: CallHandler, /) -> CallHandler:
         if in_run and call.run is not None and call.run.remaining_seconds < seconds:
             seconds = call.run.remaining_seconds
             if seconds <= 0:
-                return call.fail("timeout", "the run's deadline has passed", executed=False)
+                return call.fail("timeout", call.run.deadline_message, executed=False)
         if call.cancel_requested:
             return call.fail("canceled", "the call was canceled")
         call.allowed_seconds = seconds

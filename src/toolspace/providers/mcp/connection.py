@@ -339,8 +339,8 @@ class ServerConnection:
         try:
             async with asyncio.timeout(PROBE_SECONDS):
                 await session.probe()
-        except TimeoutError as error:
-            self.report_lost(session, f"the server did not answer a probe: {describe_error(error)}")
+        except TimeoutError:
+            self.report_lost(session, f"the server did not answer a probe within {PROBE_SECONDS:g} s")
         except ProviderError:
             pass  # A login is needed: the server itself answered that.
         except MCPError as error:

@@ -81,7 +81,8 @@ class Readiness:
                 async with asyncio.timeout(self._timeout):
                     await check()
             except Exception as error:  # Any failure makes the process not ready.
-                _log.warning("not ready: %s: %s", reason, error or "timeout")
+                cause = f"no answer within {self._timeout:g} s" if isinstance(error, TimeoutError) else error
+                _log.warning("not ready: %s: %s", reason, cause)
                 return reason
         return None
 

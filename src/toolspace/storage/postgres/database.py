@@ -73,9 +73,10 @@ def connection_errors(driver: Any) -> tuple[type[Exception], ...]:
     return OSError, driver.PostgresError, driver.InterfaceError, driver.InternalClientError
 
 
-def describe_error(error: BaseException) -> str:
+def describe_error(error: BaseException, timeout: float) -> str:
+    """Returns the reason. `timeout`: how many seconds the operation was allowed to take."""
     if isinstance(error, TimeoutError):
-        return "it took too long"
+        return f"it took longer than {timeout:g} s"
     return str(error) or type(error).__name__
 
 
@@ -122,7 +123,8 @@ class PostgresDatabase(Database):
                 "postgresql://user:password@host:5432/database, with %40 for @ and %2F for / in the password"
             ) from None
         except connection_errors(driver) as error:
-            raise StorageUnavailable(f"PostgreSQL at {address} does not answer: {describe_error(error)}") from error
+            reason = describe_error(error, _CONNECT_TIMEOUT)
+            raise StorageUnavailable(f"PostgreSQL at {address} does not answer: {reason}") from error
         self = cls(pool, address)
         try:
             await self.run(_migrate_exclusively)
@@ -210,7 +212,8 @@ class PostgresDatabase(Database):
         try:
             await asyncio.wait_for(self._pool.close(), _POOL_TIMEOUT)
         except self._errors as error:
-            _log.warning("Closing the connections to PostgreSQL at %s failed: %s", self.address, describe_error(error))
+            reason = describe_error(error, _POOL_TIMEOUT)
+            _log.warning("Closing the connections to PostgreSQL at %s failed: %s", self.address, reason)
         finally:
             self._pool.terminate()
 
@@ -239,7 +242,7 @@ class PostgresDatabase(Database):
         try:
             connection = await self._pool.acquire(timeout=_POOL_TIMEOUT)
         except self._errors as error:
-            message = f"PostgreSQL at {self.address} does not answer: {describe_error(error)}"
+            message = f"PostgreSQL at {self.address} does not answer: {describe_error(error, _POOL_TIMEOUT)}"
             raise StorageUnavailable(message) from error
         try:
             yield connection
@@ -324,7 +327,7 @@ class PostgresDatabase(Database):
 
     def _to_storage_error(self, error: Exception, connection: Any) -> StorageError:
         state: str = getattr(error, "sqlstate", None) or ""
-        reason = describe_error(error)
+        reason = describe_error(error, _COMMAND_TIMEOUT)
         if state in _CONFLICT or isinstance(error, self._driver.InvalidCachedStatementError):
             return _ConflictError(f"PostgreSQL at {self.address} is too busy with other writers of the same: {reason}")
         is_closed = not state and not isinstance(error, TimeoutError)

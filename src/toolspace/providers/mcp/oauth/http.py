@@ -144,7 +144,8 @@ class OAuthHttpClient:
                     await response.aclose()
                 return response
         except (httpx2.HTTPError, TimeoutError) as error:
-            reason = "no answer in time" if isinstance(error, TimeoutError | httpx2.TimeoutException) else error
+            is_timeout = isinstance(error, TimeoutError | httpx2.TimeoutException)
+            reason = f"no answer within {_REQUEST_SECONDS:g} s" if is_timeout else error
             raise ProviderError(
                 f"server {self._server_name!r}: cannot reach {address!r} for its login: {reason}"
             ) from None

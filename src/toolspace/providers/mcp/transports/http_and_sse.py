@@ -188,7 +188,7 @@ class _SseConnection(MessageReader, MessageWriter):
         except BaseException as error:
             await self.close()
             if isinstance(error, TimeoutError):
-                raise ProviderError("the server opened no event stream in time") from None
+                raise ProviderError(f"the server opened no event stream within {_OPEN_SECONDS:g} s") from None
             if isinstance(error, StopAsyncIteration):
                 raise ProviderError("the server closed its event stream before the first event") from None
             if isinstance(error, httpx2.HTTPError | httpx2.InvalidURL):

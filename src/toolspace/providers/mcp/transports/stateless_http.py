@@ -87,7 +87,7 @@ class StatelessHttpDispatcher(Dispatcher[TransportContext]):
             async with asyncio.timeout(timeout):
                 return await self._request(method, params, options)
         except TimeoutError:
-            raise MCPError(REQUEST_TIMEOUT, f"Request {method!r} timed out") from None
+            raise MCPError(REQUEST_TIMEOUT, f"Request {method!r} timed out after {timeout:g} s") from None
 
     async def _request(self, method: str, params: Mapping[str, Any] | None, options: CallOptions) -> dict[str, Any]:
         request_id = options.get("request_id") or next(self._ids)

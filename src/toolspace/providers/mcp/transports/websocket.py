@@ -53,7 +53,7 @@ async def open_websocket(
             ping_timeout=_PING_SECONDS,
         )
     except TimeoutError:
-        raise ProviderError("the server opened no websocket in time") from None
+        raise ProviderError(f"the server opened no websocket within {_OPEN_SECONDS:g} s") from None
     except InvalidStatus as error:
         raise ProviderError(f"the server answered with HTTP {error.response.status_code}, not a websocket") from None
     except (OSError, InvalidHandshake, InvalidURI, ValueError, ImportError) as error:
