@@ -200,12 +200,13 @@ async def test_archived_sessions_are_read_from_the_session_directory(
 ) -> None:
     from toolspace.builtin.task_tools import session_tools
 
-    (folder / "sessions").mkdir()
-    (folder / "sessions" / "old.md").write_text("what was said")
+    (folder / "sessions" / "ada").mkdir(parents=True)
+    (folder / "sessions" / "ada" / "old.md").write_text("what was said")
     async with open_toolspace(tools={"sessionDir": "./sessions"}) as ts:
         ts.add_tool(session_tools[0])
-        assert (await ts.call("session_archive_read", {"file": "old.md"})).result == "what was said"
-        assert (await ts.call("session_archive_read", {"file": "../tools.py"})).error_kind == "not_permitted"
+        run = ts.run(context=ToolContext(agent_id="ada"))
+        assert (await run.call("session_archive_read", {"file": "old.md"})).result == "what was said"
+        assert (await run.call("session_archive_read", {"file": "../../tools.py"})).error_kind == "not_permitted"
 
 
 @coverage.covers("tools.builtins")

@@ -116,15 +116,28 @@ async def test_without_an_agent_the_task_tools_fail_clearly(tool: Any) -> None:
     assert "only in calls of a running agent" in (result.error or "")
 
 
-async def test_a_session_archive_is_read_from_its_folder_only(tmp_path: Path) -> None:
+async def test_a_session_archive_is_read_by_its_agent_and_in_a_run_only(tmp_path: Path) -> None:
     folder = tmp_path / "sessions"
-    folder.mkdir()
-    (folder / "one.md").write_text("earlier")
-    (tmp_path / "secret.txt").write_text("secret")
-    (folder / "link.md").symlink_to(tmp_path / "secret.txt")
-    async with Toolspace(tools=session_tools, context=ToolContext(session_dir=folder)) as ts:
-        assert (await ts.call("session_archive_read", {"file": "one.md"})).result == "earlier"
-        for path in ("../secret.txt", "link.md", str(tmp_path / "secret.txt")):
-            assert (await ts.call("session_archive_read", {"file": path})).error_kind == "not_permitted"
+    for name in ("ada", "bob"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "one.md").write_text(f"earlier words of {name}")
+    (folder / "shared.md").write_text("secret")
+    (folder / "ada" / "link.md").symlink_to(folder / "bob" / "one.md")
+    context = ToolContext(session_dir=folder)
+    async with Toolspace(tools=session_tools, context=context) as ts:
+        for name in ("ada", "bob"):
+            run = ts.run(context=ToolContext(agent_id=name))
+            assert (await run.call("session_archive_read", {"file": "one.md"})).result == f"earlier words of {name}"
+        run = ts.run(context=ToolContext(agent_id="ada"))
+        for path in ("../bob/one.md", "../shared.md", "link.md", str(folder / "bob" / "one.md")):
+            assert (await run.call("session_archive_read", {"file": path})).error_kind == "not_permitted"
+        caller = ToolContext(agent_id="ada", run_id="run_1")
+        for result in (
+            await ts.call("session_archive_read", {"file": "one.md"}),
+            await ts.call("session_archive_read", {"file": "one.md"}, context=caller),
+            await ts.run().call("session_archive_read", {"file": "one.md"}),
+            await ts.run(context=ToolContext(agent_id="..")).call("session_archive_read", {"file": "shared.md"}),
+        ):
+            assert not result.ok
     async with Toolspace(tools=session_tools) as ts:
         assert "sessionDir" in ((await ts.call("session_archive_read", {"file": "one.md"})).error or "")

@@ -175,7 +175,7 @@ class DurableLoop(LoopHooks):
             agent_entity_id=self.lease.agent_entity_id,
             run_id=self.run_id,
             task_id=task.task_id if task is not None else "",
-            session_dir=prepared_agent.session_dir,
+            session_dir=prepared_agent.session_dir.parent if prepared_agent.session_dir is not None else None,
             tasks=prepared_agent.task_service,
             host=self._call_host,
             agent=self.agent_run,

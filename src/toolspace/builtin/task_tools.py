@@ -8,9 +8,10 @@ from typing import Any
 
 from toolspace.builtin import file_io
 from toolspace.builtin.allowed_paths import AllowedPaths, FileMissingError
+from toolspace.core.names import sanitise
 from toolspace.core.tool import Annotations, tool
 from toolspace.core.tool_context import TaskHost, ToolContext
-from toolspace.errors import ToolExecutionError, ToolValidationError
+from toolspace.errors import ToolExecutionError, ToolPermissionError, ToolValidationError
 
 _READS = Annotations(read_only=True, idempotent=True, open_world=False)
 _ADDS = Annotations(read_only=False, destructive=False, idempotent=True)
@@ -51,7 +52,10 @@ def session_archive_read(file: str, *, context: ToolContext) -> str:
     """
     if context.session_dir is None:
         raise ToolExecutionError("there is no archive: tools.sessionDir is not set")
-    root = os.path.realpath(context.session_dir)
+    if context.run is None or not context.agent_id:
+        raise ToolPermissionError('"session_archive_read" works only in a run of an agent; this call has none')
+    # Below `sessionDir` every agent has a directory of its own.
+    root = os.path.join(os.path.realpath(context.session_dir), sanitise(context.agent_id))
     try:
         with AllowedPaths([root], base=root, setting="sessionDir").locate(file) as location:
             return file_io.read_text(location)
