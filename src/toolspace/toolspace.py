@@ -203,6 +203,9 @@ class Toolspace:
             raise
         if self._parent is not None:
             return self
+        if self._parts is None:
+            for pattern in self.orchestrator.find_unmatched(self._rules.overrides):
+                _log.warning('Settings.overrides: "%s" matches no tool', pattern)
         stored_sessions = self.orchestrator.stored_sessions
         self._background.start(sweep_outputs(self._outputs, stored_sessions))
         try:

@@ -501,3 +501,10 @@ async def test_a_pattern_that_fits_no_tool_of_its_provider_is_logged_once(caplog
         'provider fs: toolsDenied: "delete_fil" matches no tool',
         'provider fs: overrides: "fs__nope" matches no tool',
     ]
+
+
+async def test_an_override_of_a_program_that_fits_no_tool_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    overrides = {name: ToolRules(enabled=False) for name in ("fnd", "gs__*", "find", "agent__batch")}
+    async with Toolspace(providers=[Echo("fs", "find")], settings=Settings(overrides=overrides)):
+        messages = [record.getMessage() for record in caplog.records]
+    assert messages == [f'Settings.overrides: "{name}" matches no tool' for name in ("fnd", "gs__*")]

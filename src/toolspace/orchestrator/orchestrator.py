@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import perf_counter, time
 from typing import Any
 
@@ -28,6 +28,7 @@ from toolspace.orchestrator.effective_settings import (
     EffectiveSettings,
     ProviderRules,
     ToolSpellings,
+    matches_name,
     resolve_settings,
 )
 from toolspace.orchestrator.event_bus import EventBus
@@ -117,6 +118,11 @@ class ToolOrchestrator:
         self._catalog.add(provider, rules)
         if needs_start:
             self._startup.add(provider, required=rules.required)
+
+    def find_unmatched(self, patterns: Iterable[str]) -> list[str]:
+        """Returns the patterns that match no tool, denied ones included."""
+        spellings = [entry.spellings for entry in self._catalog.entries.values()]
+        return [pattern for pattern in patterns if not any(matches_name(pattern, tool.names) for tool in spellings)]
 
     def get_spellings(self, name: str) -> ToolSpellings:
         """Returns all names of the tool with this full name; only this one if there is no such tool."""
