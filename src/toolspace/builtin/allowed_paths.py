@@ -8,6 +8,7 @@ is not followed, so the second step cannot leave the root.
 from __future__ import annotations
 
 import errno
+import importlib.machinery
 import itertools
 import os
 import stat
@@ -38,6 +39,8 @@ _MAX_ATTEMPTS = 4
 _MAX_PRIVATE_FILES = 100_000
 _CONFIGURATION_NAMES = frozenset(f"toolspace.{suffix}" for suffix in ("yaml", "yml", "json", "toml"))
 """Configuration files. A tool that could write one could give itself every permission."""
+
+_MODULE_SUFFIXES = tuple(suffix.casefold() for suffix in importlib.machinery.all_suffixes())
 
 
 class FileMissingError(ToolExecutionError):
@@ -125,7 +128,8 @@ class AllowedPaths:
         self._setting = setting
         root_paths = [os.path.join(base, os.path.expanduser(root)) for root in roots]
         self._roots = sorted({os.path.realpath(root) for root in root_paths}, key=len, reverse=True)
-        self._protected_files = {os.path.realpath(file) for file in protected_files}
+        # With the path itself: if it is a link, the link decides which file is used.
+        self._protected_files = {path(file) for file in protected_files for path in (os.path.realpath, os.path.abspath)}
         self._private_paths = tuple(map(str, private_paths))
         self._immovable = {*self._roots, *map(os.path.normpath, root_paths)}
 
@@ -222,15 +226,13 @@ class AllowedPaths:
         real_path = _fold(location.real_path)
         if any(_is_inside(_fold(path), real_path) for path in self._private_paths):
             raise _private_error(location.path)
-        folder, name = os.path.split(location.real_path)
-        is_protected = name.casefold() in _CONFIGURATION_NAMES or any(
-            _is_inside(file, location.real_path) for file in self._protected_files
+        # A package is imported in place of the module with the same name.
+        module_path = f"{real_path}.py" if os.path.lexists(f"{location.real_path}.py") else real_path
+        name = os.path.basename(real_path)
+        is_protected = name in _CONFIGURATION_NAMES or any(
+            _is_inside(_fold(file), real_path) or _would_replace_module(_fold(file), module_path)
+            for file in self._protected_files
         )
-        if not is_protected and name.endswith(".py"):
-            # A module beside loaded code could be imported in place of another.
-            is_protected = any(
-                file.endswith(".py") and os.path.dirname(file) == folder for file in self._protected_files
-            )
         if is_protected:
             raise ToolPermissionError(
                 f"{location.path!r} is, or contains, configuration or code of a toolspace; tools may only read it"
@@ -284,6 +286,22 @@ def _private_error(path: str) -> ToolPermissionError:
         f"{path!r} is, or contains, state of Toolspace (database, keys, caches, stored outputs); "
         "file tools cannot read or change it. Use another path, or set storage.dir to a folder of its own"
     )
+
+
+def _would_replace_module(module_file: str, path: str) -> bool:
+    """Whether Python could import the path in place of a module beside the file, or of the file itself.
+
+    A module, package, extension or compiled file in the folder of loaded code is found before those elsewhere.
+    """
+    folder, file_name = os.path.split(module_file)
+    if not file_name.endswith(".py") or path == folder or not _is_inside(path, folder):
+        return False
+    first, *rest = _path_parts(folder, path)
+    if first == "__pycache__":
+        return True
+    if not rest:
+        return first.endswith(_MODULE_SUFFIXES)
+    return len(rest) == 1 and rest[0].startswith("__init__.") and rest[0].endswith(_MODULE_SUFFIXES)
 
 
 def _fold(path: str) -> str:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Callable, Mapping, Sequence
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +19,7 @@ import msgspec
 from toolspace.composition.providers import ConfiguredProvider, belongs_to_one_provider, build_providers
 from toolspace.config.configuration import AgentSpec, Config
 from toolspace.config.find_and_watch import list_state_paths
+from toolspace.config.provider_settings import McpServerSettings
 from toolspace.config.secret_references import refers_to_secrets, resolve_secrets
 from toolspace.config.tool_settings import QueueSettings, ToolDefinition, WebSearchSettings
 from toolspace.config.validation import camel_case
@@ -43,6 +47,12 @@ _IMAGE_MARGIN_SECONDS = 20
 """The timeout of an image tool is longer than the model's own timeout, whose error message is better."""
 _READ_OUTPUT = "agent__read_output"
 _AGENT_PREFIX = AGENT_NAMESPACE + SEPARATOR
+_SCRIPT_SUFFIXES = frozenset(
+    (
+        ".py", ".pyz", ".js", ".mjs", ".cjs", ".ts", ".mts", ".cts", ".jsx", ".tsx", ".sh", ".bash", ".rb", ".pl",
+        ".php", ".lua", ".jar", ".dll", ".exe", ".wasm", ".ps1", ".r",
+    )
+)  # fmt: skip
 _UNUSED_SETTINGS = (("storage", "redis"),)
 
 
@@ -141,7 +151,7 @@ def _build_context(config: Config, single_tool: str | None) -> ToolContext:
     return ToolContext(
         allowed_paths=tools.allowed_paths if tools.allowed_paths is not None else (Path.cwd(),),
         # With the files of the main configuration: an agent must not change its permissions there.
-        protected_paths=(*config.files(), *(config.parent.files() if config.parent else ()), *list_loaded_files()),
+        protected_paths=tuple(_list_protected_files(config)),
         private_paths=list_state_paths(config.state_dir, find_database_file(config.storage.url, config.state_dir)),
         allowed_env=tools.allowed_env,
         allowed_hosts=tools.allowed_hosts,
@@ -156,6 +166,36 @@ def _resolve_web_search(config: Config) -> WebSearchSettings | None:
         return resolve_secrets(config.tools.web_search)
     except ConfigError as error:
         raise ConfigError(f"{config.source('tools', 'webSearch')}: {error}") from None
+
+
+def _list_protected_files(config: Config) -> Iterator[Path]:
+    """The files that decide what runs: configuration, loaded code, programs and scripts of MCP servers."""
+    yield from list_loaded_files()
+    for source in (config, config.parent):
+        if source is None:
+            continue
+        yield from source.files()
+        for server in source.mcp_servers.values():
+            for file in _list_program_files(server):
+                yield file
+                if file.is_symlink():  # The link decides what runs, too.
+                    yield Path(os.path.realpath(file.parent)) / file.name
+
+
+def _list_program_files(server: McpServerSettings) -> Iterator[Path]:
+    """The program of a server, and the scripts among its arguments. An argument may be `--option=file`."""
+    folder = Path.cwd() / (server.cwd.expanduser() if server.cwd is not None else ".")
+    command = os.path.expanduser(server.command or "")
+    if os.path.dirname(command):
+        yield folder / command
+    elif command and (program := shutil.which(command, path=server.env.get("PATH"))):
+        yield Path(program).absolute()
+    for argument in server.args:
+        file = folder / os.path.expanduser(argument.partition("=")[2] if argument.startswith("-") else argument)
+        with suppress(OSError, ValueError):  # Not every argument can be a path.
+            is_script = file.suffix.lower() in _SCRIPT_SUFFIXES or os.access(file, os.X_OK)
+            if is_script and not file.is_dir():
+                yield file
 
 
 def _build_defaults(config: Config) -> CallDefaults:

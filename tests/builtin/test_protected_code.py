@@ -1,0 +1,93 @@
+"""File tools cannot change what runs: loaded code, and the programs and scripts of MCP servers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from toolspace import Toolspace
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with functions that import a module, and a server of a program and a script."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "guarded_tools.py").write_text(
+        "import guarded_helper\nfrom toolspace import tool\n\n"
+        "@tool\ndef greet() -> str:\n    return guarded_helper.TEXT\n"
+    )
+    (tmp_path / "code" / "guarded_helper.py").write_text("TEXT = 'hi'\n")
+    for name in (
+        "bin/serve",
+        "bin/real",
+        "scripts/main.mjs",
+        "scripts/other.py",
+        "data/records.json",
+        "data/notes.txt",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("#!/bin/sh\n")
+    (tmp_path / "bin" / "real").chmod(0o755)
+    (tmp_path / "bin" / "link").symlink_to("real")
+    servers = {
+        "a": {"command": "./bin/serve", "args": ["scripts/main.mjs", "--load=scripts/other.py", "./data"]},
+        "b": {"command": "./bin/link", "args": ["data/records.json"]},
+    }
+    for server in servers.values():
+        server["cwd"] = str(tmp_path)
+    config = {"functions": "./code/guarded_tools.py", "storage": {"dir": "./state"}, "mcpServers": servers}
+    (tmp_path / "toolspace.yaml").write_text(yaml.safe_dump(config))
+    return tmp_path
+
+
+def open_toolspace(folder: Path) -> Toolspace:
+    environ = {"HOME": str(folder / "home"), "PATH": os.environ["PATH"]}
+    return Toolspace.open(folder / "toolspace.yaml", environ=environ, single_tool="write_file")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "code/guarded_tools.py",
+        "code/guarded_helper.py",
+        "code/Guarded_Helper.py",
+        "code/new_module.py",
+        "code/guarded_helper.so",
+        "code/guarded_helper.pyc",
+        "code/guarded_helper/__init__.py",
+        "code/guarded_helper/__init__.pyc",
+        "code/__pycache__/guarded_helper.cpython-311.pyc",
+        "code/guarded_helper",
+        "bin/serve",
+        "bin/link",
+        "bin/real",
+        "scripts/main.mjs",
+        "scripts/other.py",
+        "toolspace.yaml",
+    ],
+)
+async def test_what_runs_cannot_be_written(folder: Path, path: str) -> None:
+    (folder / "payload").write_text("x")
+    before = (folder / path).read_bytes() if (folder / path).exists() else None
+    async with open_toolspace(folder) as ts:
+        for name, arguments in (
+            ("write_file", {"path": path, "content": "x"}),
+            ("move_file", {"from": "payload", "to": path, "overwrite": True}),
+            ("delete_file", {"path": path}),
+        ):
+            result = await ts.call(name, arguments)
+            assert result.error_kind == "not_permitted", (name, result)
+    assert ((folder / path).read_bytes() if (folder / path).exists() else None) == before
+
+
+@pytest.mark.parametrize(
+    "path", ["data/records.json", "data/notes.txt", "data/new.py", "code/notes.txt", "code/data/table.py", "bin/other"]
+)
+async def test_other_files_can_be_written(folder: Path, path: str) -> None:
+    async with open_toolspace(folder) as ts:
+        assert (await ts.call("write_file", {"path": path, "content": "x"})).ok
+        assert (await ts.call("read_file", {"path": "bin/serve"})).ok
