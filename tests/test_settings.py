@@ -173,6 +173,20 @@ async def test_file_tools_use_allowed_paths_only(open_toolspace: OpenToolspace, 
         assert (await ts.call("read_file", {"path": str(folder / "b.txt")})).error_kind == "not_permitted"
 
 
+@coverage.covers("tools.allowWritingCode")
+async def test_file_tools_write_the_code_that_a_pattern_allows(open_toolspace: OpenToolspace, folder: Path) -> None:
+    (folder / "loaded_code.py").write_text(
+        "from toolspace import tool\n\n@tool\ndef hello() -> str:\n    return 'hi'\n"
+    )
+    written_file = {"path": str(folder / "beside.py"), "content": "x = 1"}
+    for patterns, is_allowed in (([], False), (["./other*"], False), (["./*.py"], True)):
+        tools = {"allowedPaths": ["."], "allowWritingCode": patterns}
+        async with open_toolspace(functions="./loaded_code.py", tools=tools) as ts:
+            assert (await ts.call("write_file", written_file)).ok is is_allowed
+            configuration = await ts.call("write_file", {"path": str(folder / "toolspace.yaml"), "content": ""})
+            assert configuration.error_kind == "not_permitted"
+
+
 @coverage.covers("tools.allowedEnv")
 async def test_environment_tools_use_allowed_variables_only(open_toolspace: OpenToolspace, folder: Path) -> None:
     os.environ["TOOLSPACE_TEST_NAME"] = "ann"

@@ -37,6 +37,7 @@ _INHERITED_FIELDS = (
     "allowed_paths",
     "protected_paths",
     "private_paths",
+    "writable_code",
     "allowed_env",
     "allowed_hosts",
     "memory_dir",

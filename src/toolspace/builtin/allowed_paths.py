@@ -16,6 +16,7 @@ import unicodedata
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
 from io import BufferedReader
 from pathlib import Path
@@ -118,11 +119,12 @@ class AllowedPaths:
         setting: str,
         protected_files: Sequence[str | Path] = (),
         private_paths: Sequence[str | Path] = (),
+        writable_code: Sequence[str | Path] = (),
     ) -> None:
         """`setting` names the setting in error messages. `protected_files` can be read, but not changed.
 
         `private_paths` can neither be read nor changed. They contain no links. One that contains a root does not
-        hold below this root.
+        hold below this root. Modules may be written beside protected ones where a pattern of `writable_code` matches.
         """
         self._base = base
         self._setting = setting
@@ -130,6 +132,7 @@ class AllowedPaths:
         self._roots = sorted({os.path.realpath(root) for root in root_paths}, key=len, reverse=True)
         # With the path itself: if it is a link, the link decides which file is used.
         self._protected_files = {path(file) for file in protected_files for path in (os.path.realpath, os.path.abspath)}
+        self._writable_code = [_fold(os.path.realpath(pattern)) for pattern in writable_code]
         self._private_paths = tuple(map(str, private_paths))
         self._immovable = {*self._roots, *map(os.path.normpath, root_paths)}
 
@@ -145,6 +148,7 @@ class AllowedPaths:
             setting="allowedPaths",
             protected_files=context.protected_paths or (),
             private_paths=context.private_paths or (),
+            writable_code=context.writable_code or (),
         )
 
     @contextmanager
@@ -229,13 +233,16 @@ class AllowedPaths:
         # A package is imported in place of the module with the same name.
         module_path = f"{real_path}.py" if os.path.lexists(f"{location.real_path}.py") else real_path
         name = os.path.basename(real_path)
+        is_writable_code = any(fnmatchcase(real_path, pattern) for pattern in self._writable_code)
         is_protected = name in _CONFIGURATION_NAMES or any(
-            _is_inside(_fold(file), real_path) or _would_replace_module(_fold(file), module_path)
+            _is_inside(_fold(file), real_path)
+            or (not is_writable_code and _would_replace_module(_fold(file), module_path))
             for file in self._protected_files
         )
         if is_protected:
             raise ToolPermissionError(
-                f"{location.path!r} is, or contains, configuration or code of a toolspace; tools may only read it"
+                f"{location.path!r} is, or contains, configuration or code of a toolspace; tools may only read it, "
+                "unless it is code that tools.allowWritingCode matches"
             )
 
     def _locate(self, path: str, follow: bool, create: bool) -> FileLocation:

@@ -153,6 +153,7 @@ def _build_context(config: Config, single_tool: str | None) -> ToolContext:
         # With the files of the main configuration: an agent must not change its permissions there.
         protected_paths=tuple(_list_protected_files(config)),
         private_paths=list_state_paths(config.state_dir, find_database_file(config.storage.url, config.state_dir)),
+        writable_code=tools.allow_writing_code,
         allowed_env=tools.allowed_env,
         allowed_hosts=tools.allowed_hosts,
         memory_dir=tools.memory_dir or Path.cwd() / ".toolspace" / "memory",
@@ -169,12 +170,20 @@ def _resolve_web_search(config: Config) -> WebSearchSettings | None:
 
 
 def _list_protected_files(config: Config) -> Iterator[Path]:
-    """The files that decide what runs: configuration, loaded code, programs and scripts of MCP servers."""
-    yield from list_loaded_files()
-    for source in (config, config.parent):
-        if source is None:
-            continue
+    """The files that decide what runs: configuration, and code that `tools.allowWritingCode` does not match."""
+    sources = [source for source in (config, config.parent) if source is not None]
+    for source in sources:
         yield from source.files()
+    writable_code = [os.path.realpath(pattern) for pattern in config.tools.allow_writing_code]
+    for file in _list_code_files(sources):
+        if not any(fnmatch.fnmatch(os.path.realpath(file), pattern) for pattern in writable_code):
+            yield file
+
+
+def _list_code_files(sources: Sequence[Config]) -> Iterator[Path]:
+    """Loaded code, and the programs and scripts of MCP servers."""
+    yield from list_loaded_files()
+    for source in sources:
         for server in source.mcp_servers.values():
             for file in _list_program_files(server):
                 yield file

@@ -293,6 +293,9 @@ class ToolSettings(Section, frozen=True, kw_only=True):
     allowed_paths: Annotated[
         tuple[Path, ...] | None, "The only directories that the file tools may use; without it the working directory."
     ] = None
+    allow_writing_code: Annotated[
+        tuple[Path, ...], "Patterns of code that runs, or is beside code that runs, which the file tools may write."
+    ] = ()
     allowed_env: Annotated[
         Globs | None,
         "The variables that `get_env` and `set_env` may use; without it a few harmless ones such as `LANG`.",

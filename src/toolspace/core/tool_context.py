@@ -111,7 +111,7 @@ class ToolContext:
     __slots__ = (
         "agent", "agent_entity_id", "agent_id", "allowed_env", "allowed_hosts", "allowed_paths", "caller_client",
         "handle", "host", "memory_dir", "private_paths", "protected_paths", "run_id", "session_dir", "session_id",
-        "space_id", "task_id", "tasks", "user_id", "web_search",
+        "space_id", "task_id", "tasks", "user_id", "web_search", "writable_code",
     )  # fmt: skip
 
     def __init__(
@@ -122,6 +122,7 @@ class ToolContext:
         allowed_paths: Sequence[str | Path] | None = None,
         protected_paths: Sequence[str | Path] | None = None,
         private_paths: Sequence[str | Path] | None = None,
+        writable_code: Sequence[str | Path] | None = None,
         allowed_env: Sequence[str] | None = None,
         allowed_hosts: Sequence[str] | None = None,
         memory_dir: str | Path | None = None,
@@ -144,6 +145,8 @@ class ToolContext:
         """Files that no tool may change: the configuration, because it decides what tools may do."""
         self.private_paths = private_paths
         """Files and folders that no file tool may read or change: the state, because it contains keys and results."""
+        self.writable_code = writable_code
+        """Patterns of paths where file tools may write modules beside code that is loaded."""
         self.allowed_env = allowed_env
         self.allowed_hosts = allowed_hosts
         self.memory_dir = memory_dir
@@ -172,6 +175,7 @@ class ToolContext:
         copy.allowed_paths = base.allowed_paths if self.allowed_paths is None else self.allowed_paths
         copy.protected_paths = base.protected_paths if self.protected_paths is None else self.protected_paths
         copy.private_paths = base.private_paths if self.private_paths is None else self.private_paths
+        copy.writable_code = base.writable_code if self.writable_code is None else self.writable_code
         copy.allowed_env = base.allowed_env if self.allowed_env is None else self.allowed_env
         copy.allowed_hosts = base.allowed_hosts if self.allowed_hosts is None else self.allowed_hosts
         copy.memory_dir = base.memory_dir if self.memory_dir is None else self.memory_dir
@@ -198,6 +202,7 @@ class ToolContext:
         copy.allowed_paths = self.allowed_paths
         copy.protected_paths = self.protected_paths
         copy.private_paths = self.private_paths
+        copy.writable_code = self.writable_code
         copy.allowed_env = self.allowed_env
         copy.allowed_hosts = self.allowed_hosts
         copy.memory_dir = self.memory_dir
