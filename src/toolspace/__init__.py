@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from toolspace.agents.subagents import AgentResult as AgentResult
     from toolspace.client.client import ToolspaceClient as ToolspaceClient
     from toolspace.client.worker import ToolWorker as ToolWorker
+    from toolspace.composition.settings import Settings as Settings
     from toolspace.core.call_statistics import ToolStats as ToolStats
     from toolspace.core.events import EventType as EventType
     from toolspace.core.extension_points import Allow as Allow
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
     from toolspace.providers.openapi.provider import OpenApiSpec as OpenApiSpec
     from toolspace.providers.rest.provider import RestProvider as RestProvider
     from toolspace.providers.rest.provider import RestSpec as RestSpec
-    from toolspace.toolspace import Settings as Settings
     from toolspace.toolspace import Toolspace as Toolspace
 
 _EXPORTS = {
@@ -74,6 +74,7 @@ _EXPORTS = {
     "toolspace.agents.subagents": "AgentResult",
     "toolspace.client.client": "ToolspaceClient",
     "toolspace.client.worker": "ToolWorker",
+    "toolspace.composition.settings": "Settings",
     "toolspace.core.tool_context": "CallerClient ElicitationResult ToolContext",
     "toolspace.core.events": "EventType",
     "toolspace.core.extension_points": "Allow Deny OutputStore Policy ResultCache ToolProvider",
@@ -95,7 +96,7 @@ _EXPORTS = {
     "toolspace.providers.mcp.server_spec": "ElicitationRequest FORWARD_TO_CALLER McpCallbacks ServerSpec ServerStatus",
     "toolspace.providers.openapi.provider": "OpenApiProvider OpenApiSpec",
     "toolspace.providers.rest.provider": "RestProvider RestSpec",
-    "toolspace.toolspace": "Settings Toolspace",
+    "toolspace.toolspace": "Toolspace",
 }
 """The exported names of each module."""
 _MODULES = {name: module for module, names in _EXPORTS.items() for name in names.split()}

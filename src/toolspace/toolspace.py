@@ -17,26 +17,24 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from toolspace.composition.maintenance import MaintenanceTasks, close_when_idle, sweep_outputs
+from toolspace.composition import maintenance
+from toolspace.composition.settings import Settings
 from toolspace.config.find_and_watch import default_state_dir, list_state_paths, watch_files
-from toolspace.core import defaults
 from toolspace.core.call_statistics import ToolStats
-from toolspace.core.extension_points import OutputStore, Policy, ResultCache, TokenCounter, ToolProvider
+from toolspace.core.extension_points import OutputStore, ResultCache, ToolProvider
 from toolspace.core.names import did_you_mean
 from toolspace.core.result import ToolResult
-from toolspace.core.token_count import estimate_tokens
 from toolspace.core.tool import Tool, ToolFormat, as_tool, export_tools
 from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ToolspaceError
 from toolspace.orchestrator.call import Arguments
 from toolspace.orchestrator.catalog import CatalogEntry
-from toolspace.orchestrator.effective_settings import CallDefaults, ProviderRules, SourcedValue, ToolRules
+from toolspace.orchestrator.effective_settings import ProviderRules
 from toolspace.orchestrator.event_bus import EventBus
 from toolspace.orchestrator.layered_orchestrator import LayeredOrchestrator
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
 from toolspace.orchestrator.provider_startup import StartupWait
 from toolspace.orchestrator.run import Run
-from toolspace.orchestrator.stages.queue import QueueSpec
 from toolspace.providers.functions import ToolRegistry
 from toolspace.providers.internal_tools import InternalProvider
 from toolspace.providers.mcp.server_spec import NO_CALLBACKS, McpCallbacks, ServerStatus
@@ -53,29 +51,6 @@ if TYPE_CHECKING:
     from toolspace.providers.mcp.provider import McpProvider
 
 _log = logging.getLogger("toolspace")
-
-
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a toolspace without a configuration file. Durations are seconds."""
-
-    tool_timeout: float = defaults.TOOL_TIMEOUT_SECONDS
-    tool_response_max_bytes: int = defaults.TOOL_RESPONSE_MAX_BYTES
-    max_tool_calls_per_turn: int | None = None
-    max_concurrent_tools: int | None = None
-    context_window: int | None = None
-    tool_search_threshold: int | None = defaults.TOOL_SEARCH_THRESHOLD
-    tool_output_ttl: float = defaults.TOOL_OUTPUT_TTL_SECONDS
-    queues: Mapping[str, QueueSpec] = {}
-    aliases: Mapping[str, str] = {}
-    overrides: Mapping[str, ToolRules] = {}
-    policies: Sequence[Policy] = ()
-    count_tokens: TokenCounter = estimate_tokens
-    state_dir: Path | None = None
-    """The directory of stored outputs; None: the user's state directory."""
-
-    def defaults(self) -> CallDefaults:
-        fields = CallDefaults.__struct_fields__
-        return CallDefaults(**{name: SourcedValue(getattr(self, name), f"Settings.{name}") for name in fields})
 
 
 class Toolspace:
@@ -107,6 +82,7 @@ class Toolspace:
         """How long `async with` waits for providers that start slowly."""
         self._parent = parent
         self._parts: ConfiguredParts | None = None
+        self._rules = ProviderRules(overrides=settings.overrides)
         self._hides_builtins = False
         """Whether it has its own built-in tools instead of those of the parent."""
         self._agents: AgentRegistry | None = None
@@ -116,7 +92,7 @@ class Toolspace:
         self._environ: Mapping[str, str] = os.environ
         self._callbacks = NO_CALLBACKS
         self._handles_sighup = False
-        self._background = MaintenanceTasks()
+        self._background = maintenance.MaintenanceTasks()
         self._cache = cache or MemoryCache()
         if parent is None:
             state_context = ToolContext(private_paths=list_state_paths(self.state_dir))
@@ -145,7 +121,6 @@ class Toolspace:
             outputs=self._outputs,
             has_stored_output=self.orchestrator.stored_sessions.__contains__,
         )
-        self._rules = ProviderRules(overrides=settings.overrides)
         self._added_providers: dict[ToolProvider, ProviderRules] = {}
         """The providers that the program added, with the rules that it gave."""
         self.orchestrator.register(self._builtins, self._rules)
@@ -174,18 +149,15 @@ class Toolspace:
         environment of the process. `callbacks` answer the requests of MCP servers. `single_tool` names the only tool
         that will be called: providers that cannot offer it are left out, unless they are required.
         """
-        from toolspace.config.load import load_config  # Imported here: a toolspace of functions needs no configuration.
+        # Imported here: a toolspace of functions needs no configuration.
+        from toolspace.composition.from_config import open_cache
+        from toolspace.config.load import load_config
 
         environ = os.environ if environ is None else environ
         config_path = Path(path) if path is not None else None
         config = load_config(config_path, environ=environ)
-        cache: ResultCache | None = None
-        if config.storage.cache == "disk":
-            from toolspace.storage.sqlite_cache import SqliteCache
-
-            cache = SqliteCache(config.state_dir / "cache.db")
         settings = Settings(tool_output_ttl=config.defaults.tool_output_ttl, state_dir=config.state_dir)
-        self = cls(context=ToolContext(session_id=session), settings=settings, cache=cache)
+        self = cls(context=ToolContext(session_id=session), settings=settings, cache=open_cache(config))
         self._internal.always_offered = True
         self.config_path = config_path
         self._environ = environ
@@ -207,11 +179,8 @@ class Toolspace:
             for pattern in self.orchestrator.find_unmatched(self._rules.overrides):
                 _log.warning('Settings.overrides: "%s" matches no tool', pattern)
         stored_sessions = self.orchestrator.stored_sessions
-        self._background.start(sweep_outputs(self._outputs, stored_sessions))
-        try:
-            stored_sessions.update(await self._outputs.sessions())
-        except OSError as error:
-            _log.warning("stored outputs cannot be read: %s", error)
+        self._background.start(maintenance.sweep_outputs(self._outputs, stored_sessions))
+        await maintenance.load_stored_sessions(self._outputs, stored_sessions)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -318,33 +287,20 @@ class Toolspace:
 
     def _hides(self, entry: CatalogEntry) -> bool:
         """Whether this toolspace does not offer a tool of its parent: it is denied, or there are other built-ins."""
-        kind, parts = entry.provider.kind, self._parts
+        kind = entry.provider.kind
         if kind == "builtin" and self._hides_builtins:
             return True
-        if parts is None:
-            return False
-        is_local = kind in ("local", "builtin", "task")
-        rules = parts.rules if is_local else parts.rules.only_namespaced()
+        rules = self._rules if kind in ("local", "builtin", "task") else self._rules.only_namespaced()
         return rules.denial_reason(entry.spellings) is not None
 
     def _agent_rules(self) -> ProviderRules:
-        """The rules of the internal tools, the agents and the router: those of the parent too, which come first."""
+        """The rules of the internal tools, the agents and the router, with those of the parent."""
         rules = self._rules.only_namespaced()
-        if self._parent is None:
-            return rules
-        inherited_rules = self._parent._agent_rules()
-        return ProviderRules(
-            tools_denied=(*inherited_rules.tools_denied, *rules.tools_denied),
-            overrides={**inherited_rules.overrides, **rules.overrides},
-        )
+        return rules if self._parent is None else rules.inherit(self._parent._agent_rules())
 
     def _merge_rules(self, rules: ProviderRules) -> ProviderRules:
         """The rules of a provider that the program added, with those of this toolspace that apply to all providers."""
-        return msgspec.structs.replace(
-            rules,
-            tools_denied=(*rules.tools_denied, *self._rules.only_namespaced().tools_denied),
-            overrides={**self._rules.overrides, **rules.overrides},
-        )
+        return rules.inherit(msgspec.structs.replace(self._rules.only_namespaced(), overrides=self._rules.overrides))
 
     def _register_added(self, provider: ToolProvider, rules: ProviderRules) -> None:
         self.orchestrator.register(provider, self._merge_rules(rules))
@@ -487,9 +443,8 @@ class Toolspace:
         replaced_providers = (self._builtins, self.registry, inherited_tools, *old_providers)
         other_providers = [provider for provider in self.orchestrator.providers if provider not in replaced_providers]
         check_tool_names([ToolRegistry([*parts.builtins, *local_tools]), *other_providers, *rules])
-        self._rules = parts.rules
         self._apply_agents(parts)
-        self._parts = parts
+        self._parts, self._rules = parts, parts.rules
         removed_providers = [provider for provider in old_providers if provider not in rules]
         for provider in removed_providers:
             provider.retire()
@@ -515,7 +470,7 @@ class Toolspace:
             },
         )
         for provider in removed_providers:
-            self._background.start(close_when_idle(self.orchestrator, provider), is_cancellable=False)
+            self._background.start(maintenance.close_when_idle(self.orchestrator, provider), is_cancellable=False)
 
     def _apply_agents(self, parts: ConfiguredParts) -> None:
         if self._parent is None and (parts.agents or self._agents is not None):
@@ -528,10 +483,7 @@ class Toolspace:
             self._configured_agents = configured_agents
 
     async def _finish_reload(self) -> None:
-        try:
-            await self._cache.clear()  # A cached result may belong to a tool that has changed.
-        except Exception as error:  # A broken cache must not stop new providers from starting.
-            _log.warning("the cache could not be cleared: %r", error)
+        await maintenance.clear_cache(self._cache)  # A cached result may belong to a tool that has changed.
         if self._agents is not None:
             await self._agents.reload()
         await self.orchestrator.warmup()

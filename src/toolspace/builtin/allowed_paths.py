@@ -8,20 +8,16 @@ is not followed, so the second step cannot leave the root.
 from __future__ import annotations
 
 import errno
-import importlib.machinery
-import itertools
 import os
 import stat
-import unicodedata
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from fnmatch import fnmatchcase
-from functools import cached_property, lru_cache
 from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
+from toolspace.builtin.forbidden_paths import ForbiddenPaths, is_inside, path_parts
 from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ToolExecutionError, ToolPermissionError, ToolValidationError
 
@@ -37,11 +33,6 @@ _FILE_KINDS = {
 }
 _MAX_PATH_BYTES = 4096
 _MAX_ATTEMPTS = 4
-_MAX_PRIVATE_FILES = 100_000
-_CONFIGURATION_NAMES = frozenset(f"toolspace.{suffix}" for suffix in ("yaml", "yml", "json", "toml"))
-"""Configuration files. A tool that could write one could give itself every permission."""
-
-_MODULE_SUFFIXES = tuple(suffix.casefold() for suffix in importlib.machinery.all_suffixes())
 
 
 class FileMissingError(ToolExecutionError):
@@ -121,19 +112,14 @@ class AllowedPaths:
         private_paths: Sequence[str | Path] = (),
         writable_code: Sequence[str | Path] = (),
     ) -> None:
-        """`setting` names the setting in error messages. `protected_files` can be read, but not changed.
-
-        `private_paths` can neither be read nor changed. They contain no links. One that contains a root does not
-        hold below this root. Modules may be written beside protected ones where a pattern of `writable_code` matches.
-        """
+        """`setting` names the setting in error messages. `ForbiddenPaths` explains the last three."""
         self._base = base
         self._setting = setting
         root_paths = [os.path.join(base, os.path.expanduser(root)) for root in roots]
         self._roots = sorted({os.path.realpath(root) for root in root_paths}, key=len, reverse=True)
-        # With the path itself: if it is a link, the link decides which file is used.
-        self._protected_files = {path(file) for file in protected_files for path in (os.path.realpath, os.path.abspath)}
-        self._writable_code = [_fold(os.path.realpath(pattern)) for pattern in writable_code]
-        self._private_paths = tuple(map(str, private_paths))
+        self._forbidden = ForbiddenPaths(
+            private_paths=private_paths, protected_files=protected_files, writable_code=writable_code
+        )
         self._immovable = {*self._roots, *map(os.path.normpath, root_paths)}
 
     @classmethod
@@ -172,34 +158,23 @@ class AllowedPaths:
                 os.close(location.folder_fd)
 
     def is_private(self, real_path: str) -> bool:
-        """Whether a path without links is a private one, or inside one. Ignores case, as some file systems do."""
-        root = next((root for root in self._roots if _is_inside(real_path, root)), None)
-        path = _fold(real_path)
-        return root is not None and any(
-            _is_inside(path, private) for private in _list_private_paths(root, self._private_paths)
-        )
+        """Whether a path without links is a private one, or inside one."""
+        root = next((root for root in self._roots if is_inside(real_path, root)), None)
+        return root is not None and self._forbidden.is_private(real_path, root)
 
     def is_private_file(self, status: os.stat_result) -> bool:
         """Whether a file is a hard link to a private file."""
-        if status.st_nlink < 2 or not stat.S_ISREG(status.st_mode):
-            return False
-        return (status.st_dev, status.st_ino) in self._private_file_ids
-
-    @cached_property
-    def _private_file_ids(self) -> frozenset[tuple[int, int]]:
-        """Device and inode of the private files with several names."""
-        statuses = itertools.islice(_walk_statuses(self._private_paths), _MAX_PRIVATE_FILES)
-        return frozenset((status.st_dev, status.st_ino) for status in statuses if status.st_nlink > 1)
+        return self._forbidden.is_private_file(status)
 
     def search_roots(self) -> list[str]:
         """Where a search without a path starts: the current folder if it is allowed, otherwise every root."""
         real_base = os.path.realpath(self._base)
-        is_allowed = any(_is_inside(real_base, root) for root in self._roots)
+        is_allowed = any(is_inside(real_base, root) for root in self._roots)
         return ["."] if is_allowed else sorted(root for root in self._roots if os.path.exists(root))
 
     def check_movable(self, location: FileLocation) -> None:
         """Raises for an allowed root and the folders above it: moving one would change what is allowed."""
-        if any(_is_inside(root, location.real_path) for root in self._immovable):
+        if any(is_inside(root, location.real_path) for root in self._immovable):
             raise ToolPermissionError(
                 f"{location.path!r} is one of the allowed folders, or contains one; it cannot be moved"
             )
@@ -209,7 +184,7 @@ class AllowedPaths:
         root = self._find_root(location.path, location.real_path)
         if location.real_path == root:
             return
-        *parts, _ = _path_parts(root, location.real_path)
+        *parts, _ = path_parts(root, location.real_path)
         folder_fd, path = os.open(root, _FOLDER_FLAGS), root
         try:
             yield folder_fd, path
@@ -227,19 +202,9 @@ class AllowedPaths:
             raise _private_error(location.path)
 
     def _check_writable(self, location: FileLocation) -> None:
-        real_path = _fold(location.real_path)
-        if any(_is_inside(_fold(path), real_path) for path in self._private_paths):
+        if self._forbidden.contains_private(location.real_path):
             raise _private_error(location.path)
-        # A package is imported in place of the module with the same name.
-        module_path = f"{real_path}.py" if os.path.lexists(f"{location.real_path}.py") else real_path
-        name = os.path.basename(real_path)
-        is_writable_code = any(fnmatchcase(real_path, pattern) for pattern in self._writable_code)
-        is_protected = name in _CONFIGURATION_NAMES or any(
-            _is_inside(_fold(file), real_path)
-            or (not is_writable_code and _would_replace_module(_fold(file), module_path))
-            for file in self._protected_files
-        )
-        if is_protected:
+        if self._forbidden.is_protected(location.real_path):
             raise ToolPermissionError(
                 f"{location.path!r} is, or contains, configuration or code of a toolspace; tools may only read it, "
                 "unless it is code that tools.allowWritingCode matches"
@@ -255,7 +220,7 @@ class AllowedPaths:
                 if real_path == root:
                     folder_fd, name = os.open(os.path.dirname(root), _FOLDER_FLAGS), os.path.basename(root) or "."
                 else:
-                    *parts, name = _path_parts(root, real_path)
+                    *parts, name = path_parts(root, real_path)
                     folder_fd = _open_from_root(root, parts, create=create)
                 location = FileLocation(folder_fd, name, path, real_path)
                 try:
@@ -279,72 +244,13 @@ class AllowedPaths:
 
     def _find_root(self, path: str, real_path: str) -> str:
         for root in self._roots:
-            if _is_inside(real_path, root):
+            if is_inside(real_path, root):
                 return root
         roots = ", ".join(map(repr, reversed(self._roots))) or "none"
         # The same message whether the file exists or not: callers must not learn what lies outside.
         raise ToolPermissionError(
             f"{path!r} is outside the allowed folders ({roots}); use a path inside them, or set {self._setting}"
         )
-
-
-def _private_error(path: str) -> ToolPermissionError:
-    return ToolPermissionError(
-        f"{path!r} is, or contains, state of Toolspace (database, keys, caches, stored outputs); "
-        "file tools cannot read or change it. Use another path, or set storage.dir to a folder of its own"
-    )
-
-
-def _would_replace_module(module_file: str, path: str) -> bool:
-    """Whether Python could import the path in place of a module beside the file, or of the file itself.
-
-    A module, package, extension or compiled file in the folder of loaded code is found before those elsewhere.
-    """
-    folder, file_name = os.path.split(module_file)
-    if not file_name.endswith(".py") or path == folder or not _is_inside(path, folder):
-        return False
-    first, *rest = _path_parts(folder, path)
-    if first == "__pycache__":
-        return True
-    if not rest:
-        return first.endswith(_MODULE_SUFFIXES)
-    return len(rest) == 1 and rest[0].startswith("__init__.") and rest[0].endswith(_MODULE_SUFFIXES)
-
-
-def _fold(path: str) -> str:
-    """The path as a file system compares it that ignores case. Two spellings of a private path are both private."""
-    return unicodedata.normalize("NFC", path).casefold()
-
-
-@lru_cache(maxsize=256)
-def _list_private_paths(root: str, private_paths: tuple[str, ...]) -> tuple[str, ...]:
-    """The outermost private paths that hold for a root, in the form in which they are compared."""
-    outermost: list[str] = []
-    for path in sorted({_fold(path) for path in private_paths if not _is_inside(root, path)}):
-        if not any(_is_inside(path, folder) for folder in outermost):
-            outermost.append(path)
-    return tuple(outermost)
-
-
-def _walk_statuses(paths: Sequence[str]) -> Iterator[os.stat_result]:
-    """The status of every file below the paths. Skips what cannot be read."""
-    for path in paths:
-        with suppress(OSError):
-            yield os.lstat(path)
-    for path in paths:
-        for folder, _, names in os.walk(path):
-            for name in names:
-                with suppress(OSError):
-                    yield os.lstat(os.path.join(folder, name))
-
-
-def _is_inside(path: str, folder: str) -> bool:
-    """Whether a path is the given folder or lies below it."""
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
-
-
-def _path_parts(root: str, real_path: str) -> list[str]:
-    return real_path[len(root) :].strip("/").split("/")
 
 
 def _open_from_root(root: str, parts: Sequence[str], *, create: bool) -> int:
@@ -477,6 +383,13 @@ def _translate(error: OSError, path: str) -> Exception:
             return ToolPermissionError(f"{path!r} became a symbolic link while it was opened; try again")
         case _:
             return ToolExecutionError(f"{path!r}: {error.strerror or error}")
+
+
+def _private_error(path: str) -> ToolPermissionError:
+    return ToolPermissionError(
+        f"{path!r} is, or contains, state of Toolspace (database, keys, caches, stored outputs); "
+        "file tools cannot read or change it. Use another path, or set storage.dir to a folder of its own"
+    )
 
 
 def check_path_text(path: str) -> None:

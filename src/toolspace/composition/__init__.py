@@ -2,6 +2,7 @@
 
 - `from_config`: `build_parts`, the entry point: tools, rules, queues and the context
 - `providers`: MCP servers, REST tools, OpenAPI services and providers of other packages
+- `settings`: `Settings`, for programs without a configuration file
 - `maintenance`: the tasks that a toolspace runs beside its calls
 
 Imports `agents`, `config`, `core`, `models`, `orchestrator`, `providers`, `builtin` and `storage`.

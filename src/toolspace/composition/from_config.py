@@ -23,6 +23,7 @@ from toolspace.config.provider_settings import McpServerSettings
 from toolspace.config.secret_references import refers_to_secrets, resolve_secrets
 from toolspace.config.tool_settings import QueueSettings, ToolDefinition, WebSearchSettings
 from toolspace.config.validation import camel_case
+from toolspace.core.extension_points import ResultCache
 from toolspace.core.names import AGENT_NAMESPACE, RESERVED_AGENT_NAMES, SEPARATOR, agent_tool_name, did_you_mean
 from toolspace.core.result import ToolResult
 from toolspace.core.secret_masking import register_secrets
@@ -127,6 +128,15 @@ def build_parts(
         ],
         agents=tuple(config.agents.values()),
     )
+
+
+def open_cache(config: Config) -> ResultCache | None:
+    """The cache on disk; None for the default, a cache in memory."""
+    if config.storage.cache != "disk":
+        return None
+    from toolspace.storage.sqlite_cache import SqliteCache
+
+    return SqliteCache(config.state_dir / "cache.db")
 
 
 def _resolve_single_tool(

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from toolspace.core.extension_points import OutputStore, ToolProvider
+from toolspace.core.extension_points import OutputStore, ResultCache, ToolProvider
 from toolspace.orchestrator.call import context_without_call
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
 
@@ -70,3 +70,19 @@ async def close_when_idle(orchestrator: ToolOrchestrator, provider: ToolProvider
         await orchestrator.unregister(provider)
     except Exception:
         _log.exception("provider %s did not close", provider.namespace or provider.kind)
+
+
+async def load_stored_sessions(outputs: OutputStore, stored_sessions: set[str]) -> None:
+    """Adds the sessions that have stored outputs from earlier processes."""
+    try:
+        stored_sessions.update(await outputs.sessions())
+    except OSError as error:
+        _log.warning("stored outputs cannot be read: %s", error)
+
+
+async def clear_cache(cache: ResultCache) -> None:
+    """Clears the cache. A broken one is only logged: it must not stop new providers from starting."""
+    try:
+        await cache.clear()
+    except Exception as error:
+        _log.warning("the cache could not be cleared: %r", error)

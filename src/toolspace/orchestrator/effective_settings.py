@@ -105,6 +105,14 @@ class ProviderRules(msgspec.Struct, frozen=True, kw_only=True):
             overrides={pattern: rules for pattern, rules in self.overrides.items() if SEPARATOR in pattern},
         )
 
+    def inherit(self, base: ProviderRules) -> ProviderRules:
+        """Returns these rules with the denied tools and overrides of `base`. Equal overrides here win."""
+        return msgspec.structs.replace(
+            self,
+            tools_denied=(*base.tools_denied, *self.tools_denied),
+            overrides={**base.overrides, **self.overrides},
+        )
+
     def find_override(self, key: str, *names: str) -> SourcedValue[Any] | None:
         """Returns what the overrides set under a key for the tool with these names, and where; None if nothing."""
         pattern = self.find_override_pattern(key, *names)

@@ -1,0 +1,37 @@
+"""`Settings`: the settings of a toolspace that a program makes without a configuration file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from toolspace.core import defaults
+from toolspace.core.extension_points import Policy, TokenCounter
+from toolspace.core.token_count import estimate_tokens
+from toolspace.orchestrator.effective_settings import CallDefaults, SourcedValue, ToolRules
+from toolspace.orchestrator.stages.queue import QueueSpec
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of a toolspace without a configuration file. Durations are seconds."""
+
+    tool_timeout: float = defaults.TOOL_TIMEOUT_SECONDS
+    tool_response_max_bytes: int = defaults.TOOL_RESPONSE_MAX_BYTES
+    max_tool_calls_per_turn: int | None = None
+    max_concurrent_tools: int | None = None
+    context_window: int | None = None
+    tool_search_threshold: int | None = defaults.TOOL_SEARCH_THRESHOLD
+    tool_output_ttl: float = defaults.TOOL_OUTPUT_TTL_SECONDS
+    queues: Mapping[str, QueueSpec] = {}
+    aliases: Mapping[str, str] = {}
+    overrides: Mapping[str, ToolRules] = {}
+    policies: Sequence[Policy] = ()
+    count_tokens: TokenCounter = estimate_tokens
+    state_dir: Path | None = None
+    """The directory of stored outputs; None: the user's state directory."""
+
+    def defaults(self) -> CallDefaults:
+        fields = CallDefaults.__struct_fields__
+        return CallDefaults(**{name: SourcedValue(getattr(self, name), f"Settings.{name}") for name in fields})
