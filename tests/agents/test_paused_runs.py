@@ -258,7 +258,7 @@ async def test_a_result_before_the_pause_continues_the_run_at_once(database: Dat
 @pytest.mark.spec("6.8")
 async def test_a_call_that_the_previous_process_stores_late_is_not_repeated(database: Database, tmp_path: Path) -> None:
     crashing_database = CrashingDatabase(database)
-    in_flight = asyncio.Event()
+    in_flight, second_process_runs = asyncio.Event(), asyncio.Event()
 
     @tool(visible=False, annotations=Annotations(read_only=True))
     async def look() -> str:
@@ -267,6 +267,7 @@ async def test_a_call_that_the_previous_process_stores_late_is_not_repeated(data
             in_flight.set()
             crashing_database.crash()
             await crashing_database.check_alive()
+        await second_process_runs.wait()  # Until then `harness` is the first process's.
         # The first process was only slow: its write arrives now.
         call_id = (await harness.history())[1].stored_turn.call_ids[2]
         run_id = (await harness.runs())[0].id
@@ -285,6 +286,7 @@ async def test_a_call_that_the_previous_process_stores_late_is_not_repeated(data
     await Ledger(database).write(sessions.release_all_leases, "")
     model = ScriptedModel(["They said yes."])
     async with run_agents(database, agent("ada", model), tools=[look, pausing_tool()], session_dir=tmp_path) as harness:
+        second_process_runs.set()
         await harness.wait_for_paused_run()
         await submit_result(harness, "yes")
         run = await harness.wait_for_run()
