@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 ELICITATION_CALL: Final = "elicitation"
 """The name of the call that shows a question in a space. A frontend has a component for it."""
+LOCAL_PRINCIPAL: Final = "local"
+"""The principal of calls that name no user: those of a program, or of a person at a terminal."""
 _MAX_ISSUES = 5
 _EXPECTED_RESULT: Final = '{"action": "accept", "content": {…}}, or "decline" or "cancel" as the action'
 
@@ -140,6 +142,7 @@ class ToolContext:
     ) -> None:
         self.task_id = task_id
         self.user_id = user_id
+        """For whom the call is made. See `principal`."""
         self.allowed_paths = allowed_paths
         self.protected_paths = protected_paths
         """Files that no tool may change: the configuration, because it decides what tools may do."""
@@ -219,6 +222,14 @@ class ToolContext:
         copy.run_id = run_id
         copy.session_id = session_id
         return copy
+
+    @property
+    def principal(self) -> str:
+        """For whom the call is made: an entity, an API key (`key/…`, `tools/…`), or `local` for a program's own calls.
+
+        Results, outputs, limits and approvals of different principals are kept apart.
+        """
+        return self.user_id or LOCAL_PRINCIPAL
 
     @property
     def run(self) -> RunHandle | None:
