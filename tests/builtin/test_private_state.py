@@ -160,3 +160,18 @@ async def test_state_of_a_program_is_private(folder: Path) -> None:
             "read_file", {"path": ".toolspace/toolspace.db"}, context=ToolContext(allowed_paths=["/"], user_id="ann")
         )
         assert result.error_kind == "not_permitted"
+
+
+@pytest.mark.parametrize("setting", ["memoryDir", "sessionDir"])
+async def test_no_file_tool_reaches_configured_memories_and_archives(folder: Path, setting: str) -> None:
+    (folder / "own").mkdir()
+    (folder / "own" / "facts.md").write_text(SECRET)
+    async with open_toolspace(folder, **{setting: "./own"}) as ts:
+        await assert_out_of_reach(ts, "own/facts.md")
+        assert (await ts.call("read_file", {"path": "notes.txt"})).ok
+
+
+async def test_memory_tools_reach_the_memory_directory(folder: Path) -> None:
+    async with open_toolspace(folder, memoryDir="./own") as ts:
+        assert (await ts.call("memory_write", {"path": "facts/one.md", "content": "one"})).ok
+        assert "one" in str((await ts.call("memory_read", {"path": "facts/one.md"})).result)

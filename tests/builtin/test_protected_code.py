@@ -36,6 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     servers = {
         "a": {"command": "./bin/serve", "args": ["scripts/main.mjs", "--load=scripts/other.py", "./data"]},
         "b": {"command": "./bin/link", "args": ["data/records.json"]},
+        "c": {"command": "python3", "args": ["-u", "-m", "server_module.inner"]},
     }
     for server in servers.values():
         server["cwd"] = str(tmp_path)
@@ -67,6 +68,8 @@ def open_toolspace(folder: Path) -> Toolspace:
         "bin/real",
         "scripts/main.mjs",
         "scripts/other.py",
+        "server_module/inner.py",
+        "server_module/inner/__main__.py",
         "toolspace.yaml",
     ],
 )
@@ -91,3 +94,17 @@ async def test_other_files_can_be_written(folder: Path, path: str) -> None:
     async with open_toolspace(folder) as ts:
         assert (await ts.call("write_file", {"path": path, "content": "x"})).ok
         assert (await ts.call("read_file", {"path": "bin/serve"})).ok
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+async def test_a_package_cannot_be_moved_in_place_of_code(folder: Path, *, is_link: bool) -> None:
+    (folder / "package").mkdir()
+    (folder / "package" / "__init__.py").write_text("TEXT = 'replaced'\n")
+    if is_link:
+        (folder / "link").symlink_to("package")
+    source = "link" if is_link else "package"
+    async with open_toolspace(folder) as ts:
+        result = await ts.call("move_file", {"from": source, "to": "code/json"})
+        assert result.error_kind == "not_permitted", result
+        assert (await ts.call("move_file", {"from": source, "to": "data/package"})).ok
+    assert not (folder / "code" / "json").exists()

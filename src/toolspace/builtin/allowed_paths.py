@@ -179,6 +179,15 @@ class AllowedPaths:
                 f"{location.path!r} is one of the allowed folders, or contains one; it cannot be moved"
             )
 
+    def check_package(self, source: FileLocation, target: FileLocation) -> None:
+        """Raises if the source is a Python package that would be imported in place of code of the toolspace."""
+        with suppress(OSError):  # Not a folder, so not a package.
+            for name in os.listdir(source.real_path):
+                if name.startswith("__init__."):
+                    path = os.path.join(target.path, name)
+                    real_path = os.path.join(target.real_path, name)
+                    self._check_writable(target._replace(path=path, real_path=real_path))
+
     def folders_above(self, location: FileLocation) -> Iterator[tuple[int, str]]:
         """The folders from the allowed root to the location's folder: descriptor and path. Only the last is open."""
         root = self._find_root(location.path, location.real_path)

@@ -163,6 +163,7 @@ def move_file(*, to: str, overwrite: bool = False, context: ToolContext, **argum
         allowed_paths.check_movable(source)
         with allowed_paths.locate(to, follow=False, create=True, write=True) as target:
             allowed_paths.check_movable(target)
+            allowed_paths.check_package(source, target)
             move_path(source, target, overwrite=overwrite, context=context)
     return {"success": True}
 

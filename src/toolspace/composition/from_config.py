@@ -6,6 +6,7 @@ Also builds the tools that `tools.definitions` defines. Used by `Toolspace.open`
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import math
 import os
 import shutil
@@ -156,17 +157,22 @@ def _resolve_single_tool(
 
 def _build_context(config: Config, single_tool: str | None) -> ToolContext:
     tools = config.tools
+    memory_dir = tools.memory_dir or Path.cwd() / ".toolspace" / "memory"
+    # Memories and archives belong to their agents: only the memory and session tools reach them.
+    own_dirs = [memory_dir] if tools.session_dir is None else [memory_dir, tools.session_dir]
     # The secrets of the search engine are left alone if no call can need them.
     web_search = tools.web_search if single_tool not in (None, "web_search") else _resolve_web_search(config)
     return ToolContext(
         allowed_paths=tools.allowed_paths if tools.allowed_paths is not None else (Path.cwd(),),
         # With the files of the main configuration: an agent must not change its permissions there.
         protected_paths=tuple(_list_protected_files(config)),
-        private_paths=list_state_paths(config.state_dir, find_database_file(config.storage.url, config.state_dir)),
+        private_paths=list_state_paths(
+            config.state_dir, find_database_file(config.storage.url, config.state_dir), own_dirs
+        ),
         writable_code=tools.allow_writing_code,
         allowed_env=tools.allowed_env,
         allowed_hosts=tools.allowed_hosts,
-        memory_dir=tools.memory_dir or Path.cwd() / ".toolspace" / "memory",
+        memory_dir=memory_dir,
         session_dir=tools.session_dir,
         web_search=msgspec.to_builtins(web_search) if web_search is not None else None,
     )
@@ -202,13 +208,17 @@ def _list_code_files(sources: Sequence[Config]) -> Iterator[Path]:
 
 
 def _list_program_files(server: McpServerSettings) -> Iterator[Path]:
-    """The program of a server, and the scripts among its arguments. An argument may be `--option=file`."""
+    """The program of a server, and the scripts and modules (`-m`) among its arguments. One may be `--option=file`."""
     folder = Path.cwd() / (server.cwd.expanduser() if server.cwd is not None else ".")
     command = os.path.expanduser(server.command or "")
     if os.path.dirname(command):
         yield folder / command
     elif command and (program := shutil.which(command, path=server.env.get("PATH"))):
         yield Path(program).absolute()
+    for option, module in itertools.pairwise(server.args):
+        if option == "-m":  # Python: a module or package, which is usually in the server's folder.
+            name = module.replace(".", "/")
+            yield from (folder / name / "__main__.py", folder / name / "__init__.py", folder / f"{name}.py")
     for argument in server.args:
         file = folder / os.path.expanduser(argument.partition("=")[2] if argument.startswith("-") else argument)
         with suppress(OSError, ValueError):  # Not every argument can be a path.

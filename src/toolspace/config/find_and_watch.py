@@ -48,13 +48,17 @@ def default_state_dir(environ: Mapping[str, str] | None = None) -> Path:
     return (Path(home) if home else Path.home()) / ".local" / "state" / "toolspace"
 
 
-def list_state_paths(state_dir: Path, database_file: Path | None = None) -> tuple[str, ...]:
+def list_state_paths(
+    state_dir: Path, database_file: Path | None = None, other_dirs: Iterable[Path] = ()
+) -> tuple[str, ...]:
     """The real paths that file tools may neither read nor change: the state directory, and each part of the state.
 
-    The parts are listed too, for the case that the state directory itself is an allowed path.
+    The parts are listed too, for the case that the state directory itself is an allowed path. `other_dirs`: parts of
+    the state that are configured to be elsewhere.
     """
     real_dir = os.path.realpath(state_dir)
     folders = [_resolve_link(os.path.join(real_dir, name)) for name in _STATE_FOLDERS]
+    folders += map(os.path.realpath, other_dirs)
     databases = [_resolve_link(os.path.join(real_dir, name)) for name in _STATE_DATABASES]
     if database_file is not None:
         databases.append(os.path.realpath(database_file))
