@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.orchestrator.test_catalog import Echo
+from tests.server.gateway_api import ApiClient
 from toolspace import Settings, Toolspace
 from toolspace.server.authorization import ToolKeyCaller
 from toolspace.server.tool_permissions import ToolKeyPolicy
@@ -49,7 +50,7 @@ async def test_the_section_tools_denies_tools_of_providers_by_their_full_names(t
     path = tmp_path / "toolspace.yaml"
     path.write_text(
         "storage: {dir: ./state}\n"
-        f"tools: {{toolsDenied: ['{pattern}', agent__nope, agent__batch]}}\n"
+        f"tools: {{toolsDenied: ['{pattern}', agent__nope, agent__batch, rset__x, '*__get']}}\n"
         "restTools: {get-x: {url: 'http://127.0.0.1:9/x'}, other: {url: 'http://127.0.0.1:9/y'}}\n"
     )
     async with Toolspace.open(path) as ts:
@@ -58,4 +59,16 @@ async def test_the_section_tools_denies_tools_of_providers_by_their_full_names(t
         assert "rest__other" in names
         assert (await ts.call("rest__get-x")).error_kind == "not_permitted"
         assert 'tools.toolsDenied: "agent__nope" matches no tool' in ts.warnings
-        assert not [warning for warning in ts.warnings if "agent__batch" in warning]
+        assert 'tools.toolsDenied: "rset__x" matches no tool: no server or service is named "rset"' in ts.warnings
+        assert not [warning for warning in ts.warnings if "agent__batch" in warning or "*__get" in warning]
+
+
+async def test_a_pattern_of_a_key_that_matches_no_tool_is_a_warning(
+    api: ApiClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    await api.create("/api/keys", kind="tools", toolsAllowed=["current_tim", "current_*"], toolsDenied=["sleeep"])
+    messages = [record.getMessage() for record in caplog.records if "matches no tool" in record.getMessage()]
+    assert [message.partition(": ")[2] for message in messages] == [
+        'toolsAllowed: "current_tim" matches no tool',
+        'toolsDenied: "sleeep" matches no tool',
+    ]

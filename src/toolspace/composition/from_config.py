@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from toolspace.composition.config_warnings import list_missing_queues, list_unmatched_rules, list_unused_settings
 from toolspace.composition.providers import ConfiguredProvider, belongs_to_one_provider, build_providers
 from toolspace.config.configuration import AgentSpec, Config
 from toolspace.config.find_and_watch import list_state_paths
@@ -25,7 +26,9 @@ from toolspace.config.secret_references import refers_to_secrets, resolve_secret
 from toolspace.config.tool_settings import QueueSettings, ToolDefinition, WebSearchSettings
 from toolspace.config.validation import camel_case
 from toolspace.core.extension_points import ResultCache
-from toolspace.core.names import AGENT_NAMESPACE, RESERVED_AGENT_NAMES, SEPARATOR, agent_tool_name, did_you_mean
+from toolspace.core.names import (
+    did_you_mean,
+)
 from toolspace.core.result import ToolResult
 from toolspace.core.secret_masking import register_secrets
 from toolspace.core.tool import Tool, ToolCategory
@@ -48,14 +51,12 @@ _NAME_THE_AGENT = "say which under execution.agent"
 _IMAGE_MARGIN_SECONDS = 20
 """The timeout of an image tool is longer than the model's own timeout, whose error message is better."""
 _READ_OUTPUT = "agent__read_output"
-_AGENT_PREFIX = AGENT_NAMESPACE + SEPARATOR
 _SCRIPT_SUFFIXES = frozenset(
     (
         ".py", ".pyz", ".js", ".mjs", ".cjs", ".ts", ".mts", ".cts", ".jsx", ".tsx", ".sh", ".bash", ".rb", ".pl",
         ".php", ".lua", ".jar", ".dll", ".exe", ".wasm", ".ps1", ".r",
     )
 )  # fmt: skip
-_UNUSED_SETTINGS = (("storage", "redis"),)
 
 
 class ConfiguredParts(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,10 +123,10 @@ def build_parts(
         files=lambda: list(dict.fromkeys((*config.files(), *list_loaded_files()))),
         warnings=[
             *config.warnings,
-            *_list_unused_settings(config),
-            *_list_missing_queues(config, functions),
+            *list_unused_settings(config),
+            *list_missing_queues(config, functions),
             *_list_tools_without_agent(config),
-            *_list_unmatched_rules(config, [*builtins, *functions, *definitions]),
+            *list_unmatched_rules(config, [*builtins, *functions, *definitions]),
         ],
         agents=tuple(config.agents.values()),
     )
@@ -275,55 +276,6 @@ def _load_functions(entry: str, config: Config) -> list[Tool]:
     except ConfigError as error:
         place = config.source("functions").partition(" ")[0]
         raise ConfigError(f"{place}: {error}") from error.__cause__
-
-
-def _list_unmatched_rules(config: Config, tools: Sequence[Tool]) -> list[str]:
-    """A warning for each rule that matches no local tool: most likely it is misspelt."""
-    names = [tool.name.casefold() for tool in tools]
-    names_and_aliases = [*names, *map(str.casefold, config.tools.aliases)]
-    agent_names = [
-        agent_tool_name(name).casefold() for name in (*RESERVED_AGENT_NAMES, *(config.parent or config).agents)
-    ]
-    # The tools of providers are unknown before the start, so a rule with a namespace may still match one.
-    has_providers = any((config.providers, config.mcp_servers, config.rest_tools, config.openapi))
-    rules = {
-        "toolsAllowed": config.tools.tools_allowed or (),
-        "toolsDenied": config.tools.tools_denied,
-        # Overrides apply to the tools of providers too, by their names without the namespace.
-        "overrides": () if has_providers else tuple(config.tools.overrides),
-    }
-    warnings = [
-        f'tools.{key}: "{pattern}" matches no tool'
-        for key, patterns in rules.items()
-        for pattern in patterns
-        if SEPARATOR not in pattern and not fnmatch.filter(names_and_aliases, pattern.casefold())
-    ]
-    warnings += [
-        f'tools.{key}: "{pattern}" matches no tool'
-        for key, patterns in (("toolsDenied", config.tools.tools_denied), ("overrides", config.tools.overrides))
-        for pattern in patterns
-        if pattern.casefold().startswith(_AGENT_PREFIX) and not fnmatch.filter(agent_names, pattern.casefold())
-    ]
-    targets = {*names, *(alias.casefold() for alias in config.tools.aliases)}
-    return warnings + [
-        f'tools.aliases: "{alias}" stands for "{target}", but no tool has this name'
-        for alias, target in config.tools.aliases.items()
-        if SEPARATOR not in target and not has_providers and target.casefold() not in targets
-    ]
-
-
-def _list_missing_queues(config: Config, tools: Sequence[Tool]) -> list[str]:
-    return [
-        f'tool "{tool.name}" uses the queue "{tool.queue}", which is not configured; add it under queues'
-        for tool in tools
-        if tool.queue is not None and tool.queue not in config.queues
-    ]
-
-
-def _list_unused_settings(config: Config) -> list[str]:
-    """A warning for each configured setting that this version does not use."""
-    sources = [config.source(*path) for path in _UNUSED_SETTINGS]
-    return [f"{source}: not in effect: this version does not use it" for source in sources if source != "default"]
 
 
 # Tools that the configuration defines
