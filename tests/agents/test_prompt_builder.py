@@ -61,3 +61,11 @@ def test_the_length_of_a_prompt_is_limited() -> None:
     assert len(prompt) < 250_000
     for tool in ("get_memories", "get_goals", "get_plans"):
         assert f"more ({tool} has all of them)" in prompt
+
+
+def test_spaces_that_are_left_out_are_counted() -> None:
+    spaces = [Space(f"spc_{number}", "Room") for number in range(2)]
+    whole_prompt = build_system_prompt(ADA, PromptContext(spaces=spaces))
+    prompt = build_system_prompt(ADA, PromptContext(spaces=spaces, space_count=5))
+    assert "more" not in whole_prompt.partition("SPACES:")[2]
+    assert prompt.endswith("(spaceId: spc_1)\n… and 3 more: events of your inbox have their spaceId")

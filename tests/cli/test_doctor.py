@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cli.conftest import Run, Toolspace
+from toolspace.core.extension_points import CachedResult
+from toolspace.storage.sqlite_cache import SqliteCache
 
 pytestmark = pytest.mark.spec("17.1")
 
@@ -70,7 +74,32 @@ def test_a_folder_that_others_may_write_and_a_disk_cache_are_checked(toolspace: 
 
     assert result.returncode == 0
     assert list_checks(result, "warning")[0]["fix"] == f"chmod 700 {tmp_path / 'open'}"
-    assert {"state": "ok", "what": "cache", "found": str(tmp_path / "open" / "cache.db")} in list_checks(result, "ok")
+    file = tmp_path / "open" / "cache.db"
+    (check,) = (check for check in list_checks(result, "ok") if check["what"] == "cache")
+    assert check["found"] == f"{file}: created with the first cached result"
+    assert not file.exists()
+
+
+def test_an_existing_disk_cache_is_opened(toolspace: Toolspace, tmp_path: Path) -> None:
+    file = tmp_path / "state" / "cache.db"
+    file.parent.mkdir(mode=0o700)
+    variables = {"TOOLSPACE_STORAGE_DIR": str(file.parent), "TOOLSPACE_STORAGE_CACHE": "disk"}
+    with closing(sqlite3.connect(file)) as database:
+        database.execute("CREATE TABLE other (id INTEGER)")
+
+    (problem,) = list_checks(toolspace("doctor", "--json", **variables), "problem")
+    file.unlink()
+    asyncio.run(_store(SqliteCache(file)))
+
+    assert "is a database of another program" in problem["found"]
+    assert {"state": "ok", "what": "cache", "found": str(file)} in list_checks(
+        toolspace("doctor", "--json", **variables), "ok"
+    )
+
+
+async def _store(cache: SqliteCache) -> None:
+    await cache.set("key", CachedResult(text=b"{}", parts=b""), 60)
+    await cache.aclose()
 
 
 AGENTS = """\

@@ -41,14 +41,20 @@ class PromptContext(msgspec.Struct, frozen=True, kw_only=True):
     goals: Sequence[Goal] = ()
     plans: Sequence[Plan] = ()
     spaces: Sequence[Space] = ()
+    """The first of them, by id."""
+    space_count: int = 0
+    """How many spaces it is a member of, if there are more than `spaces` has; else 0."""
 
 
 def load_prompt_context(agent_entity_id: str) -> Program[PromptContext]:
+    spaces = yield from entities_and_spaces.list_spaces(member=agent_entity_id, limit=_MAX_SPACES + 1)
+    has_more_spaces = len(spaces) > _MAX_SPACES
     return PromptContext(
         memories=(yield from goals_and_memories.list_memories(agent_entity_id)),
         goals=(yield from goals_and_memories.list_goals(agent_entity_id)),
         plans=(yield from plans.list_plans(agent_entity_id, status="active")),
-        spaces=(yield from entities_and_spaces.list_spaces(member=agent_entity_id, limit=_MAX_SPACES)),
+        spaces=spaces[:_MAX_SPACES],
+        space_count=(yield from entities_and_spaces.count_spaces(agent_entity_id)) if has_more_spaces else 0,
     )
 
 
@@ -64,7 +70,7 @@ def build_system_prompt(
         render_section("MEMORIES", render_memories(context)),
         render_section("GOALS", _limit_lines([_render_goal(goal) for goal in context.goals], "get_goals")),
         render_section("PLANS", _limit_lines([_render_plan(plan) for plan in context.plans], "get_plans")),
-        render_section("SPACES", [f"- {quote_name(space.name)} (spaceId: {space.id})" for space in context.spaces]),
+        render_section("SPACES", _render_spaces(context)),
         render_section("TOOLS", [tool_instructions]),
     ]
     return "\n\n".join(filter(None, parts))
@@ -79,6 +85,12 @@ def render_section(title: str, lines: Sequence[str]) -> str:
 def render_memories(context: PromptContext) -> list[str]:
     lines = [f"- {single_line(memory.key)}: {_render_value(memory.value)}" for memory in context.memories]
     return _limit_lines(lines, "get_memories")
+
+
+def _render_spaces(context: PromptContext) -> list[str]:
+    lines = [f"- {quote_name(space.name)} (spaceId: {space.id})" for space in context.spaces]
+    more = context.space_count - len(lines)
+    return [*lines, f"… and {more} more: events of your inbox have their spaceId"] if more > 0 else lines
 
 
 def _limit_lines(lines: Sequence[str], tool: str) -> list[str]:

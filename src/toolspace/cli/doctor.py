@@ -1,6 +1,7 @@
 """`toolspace doctor`: checks the installation and the configuration, and prints how to fix problems.
 
-The checks start every provider and MCP server once, and open the cache. They call no model and migrate no database.
+The checks start every provider and MCP server once, and open the cache if it exists. They call no model and migrate no
+database.
 """
 
 from __future__ import annotations
@@ -17,40 +18,38 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import cast
 
 import click
 import msgspec
 
+from toolspace.cli.agent_checks import check_agents
+from toolspace.cli.check_result import CheckResult, CheckState, print_check
 from toolspace.cli.local_toolspace import config_environment, config_path, inspected_toolspace
 from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
-from toolspace.cli.output import CommandOutput, escape_control_characters, show_status
+from toolspace.cli.output import show_status
 from toolspace.cli.servers import suggest_fix
 from toolspace.composition.process_secrets import resolve_process_secrets
-from toolspace.config.agent_settings import AgentModelSettings
-from toolspace.config.configuration import AgentSpec, Config
+from toolspace.config.configuration import Config
 from toolspace.config.load import load_config
 from toolspace.config.provider_settings import McpServerSettings, OpenApiSettings
-from toolspace.config.secret_references import find_readable_file, load_secrets, resolve_secrets
-from toolspace.config.server_settings import EmbeddingSettings
+from toolspace.config.secret_references import find_readable_file
 from toolspace.core.extension_points import ToolProvider
 from toolspace.core.secret_masking import mask_secrets
-from toolspace.errors import ConfigError, ModelError, StorageError, ToolspaceError
+from toolspace.errors import ConfigError, StorageError, ToolspaceError
 from toolspace.providers.functions import load_functions
 from toolspace.providers.mcp.server_spec import ServerStatus
 from toolspace.providers.plugins import MountedProvider
 from toolspace.toolspace import Toolspace
 
-CheckState = Literal["ok", "warning", "problem"]
 _DATABASE = "database"
 _DATABASE_SECONDS = 10.0
 _VERSION_QUERY = "SELECT COALESCE(MAX(version), 0) FROM migrations"
 _LOW_SPACE, _NO_SPACE = 500 * 1024 * 1024, 20 * 1024 * 1024
-T = TypeVar("T")
 _EXTRAS = {
     "otel": "opentelemetry",
     "pydantic-ai": "pydantic_ai",
@@ -59,18 +58,8 @@ _EXTRAS = {
     "keyring": "keyring",
 }
 """Extra → a module that it installs."""
-_MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "red")}
 _MAX_WARNINGS = 5
 """Warnings that are printed for one OpenAPI service. Its document may cause a thousand."""
-
-
-class CheckResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The result of one check."""
-
-    state: CheckState
-    subject: str = msgspec.field(name="what")
-    message: str = msgspec.field(name="found")
-    fix: str = ""
 
 
 @click.command("doctor", cls=Command)
@@ -84,23 +73,13 @@ async def command(options: Options) -> int:
         async for check in _check_all(options):
             checks.append(check)
             if not options.json:
-                _print(output, check)
+                print_check(output, check)
     problems = sum(check.state == "problem" for check in checks)
     if options.json:
         output.document({"ok": not problems, "checks": msgspec.to_builtins(checks)})
     elif problems:
         output.error(f"{problems} {'problem' if problems == 1 else 'problems'} to fix")
     return 1 if problems else 0
-
-
-def _print(output: CommandOutput, check: CheckResult) -> None:
-    mark, colour = _MARKS[check.state]
-    if output.quiet and check.state == "ok":
-        return
-    message = escape_control_characters(check.message)
-    output.line(f"{output.style(mark, fg=colour, bold=True)} {check.subject}: {message}")
-    if check.fix:
-        output.line(f"    {'to fix: ' if check.state != 'ok' else ''}{escape_control_characters(check.fix)}")
 
 
 async def _check_all(options: Options) -> AsyncIterator[CheckResult]:
@@ -117,7 +96,7 @@ async def _check_all(options: Options) -> AsyncIterator[CheckResult]:
         yield check
     yield await _check_cache(config)
     yield await _check_database(config)
-    async for check in _check_agents(config, config_environment(options)):
+    async for check in check_agents(config, config_environment(options)):
         yield check
     async for check in _check_toolspace(options, config):
         yield check
@@ -209,6 +188,8 @@ async def _check_cache(config: Config) -> CheckResult:
     from toolspace.storage.sqlite_cache import SqliteCache  # Imported here, because it imports SQLite.
 
     path = config.state_dir / "cache.db"
+    if not path.exists():
+        return CheckResult("ok", "cache", f"{path}: created with the first cached result")
     cache = SqliteCache(path)
     try:
         await cache.get("toolspace doctor")
@@ -333,79 +314,6 @@ def _check_version(description: str, version: int) -> CheckResult:
         note = "the gateway creates its tables" if version == 0 else f"the gateway migrates it from version {version}"
         return CheckResult("ok", _DATABASE, f"{description}: {note} at its next start")
     return CheckResult("ok", _DATABASE, f"{description}, version {version}")
-
-
-# Agents
-
-
-async def _check_agents(config: Config, environ: Mapping[str, str]) -> AsyncIterator[CheckResult]:
-    """Checks the model and the knowledge files of each agent, the demo agent, and the embedding model."""
-    for agent in config.agents.values():
-        yield await _check_model(agent, environ)
-        for path in agent.knowledge:
-            if not path.exists():
-                fix = f"create it, or remove it from knowledge in {agent.path}"
-                yield CheckResult("warning", "agents", f"{agent.name}: its knowledge {path} does not exist", fix)
-    if not config.agents and config.demo:
-        yield _check_demo(environ)
-    if config.embeddings is not None:
-        yield await _check_embeddings(config.embeddings, environ)
-
-
-async def _check_model(agent: AgentSpec, environ: Mapping[str, str]) -> CheckResult:
-    from toolspace.models.registry import choose_model, open_model  # Imported here: only agents need it.
-
-    try:
-        settings = await _resolve(agent.model)
-    except ConfigError as error:
-        return CheckResult("problem", "agents", f"{agent.name}: {error}", f"correct its model in {agent.path}")
-    try:
-        model = open_model(settings.provider, settings.name, environ=environ, **_endpoint(settings))
-    except ModelError as error:
-        if settings.provider is None and settings.name is None and error.kind == "no_key":
-            fix = "set a key such as OPENAI_API_KEY, ANTHROPIC_API_KEY or GEMINI_API_KEY, or set its model"
-            return CheckResult("problem", "agents", f"{agent.name}: has no model, and no key is set", fix)
-        message, _, fix = str(error).partition("; ")
-        return CheckResult("problem", "agents", f"{agent.name}: {message}", fix or f"correct its model in {agent.path}")
-    await model.aclose()
-    provider, name = choose_model(settings.provider, settings.name, environ)
-    # Without the query of the URL, which may have a key in it.
-    place = f" at {settings.base_url.partition('?')[0]}" if settings.base_url is not None else ""
-    return CheckResult("ok", "agents", f"{agent.name}: {provider}:{name}".removesuffix(":") + place)
-
-
-async def _resolve(settings: T) -> T:
-    """The settings with their secrets. Raises `ConfigError`."""
-    await load_secrets(settings)
-    return resolve_secrets(settings)
-
-
-def _endpoint(settings: AgentModelSettings | EmbeddingSettings) -> dict[str, Any]:
-    return {"base_url": settings.base_url, "api_key": settings.api_key, "headers": settings.headers}
-
-
-def _check_demo(environ: Mapping[str, str]) -> CheckResult:
-    from toolspace.models.registry import find_default_model
-
-    model = find_default_model(environ)
-    behaviour = f"uses {model[0]}:{model[1]}" if model is not None else "follows a few fixed rules, as no key is set"
-    return CheckResult("ok", "agents", f"none is configured; the demo agent {behaviour}")
-
-
-async def _check_embeddings(settings: EmbeddingSettings, environ: Mapping[str, str]) -> CheckResult:
-    from toolspace.models.embeddings import open_embedder
-
-    try:
-        settings = await _resolve(settings)
-    except ConfigError as error:
-        return CheckResult("problem", "embeddings", str(error), "correct embeddings in the configuration")
-    try:
-        embedder = open_embedder(settings.model, environ=environ, **_endpoint(settings))
-    except ModelError as error:
-        message, _, fix = str(error).partition("; ")
-        return CheckResult("problem", "embeddings", message, fix or "correct embeddings in the configuration")
-    await embedder.aclose()
-    return CheckResult("ok", "embeddings", settings.model)
 
 
 # MCP servers

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
 
 from tests.providers.mcp.conftest import SERVERS, open_toolspace
-from toolspace import McpProvider, ServerSpec
+from toolspace import McpCallbacks, McpProvider, ServerSpec
+from toolspace.providers.mcp.open_connection import ConnectionOptions
 
 
 @pytest.mark.spec("3.10")
@@ -23,6 +25,32 @@ async def test_discovery_is_repeated_if_the_server_answers_it_too_late(
         status = provider.status()
         assert (status.state, status.era, status.restarts) == ("ready", "stateless", 0), status.last_error
         assert (await ts.call("s__hello")).result == "hello"
+
+
+@pytest.mark.spec("3.10")
+async def test_changes_of_roots_are_not_announced(tmp_path: Path) -> None:
+    capabilities: list[dict[str, Any]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        message = await request.json()
+        parameters = message.get("params") or {}
+        meta = parameters.get("_meta") or {}
+        client_capabilities = parameters.get("capabilities") or meta.get("io.modelcontextprotocol/clientCapabilities")
+        capabilities.append(client_capabilities)
+        error = {"code": -32601, "message": "unknown method"}
+        return web.json_response({"jsonrpc": "2.0", "id": message.get("id"), "error": error})
+
+    app = web.Application()
+    app.router.add_post("/mcp", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    spec = ServerSpec(url="http://{}:{}/mcp".format(*runner.addresses[0][:2]))
+    options = ConnectionOptions(callbacks=McpCallbacks(roots=lambda: (tmp_path,)))
+    async with open_toolspace(McpProvider("s", spec, options)):
+        pass
+    await runner.cleanup()
+    assert capabilities[:2] == [{"roots": {}}, {"roots": {}}]
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import inspect
 from importlib.metadata import requires, version
 
 from mcp.client.auth import OAuthClientProvider
+from mcp.client.session import ClientSession
 from mcp.server.session import ServerSession
 from packaging.requirements import Requirement
 
@@ -24,3 +25,8 @@ def test_login_flow_overrides_methods_that_the_sdk_calls() -> None:
 
 def test_change_notifier_finds_the_connection_of_a_session() -> None:
     assert "self._connection = connection" in inspect.getsource(ServerSession.__init__)
+
+
+def test_session_overrides_a_method_that_the_sdk_calls() -> None:
+    for method in (ClientSession.initialize, ClientSession.send_discover):
+        assert "self._build_capabilities(" in inspect.getsource(method)

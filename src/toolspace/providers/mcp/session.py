@@ -70,6 +70,16 @@ class SessionOptions(msgspec.Struct, frozen=True, kw_only=True):
     on_tools_changed: Callable[[], None]
 
 
+class _ClientSession(ClientSession):
+    """The SDK's session, which announces only what is sent: no notifications about changed roots."""
+
+    def _build_capabilities(self, version: str) -> types.ClientCapabilities:
+        capabilities = super()._build_capabilities(version)
+        if capabilities.roots is not None:
+            capabilities.roots = types.RootsCapability()
+        return capabilities
+
+
 class McpSession:
     """A session with a server. Any task may call tools; one task opens and closes it."""
 
@@ -81,7 +91,7 @@ class McpSession:
         self._abandoned_calls: dict[_CallOwner, float] = {}
         """Owners of cancelled calls, with the time of cancellation."""
         callbacks = options.callbacks
-        self.client = ClientSession(
+        self.client = _ClientSession(
             dispatcher=dispatcher,
             client_info=types.Implementation(name="toolspace", version=options.version),
             elicitation_callback=self._elicit if callbacks.elicit is not None else None,
@@ -378,5 +388,5 @@ def _client_capabilities(callbacks: McpCallbacks) -> dict[str, Any]:
     if callbacks.sample is not None:
         capabilities["sampling"] = {}
     if callbacks.roots is not None:
-        capabilities["roots"] = {"listChanged": True}
+        capabilities["roots"] = {}
     return capabilities

@@ -82,6 +82,11 @@ def list_spaces(*, member: str | None = None, after: str = "", limit: int = 100)
     return _SPACE.select(f"{conditions}ORDER BY id LIMIT ?", *values, limit)
 
 
+def count_spaces(member: str) -> Program[int]:
+    """How many spaces an entity is a member of."""
+    return (yield "SELECT COUNT(*) FROM members WHERE entity_id = ?", (member,))[0][0]
+
+
 def list_space_names(space_ids: Sequence[str]) -> Program[dict[str, str]]:
     """The names of the spaces that exist, by id."""
     rows = yield f"SELECT id, name FROM spaces WHERE id IN ({placeholders(space_ids)})", tuple(space_ids)

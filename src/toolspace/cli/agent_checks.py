@@ -1,0 +1,85 @@
+"""The checks of `toolspace doctor` for agents: models, knowledge files, and the embedding model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, TypeVar
+
+from toolspace.cli.check_result import CheckResult
+from toolspace.config.agent_settings import AgentModelSettings
+from toolspace.config.configuration import AgentSpec, Config
+from toolspace.config.secret_references import load_secrets, resolve_secrets
+from toolspace.config.server_settings import EmbeddingSettings
+from toolspace.errors import ConfigError, ModelError
+
+T = TypeVar("T")
+
+
+async def check_agents(config: Config, environ: Mapping[str, str]) -> AsyncIterator[CheckResult]:
+    """Checks the model and the knowledge files of each agent, the demo agent, and the embedding model."""
+    for agent in config.agents.values():
+        yield await _check_model(agent, environ)
+        for path in agent.knowledge:
+            if not path.exists():
+                fix = f"create it, or remove it from knowledge in {agent.path}"
+                yield CheckResult("warning", "agents", f"{agent.name}: its knowledge {path} does not exist", fix)
+    if not config.agents and config.demo:
+        yield _check_demo(environ)
+    if config.embeddings is not None:
+        yield await _check_embeddings(config.embeddings, environ)
+
+
+async def _check_model(agent: AgentSpec, environ: Mapping[str, str]) -> CheckResult:
+    from toolspace.models.registry import choose_model, open_model  # Imported here: only agents need it.
+
+    try:
+        settings = await _resolve(agent.model)
+    except ConfigError as error:
+        return CheckResult("problem", "agents", f"{agent.name}: {error}", f"correct its model in {agent.path}")
+    try:
+        model = open_model(settings.provider, settings.name, environ=environ, **_endpoint(settings))
+    except ModelError as error:
+        if settings.provider is None and settings.name is None and error.kind == "no_key":
+            fix = "set a key such as OPENAI_API_KEY, ANTHROPIC_API_KEY or GEMINI_API_KEY, or set its model"
+            return CheckResult("problem", "agents", f"{agent.name}: has no model, and no key is set", fix)
+        message, _, fix = str(error).partition("; ")
+        return CheckResult("problem", "agents", f"{agent.name}: {message}", fix or f"correct its model in {agent.path}")
+    await model.aclose()
+    provider, name = choose_model(settings.provider, settings.name, environ)
+    # Without the query of the URL, which may have a key in it.
+    place = f" at {settings.base_url.partition('?')[0]}" if settings.base_url is not None else ""
+    return CheckResult("ok", "agents", f"{agent.name}: {provider}:{name}".removesuffix(":") + place)
+
+
+async def _resolve(settings: T) -> T:
+    """The settings with their secrets. Raises `ConfigError`."""
+    await load_secrets(settings)
+    return resolve_secrets(settings)
+
+
+def _endpoint(settings: AgentModelSettings | EmbeddingSettings) -> dict[str, Any]:
+    return {"base_url": settings.base_url, "api_key": settings.api_key, "headers": settings.headers}
+
+
+def _check_demo(environ: Mapping[str, str]) -> CheckResult:
+    from toolspace.models.registry import find_default_model
+
+    model = find_default_model(environ)
+    behaviour = f"uses {model[0]}:{model[1]}" if model is not None else "follows a few fixed rules, as no key is set"
+    return CheckResult("ok", "agents", f"none is configured; the demo agent {behaviour}")
+
+
+async def _check_embeddings(settings: EmbeddingSettings, environ: Mapping[str, str]) -> CheckResult:
+    from toolspace.models.embeddings import open_embedder
+
+    try:
+        settings = await _resolve(settings)
+    except ConfigError as error:
+        return CheckResult("problem", "embeddings", str(error), "correct embeddings in the configuration")
+    try:
+        embedder = open_embedder(settings.model, environ=environ, **_endpoint(settings))
+    except ModelError as error:
+        message, _, fix = str(error).partition("; ")
+        return CheckResult("problem", "embeddings", message, fix or "correct embeddings in the configuration")
+    await embedder.aclose()
+    return CheckResult("ok", "embeddings", settings.model)
