@@ -15,10 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import msgspec
-
 from toolspace.composition import maintenance
 from toolspace.composition.settings import Settings
+from toolspace.composition.tool_sources import SourceRules, ToolSources
 from toolspace.config.find_and_watch import default_state_dir, list_state_paths, watch_files
 from toolspace.core.call_statistics import ToolStats
 from toolspace.core.extension_points import OutputStore, ResultCache, ToolProvider
@@ -28,14 +27,12 @@ from toolspace.core.tool import Tool, ToolFormat, as_tool, export_tools
 from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ToolspaceError
 from toolspace.orchestrator.call import Arguments
-from toolspace.orchestrator.catalog import CatalogEntry
 from toolspace.orchestrator.effective_settings import ProviderRules
 from toolspace.orchestrator.event_bus import EventBus
 from toolspace.orchestrator.layered_orchestrator import LayeredOrchestrator
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
 from toolspace.orchestrator.provider_startup import StartupWait
 from toolspace.orchestrator.run import Run
-from toolspace.providers.functions import ToolRegistry
 from toolspace.providers.internal_tools import InternalProvider
 from toolspace.providers.mcp.server_spec import NO_CALLBACKS, McpCallbacks, ServerStatus
 from toolspace.storage.disk_outputs import DiskOutputs
@@ -81,12 +78,7 @@ class Toolspace:
         self.startup_wait = StartupWait()
         """How long `async with` waits for providers that start slowly."""
         self._parent = parent
-        self._parts: ConfiguredParts | None = None
-        self._rules = ProviderRules(overrides=settings.overrides)
-        self._hides_builtins = False
-        """Whether it has its own built-in tools instead of those of the parent."""
         self._agents: AgentRegistry | None = None
-        self._agent_providers: Sequence[ToolProvider] = ()
         self._configured_agents: Sequence[Agent] = ()
         self._reload_lock = asyncio.Lock()
         self._environ: Mapping[str, str] = os.environ
@@ -94,6 +86,7 @@ class Toolspace:
         self._handles_sighup = False
         self._background = maintenance.MaintenanceTasks()
         self._cache = cache or MemoryCache()
+        rules = SourceRules(settings.overrides, parent._sources.rules if parent is not None else None)
         if parent is None:
             state_context = ToolContext(private_paths=list_state_paths(self.state_dir))
             context = context.with_defaults(state_context) if context is not None else state_context
@@ -112,22 +105,21 @@ class Toolspace:
         else:
             self._outputs = parent._outputs
             self.orchestrator = LayeredOrchestrator(
-                parent.orchestrator, context=context, queues=settings.queues, cache=self._cache, is_hidden=self._hides
+                parent.orchestrator,
+                context=context,
+                queues=settings.queues,
+                cache=self._cache,
+                is_hidden=rules.hide,
             )
-        self.registry = ToolRegistry(tools, stats=self.orchestrator.call_log.stats)
-        self._builtins = ToolRegistry(kind="builtin", stats=self.orchestrator.call_log.stats)
         self._internal = InternalProvider(
             search=self.orchestrator.search,
             outputs=self._outputs,
             has_stored_output=self.orchestrator.stored_sessions.__contains__,
         )
-        self._added_providers: dict[ToolProvider, ProviderRules] = {}
-        """The providers that the program added, with the rules that it gave."""
-        self.orchestrator.register(self._builtins, self._rules)
-        self.orchestrator.register(self.registry, self._rules)
-        self.orchestrator.register(self._internal, self._agent_rules())
+        self._sources = ToolSources(self.orchestrator, rules, tools, self._internal)
+        self.registry = self._sources.registry
         for provider in providers:
-            self._register_added(provider, ProviderRules())
+            self._sources.add_provider(provider, ProviderRules())
         if parent is None or settings.aliases:
             self.orchestrator.configure(aliases=settings.aliases)
         if agents := tuple(agents):
@@ -175,8 +167,8 @@ class Toolspace:
             raise
         if self._parent is not None:
             return self
-        if self._parts is None:
-            for pattern in self.orchestrator.find_unmatched(self._rules.overrides):
+        if self._sources.parts is None:
+            for pattern in self.orchestrator.find_unmatched(self._sources.rules.own_rules.overrides):
                 _log.warning('Settings.overrides: "%s" matches no tool', pattern)
         stored_sessions = self.orchestrator.stored_sessions
         self._background.start(maintenance.sweep_outputs(self._outputs, stored_sessions))
@@ -199,8 +191,8 @@ class Toolspace:
             self.orchestrator.cancel()  # Before the agents' models and tools are closed.
             await self._agents.aclose()
         await self.orchestrator.cleanup()
-        if self._parts is not None and self._parts.client is not None:
-            await self._parts.client.aclose()
+        if (parts := self._sources.parts) is not None and parts.client is not None:
+            await parts.client.aclose()
         await self._cache.aclose()
         if self._parent is None:
             await self._outputs.aclose()
@@ -239,9 +231,8 @@ class Toolspace:
             from toolspace.agents.subagents import AgentProvider
 
             registry = AgentRegistry(self.orchestrator, make_tools=self._create_for, environ=self._environ)
-            self._agent_providers = (AgentProvider(registry), RouterProvider())
-            for provider in self._agent_providers:
-                self.orchestrator.register(provider, self._agent_rules(), needs_start=False)
+            for provider in (AgentProvider(registry), RouterProvider()):
+                self._sources.add_internal_provider(provider)
             self._agents = registry
         return self._agents
 
@@ -277,34 +268,13 @@ class Toolspace:
     def _configure_for(self, agent: Agent) -> None:
         config = agent.spec.config if agent.spec is not None else None
         if config is None or self._parent is None:
-            self.orchestrator.configure(rules={self._internal: self._agent_rules()})  # The parent's may have changed.
+            self._sources.refresh_internal_rules()
             return
         parts = self._build_parts(config, self._parent)
         for warning in parts.warnings:
             _log.warning('the agent "%s": %s', agent.name, warning)
-        self._hides_builtins = bool(parts.builtins) or ("tools", "builtins") in config.origins
+        self._sources.rules.hides_builtins = bool(parts.builtins) or ("tools", "builtins") in config.origins
         self._apply(parts)
-
-    def _hides(self, entry: CatalogEntry) -> bool:
-        """Whether this toolspace does not offer a tool of its parent: it is denied, or there are other built-ins."""
-        kind = entry.provider.kind
-        if kind == "builtin" and self._hides_builtins:
-            return True
-        rules = self._rules if kind in ("local", "builtin", "task") else self._rules.only_namespaced()
-        return rules.denial_reason(entry.spellings) is not None
-
-    def _agent_rules(self) -> ProviderRules:
-        """The rules of the internal tools, the agents and the router, with those of the parent."""
-        rules = self._rules.only_namespaced()
-        return rules if self._parent is None else rules.inherit(self._parent._agent_rules())
-
-    def _merge_rules(self, rules: ProviderRules) -> ProviderRules:
-        """The rules of a provider that the program added, with those of this toolspace that apply to all providers."""
-        return rules.inherit(msgspec.structs.replace(self._rules.only_namespaced(), overrides=self._rules.overrides))
-
-    def _register_added(self, provider: ToolProvider, rules: ProviderRules) -> None:
-        self.orchestrator.register(provider, self._merge_rules(rules))
-        self._added_providers[provider] = rules
 
     # Tools
 
@@ -320,7 +290,7 @@ class Toolspace:
 
     async def add_provider(self, provider: ToolProvider, rules: ProviderRules | None = None) -> None:
         """Adds a provider and starts it. The overrides of `rules` replace equal ones of the toolspace."""
-        self._register_added(provider, rules or ProviderRules())
+        self._sources.add_provider(provider, rules or ProviderRules())
         await self.orchestrator.warmup()
 
     def list_tools(self, *, context: ToolContext | None = None) -> list[Tool]:
@@ -376,7 +346,7 @@ class Toolspace:
     @property
     def warnings(self) -> Sequence[str]:
         """Settings of the configuration that have no effect."""
-        return self._parts.warnings if self._parts is not None else ()
+        return self._sources.parts.warnings if self._sources.parts is not None else ()
 
     # Configuration
 
@@ -392,7 +362,9 @@ class Toolspace:
     def watch(self, *, interval: float = 1.0) -> None:
         """Reloads whenever a file of the configuration changes, and on SIGHUP."""
         # `watch_files` reads the files now, not when the task starts: no change between the two is missed.
-        changes = watch_files(lambda: self._parts.files() if self._parts is not None else (), interval=interval)
+        changes = watch_files(
+            lambda: self._sources.parts.files() if self._sources.parts is not None else (), interval=interval
+        )
 
         async def reload_on_change() -> None:
             async for _ in changes:
@@ -407,7 +379,7 @@ class Toolspace:
             self._handles_sighup = True
 
     async def _reload(self) -> None:
-        if self._parts is None:
+        if self._sources.parts is None:
             raise ToolspaceError("this toolspace was made without configuration; there is nothing to reload")
         from toolspace.config.load import load_config
 
@@ -423,53 +395,15 @@ class Toolspace:
         """The parts of a configuration. `main` is the toolspace with the agents and the session."""
         from toolspace.composition.from_config import build_parts
 
-        parts = build_parts(config, self._parts, self._callbacks, lambda: main.agents, single_tool=single_tool)
+        parts = build_parts(config, self._sources.parts, self._callbacks, lambda: main.agents, single_tool=single_tool)
         parts.context.session_id = main.orchestrator.context.session_id
         return parts
 
     def _apply(self, parts: ConfiguredParts) -> None:
         """Replaces the parts of the last configuration. Raises if tool names conflict; then nothing changes."""
-        from toolspace.composition.providers import check_tool_names
-
-        previous = self._parts
-        old_providers = [] if previous is None else [entry.provider for entry in previous.providers.values()]
-        old_tools = [] if previous is None else [*previous.functions, *previous.definitions]
-        # Tools that the program added stay.
-        added_tools = [tool for tool in self.registry.list() if tool not in old_tools]
-        local_tools = [*parts.functions, *parts.definitions, *added_tools]
-        rules = {entry.provider: entry.rules for entry in parts.providers.values()}
-        orchestrator = self.orchestrator
-        inherited_tools = orchestrator.inherited_tools if isinstance(orchestrator, LayeredOrchestrator) else None
-        replaced_providers = (self._builtins, self.registry, inherited_tools, *old_providers)
-        other_providers = [provider for provider in self.orchestrator.providers if provider not in replaced_providers]
-        check_tool_names([ToolRegistry([*parts.builtins, *local_tools]), *other_providers, *rules])
+        self._sources.check(parts)
         self._apply_agents(parts)
-        self._parts, self._rules = parts, parts.rules
-        removed_providers = [provider for provider in old_providers if provider not in rules]
-        for provider in removed_providers:
-            provider.retire()
-        self._builtins.replace_all(())
-        self.registry.replace_all(local_tools)
-        self._builtins.replace_all(parts.builtins)
-        for provider, provider_rules in rules.items():
-            if provider not in old_providers:
-                # After the start, a required provider that fails must not stop what runs.
-                is_required = provider_rules.required and previous is None
-                self.orchestrator.register(provider, msgspec.structs.replace(provider_rules, required=is_required))
-        self.orchestrator.configure(
-            defaults=parts.defaults,
-            queues=parts.queues,
-            aliases=parts.aliases,
-            context=parts.context,
-            rules={
-                self.registry: parts.rules,
-                self._builtins: parts.rules,
-                **dict.fromkeys((self._internal, *self._agent_providers), self._agent_rules()),
-                **{provider: self._merge_rules(own_rules) for provider, own_rules in self._added_providers.items()},
-                **rules,
-            },
-        )
-        for provider in removed_providers:
+        for provider in self._sources.replace(parts):
             self._background.start(maintenance.close_when_idle(self.orchestrator, provider), is_cancellable=False)
 
     def _apply_agents(self, parts: ConfiguredParts) -> None:

@@ -20,6 +20,7 @@ from toolspace.orchestrator.effective_settings import CallDefaults, EffectiveSet
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
 from toolspace.orchestrator.pipeline import CallHandler
 from toolspace.orchestrator.stages.queue import QueueRegistry, QueueSpec
+from toolspace.orchestrator.tool_listing import ToolListing
 
 _SHARED_NAMESPACES = frozenset(("agent", "router"))
 """Namespaces of several providers: a provider here does not hide those of the parent."""
@@ -55,6 +56,7 @@ class LayeredOrchestrator(ToolOrchestrator):
         self._services.queues.configure(queues or {})
         self.stored_sessions = parent.stored_sessions
         self._names = NameResolver(self._catalog, self._services)
+        self._listing = ToolListing(self._catalog, self._services)
         self._parent = parent
         self._outer_stages = parent._outer_stages
         self._catalog.aliases = parent._catalog.aliases
@@ -118,7 +120,7 @@ class LayeredOrchestrator(ToolOrchestrator):
 
     def _list_changed(self, provider: ToolProvider) -> None:
         """Tells only the layers above: for everyone else the tools have not changed, so no event is emitted."""
-        self._costs.retain([entry.tool for entry in self._catalog.entries.values()])
+        self._listing.forget_removed_tools()
         for layer in tuple(self._layers):
             layer.parent_changed()
 

@@ -47,19 +47,10 @@ from toolspace.orchestrator.stages import timeout
 from toolspace.orchestrator.stages.call_log import CallLog
 from toolspace.orchestrator.stages.invoke import WorkerThreads
 from toolspace.orchestrator.stages.queue import QueueRegistry, QueueSpec
-from toolspace.orchestrator.tool_search import (
-    TokenCosts,
-    ToolIndex,
-    close_provider,
-    get_instructions,
-    is_offered,
-    is_permitted,
-    safe_token_counter,
-    visible_tools,
-)
+from toolspace.orchestrator.tool_listing import ToolListing
+from toolspace.orchestrator.tool_search import close_provider, safe_token_counter
 
 _log = logging.getLogger("toolspace.orchestrator")
-FIND_TOOLS = "agent__find_tools"
 
 
 class ToolOrchestrator:
@@ -107,8 +98,7 @@ class ToolOrchestrator:
         self._startup = ProviderStartup(self._provider_started)
         self.active_calls = ActiveCalls()
         self._closed_providers: set[ToolProvider] = set()
-        self._costs = TokenCosts(count_tokens)
-        self._index: tuple[int, ToolIndex] | None = None
+        self._listing = ToolListing(self._catalog, self._services)
 
     # Providers and their tools
 
@@ -165,35 +155,18 @@ class ToolOrchestrator:
 
     def is_offered(self, name: str, context: ToolContext) -> bool:
         """Whether the provider of a tool shows it to this caller now."""
-        entry = self._catalog.entries.get(name)
-        return entry is not None and is_offered(entry, context)
+        return self._listing.is_offered(name, context)
 
     def list_tools(self, *, context: ToolContext | None = None) -> list[Tool]:
         """Returns the tools that this caller may use now."""
-        caller = self._caller_context(context)
-        policies = self._services.policies
-        return [
-            entry.tool
-            for entry in self._catalog
-            if is_offered(entry, caller) and (not policies or is_permitted(entry.tool, caller, policies))
-        ]
+        return self._listing.list_tools(self._caller_context(context))
 
     def tools_for_model(self, run: Run | None = None, *, context: ToolContext | None = None) -> list[Tool]:
         """Returns the tools to show a model: all, or a search tool and its matches if all would cost too much."""
         caller = self._caller_context(context or (run.context if run is not None else None))
         if run is not None:
             caller = ToolContext(run_id=run.id, session_id=run.session).with_defaults(caller)
-        search_entry = self._catalog.entries.get(FIND_TOOLS)
-        tools = self.list_tools(context=caller)
-        if run is not None and run.policy is not None:
-            tools = [tool for tool in tools if is_permitted(tool, caller, (run.policy,))]
-        return visible_tools(
-            tools,
-            self._costs,
-            threshold=self._services.defaults.tool_search_threshold.value,
-            search_tool=search_entry.tool if search_entry is not None and search_entry.denial_reason is None else None,
-            discovered_names=run.discovered_tools if run is not None else (),
-        )
+        return self._listing.tools_for_model(caller, run)
 
     @property
     def revision(self) -> int:
@@ -202,13 +175,11 @@ class ToolOrchestrator:
 
     def token_cost(self, tool: Tool) -> int:
         """Returns how many tokens the definition of a tool costs a model."""
-        return self._costs.get(tool)
+        return self._listing.costs.get(tool)
 
     def search(self, query: str, limit: int = 10) -> list[tuple[Tool, float]]:
         """Returns the tools that match a description of what to do, best first, with their scores."""
-        if self._index is None or self._index[0] != self._catalog.version:
-            self._index = (self._catalog.version, ToolIndex(entry.tool for entry in self._catalog))
-        return self._index[1].search(query, limit)
+        return self._listing.search(query, limit)
 
     def find(self, name: str) -> Tool | None:
         """Returns the tool that a name means, or None."""
@@ -224,16 +195,8 @@ class ToolOrchestrator:
 
     def instructions(self, *, context: ToolContext | None = None) -> str:
         """Returns the instructions of the providers for a system prompt. With a context: only of permitted tools."""
-        texts = {provider: text for provider in self._instruction_providers() if (text := get_instructions(provider))}
-        if texts and context is not None and (policies := self._services.policies):
-            caller = self._caller_context(context)
-            permitted_providers = {
-                entry.provider for entry in self._catalog if is_permitted(entry.tool, caller, policies)
-            }
-            texts = {provider: text for provider, text in texts.items() if provider in permitted_providers}
-        return "\n\n".join(
-            f"## {provider.namespace}\n{text}" if provider.namespace else text for provider, text in texts.items()
-        )
+        caller = self._caller_context(context) if context is not None else None
+        return self._listing.instructions(self._instruction_providers(), caller)
 
     def _instruction_providers(self) -> list[ToolProvider]:
         return self.providers
@@ -477,7 +440,7 @@ class ToolOrchestrator:
         return handler
 
     def _list_changed(self, provider: ToolProvider) -> None:
-        self._costs.retain([entry.tool for entry in self._catalog.entries.values()])
+        self._listing.forget_removed_tools()
         for layer in tuple(self._layers):
             layer.parent_changed()
         self.bus.emit(ToolsChanged(time() * 1000, provider.namespace))
