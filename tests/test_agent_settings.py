@@ -214,6 +214,16 @@ async def test_a_run_has_a_budget_of_tokens_and_cost(setup: AgentSetup) -> None:
             assert f"limits.{name}" in run["error"]
 
 
+@agent_coverage.covers("limits.maxRepeatedCalls")
+async def test_a_model_may_repeat_a_call_only_so_often(setup: AgentSetup) -> None:
+    many = tool_calls_turn(*[("current_time", {})] * 3)
+    for limit, refused_count in ((2, 1), (None, 0)):
+        async with setup.open_ada(many, limits={"maxRepeatedCalls": limit}) as gateway:
+            await gateway.wait_for_run_end()
+            results = list_result_texts(setup.model_server.list_requests()[1])
+            assert ["maxRepeatedCalls" in text for text in results].count(True) == refused_count
+
+
 @agent_coverage.covers("limits.timeout")
 async def test_a_run_has_a_time_limit(setup: AgentSetup) -> None:
     async with setup.open_ada(setup.model_server.never_answer, limits={"timeout": "50ms"}) as gateway:

@@ -12,6 +12,7 @@ import msgspec
 
 from toolspace.config.agent_settings import AgentLimits, AgentModelSettings
 from toolspace.config.configuration import AgentSpec
+from toolspace.core.call_limits import DEFAULT_REPEATED_CALLS, RepeatedCallLimits
 from toolspace.core.ids import derived_id
 from toolspace.core.language_model import DEFAULT_SETTINGS, Model, ModelSettings, ToolChoice
 from toolspace.core.names import agent_name_problem
@@ -42,6 +43,8 @@ class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
     """US dollars."""
     timeout: float | None = None
     """Seconds."""
+    max_repeated_calls: RepeatedCallLimits | int | None = DEFAULT_REPEATED_CALLS
+    """How often the model may make the same call: a number for all tools, or one for read-only tools too."""
     max_depth: int = DEFAULT_MAX_DEPTH
     """How many agents a chain of calls may have, this one included."""
 

@@ -64,7 +64,15 @@ class PreparedAgent(msgspec.Struct, frozen=True, kw_only=True):
         max_calls = self.settings.max_tool_calls_per_turn
         options: dict[str, Any] = {} if max_calls is None else {"max_tool_calls_per_turn": max_calls}
         deadline = None if seconds == float("inf") else seconds
-        run = self.tools.run(id=id, context=context, policy=policy, session=session, deadline=deadline, **options)
+        run = self.tools.run(
+            id=id,
+            context=context,
+            policy=policy,
+            session=session,
+            deadline=deadline,
+            max_repeated_calls=self.agent.limits.max_repeated_calls,
+            **options,
+        )
         if run.context_window is None:  # Configuration sets how much of the context window to use; else all of it.
             run.context_window = self.model.context_window
         return run

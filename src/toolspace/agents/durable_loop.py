@@ -23,7 +23,7 @@ from toolspace.agents.paused_runs import mark_awaited_results
 from toolspace.agents.prompt_builder import build_system_prompt, load_prompt_context
 from toolspace.agents.session_transactions import CycleStep, LeaseLost, SessionLease, StartedCycle
 from toolspace.core.ids import new_id
-from toolspace.core.language_model import ModelListener, ModelTurn, Turn, Usage, UserTurn
+from toolspace.core.language_model import ModelCall, ModelListener, ModelTurn, Turn, Usage, UserTurn
 from toolspace.core.stored_records import OPEN_CALL, CallRecord
 from toolspace.core.tool import NO_ANNOTATIONS
 from toolspace.core.tool_context import ToolContext
@@ -65,6 +65,8 @@ class DurableLoop(LoopHooks):
             space_id=started.run.space_id,
             confirms_delivery=False,
         )
+        self._earlier_calls: Sequence[ModelCall] = ()
+        """The calls of this run's turns that have results, from the processes before this one."""
         self._planned_calls: Sequence[PlannedCall] = ()
         """The calls of the model's last turn."""
         self._output: LiveOutput | None = None
@@ -80,11 +82,15 @@ class DurableLoop(LoopHooks):
         stop_listening = self._ledger.waiters.listen(f"inbox:{self.lease.agent_entity_id}", self._on_inbox_event)
         try:
             loop = await self._create_loop()
+            loop.count_earlier_calls(self._earlier_calls)
             unfinished_turn = None
             if (turn := conversation.unfinished_turn) is not None:
                 self.agent_run.turns.append(turn)
                 self._planned_calls = loop.plan_calls(turn, conversation.call_ids)
                 await self._adopt_calls(loop)
+                loop.count_earlier_calls(
+                    [plan.call for plan in self._planned_calls if plan.call_id in loop.known_results]
+                )
                 unfinished_turn = (turn, self._planned_calls)
             return await self._run_loop(loop, unfinished_turn)
         finally:
@@ -166,6 +172,13 @@ class DurableLoop(LoopHooks):
         run.request = first_turn.text if isinstance(first_turn, UserTurn) else ""
         conversation = restore(rows, run_id=self.run_id, summary=summary)
         run.turns = conversation.turns
+        own_turns = [row.stored_turn.turn for row in rows if row.run_id == self.run_id]
+        self._earlier_calls = [
+            call
+            for turn in own_turns
+            if isinstance(turn, ModelTurn) and turn is not conversation.unfinished_turn
+            for call in turn.calls
+        ]
         return conversation
 
     async def _create_loop(self) -> AgentLoop:

@@ -7,7 +7,8 @@ caller stores what must survive, through `LoopHooks`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import msgspec
@@ -32,6 +33,7 @@ from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ModelError
 from toolspace.orchestrator import call as call_module
 from toolspace.orchestrator.run import Run
+from toolspace.orchestrator.stages.permission_and_validation import BATCH, is_limited_when_repeated
 
 EndReason = Literal[
     "answered", "reported", "skipped", "handed_off", "paused", "max_steps", "limit", "gave_up", "stopped"
@@ -174,6 +176,15 @@ class AgentLoop:
             PlannedCall(call, call_ids[index] if index < len(call_ids) else hooks.get_call_id(index), find(call.name))
             for index, call in enumerate(turn.calls)
         ]
+
+    def count_earlier_calls(self, calls: Sequence[ModelCall]) -> None:
+        """Counts the calls that earlier processes made in this run, so that the limit of equal calls still holds."""
+        for name, arguments in _list_single_calls(calls):
+            tool = self._prepared_agent.tools.find(name)
+            if tool is not None and is_limited_when_repeated(tool):
+                with suppress(Exception):  # Invalid calls, and those of a tool with a broken schema, were not counted.
+                    values = tool.validator.from_mapping(json_text.parse_arguments(arguments))
+                    self.tool_run.count_equal_call(tool, values)
 
     # Asking the model
 
@@ -344,6 +355,17 @@ def _truncate(turn: ModelTurn) -> tuple[ModelTurn, int]:
         for call in calls[:MAX_CALLS_PER_TURN]
     )  # fmt: skip
     return msgspec.structs.replace(turn, text=turn.text[:_MAX_TEXT], calls=remaining), len(calls) - len(remaining)
+
+
+def _list_single_calls(calls: Sequence[ModelCall]) -> Iterator[tuple[str, Any]]:
+    """The names and arguments of calls, with those inside of batches instead of the batches."""
+    for call in calls:
+        if call.name != BATCH:
+            yield call.name, call.arguments or "{}"
+            continue
+        with suppress(ValueError, TypeError, KeyError):  # An invalid batch was not executed.
+            for item in json_text.parse_arguments(call.arguments)["calls"]:
+                yield item["tool"], item.get("parameters")
 
 
 def to_model_result(call: ModelCall, result: ToolResult) -> ModelToolResult:

@@ -25,6 +25,7 @@ from toolspace.config.validation import (
 )
 from toolspace.config.value_types import Count, Duration, HttpUrl, Name, Names, NullableCount, StorableText
 from toolspace.core import defaults
+from toolspace.core.call_limits import DEFAULT_REPEATED_CALLS, RepeatedCallLimits
 
 FILE_ENDINGS = (".yaml", ".yml", ".json", ".jsonc", ".toml")
 
@@ -170,6 +171,17 @@ class ConsciousnessSettings(Section, frozen=True, kw_only=True):
     min_recent_cycles: Annotated[Count, "This many of the latest cycles are never summarized."] = 3
 
 
+@value_type(
+    "integer or null",
+    "an integer of at least 1, or null",
+    {"type": ["integer", "null"], "minimum": 1},
+    nullable=True,
+)
+def _repeated_calls(value: Value) -> RepeatedCallLimits:
+    limit = types.integer(1, nullable=True).read(value)
+    return RepeatedCallLimits(limit, limit)
+
+
 class AgentLimits(Section, frozen=True, kw_only=True):
     """The limits of an agent and of its runs."""
 
@@ -188,6 +200,12 @@ class AgentLimits(Section, frozen=True, kw_only=True):
     timeout: Annotated[float | None, types.nullable(types.duration), "How long one run may take; null: any time."] = (
         None
     )
+    max_repeated_calls: Annotated[
+        RepeatedCallLimits | None,
+        _repeated_calls,
+        "How often the model may make the same call in one run: the same tool with the same arguments. Without it "
+        "5 times, and 20 for read-only tools; null: any number.",
+    ] = DEFAULT_REPEATED_CALLS
     max_depth: Annotated[int, types.integer(0), "How deeply agents may call agents."] = 8
     inbox_batch: Annotated[int, types.integer(1, 1000), "How many inbox events one cycle claims at most."] = 50
 

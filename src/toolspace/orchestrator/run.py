@@ -10,10 +10,13 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from toolspace.core import json_text
+from toolspace.core.call_limits import RepeatedCallLimits
 from toolspace.core.times import format_milliseconds
 from toolspace.orchestrator.call import call_chain
 from toolspace.orchestrator.stages.queue import CallQueue, QueueSpec
@@ -21,6 +24,7 @@ from toolspace.orchestrator.stages.queue import CallQueue, QueueSpec
 if TYPE_CHECKING:
     from toolspace.core.extension_points import Policy
     from toolspace.core.result import ToolResult
+    from toolspace.core.tool import Tool
     from toolspace.core.tool_context import ToolContext
     from toolspace.orchestrator.call import Arguments, Call
     from toolspace.orchestrator.orchestrator import ToolOrchestrator
@@ -103,6 +107,8 @@ class Run(msgspec.Struct, eq=False, kw_only=True, weakref=True):
     policy: Policy | None = None
     parent: Call | None = None
     max_tool_calls_per_turn: int | None = None
+    max_repeated_calls: RepeatedCallLimits | int | None = None
+    """How often the model may make the same call. None for the runs of programs, which decide themselves."""
     max_concurrent_tools: int | None = None
     context_window: int | None = None
     """Tokens; `tokens_used` of them are used."""
@@ -125,6 +131,8 @@ class Run(msgspec.Struct, eq=False, kw_only=True, weakref=True):
     """Those that have waited for something."""
     canceled: bool = False
     _calls_in_turn: int = 0
+    _equal_calls: dict[bytes, int] = {}
+    """How often each call was made, by the digest of its tool and arguments."""
     _expires: float = math.inf
 
     def __post_init__(self) -> None:
@@ -217,4 +225,22 @@ class Run(msgspec.Struct, eq=False, kw_only=True, weakref=True):
         if limit is not None and self._calls_in_turn >= limit:
             return f"at most {limit} tool calls are allowed in one turn (maxToolCallsPerTurn)"
         self._calls_in_turn += 1
+        return None
+
+    def count_equal_call(self, tool: Tool, values: object) -> str | None:
+        """Counts a call of the model with these validated arguments. Returns why it may not run, or None."""
+        limits = self.max_repeated_calls
+        if limits is None:
+            return None
+        digest = blake2b(json_text.encode_canonical((tool.name, values)), digest_size=16).digest()
+        count = self._equal_calls.get(digest, 0)
+        limit = limits if isinstance(limits, int) else limits.for_tool(tool)
+        if count >= limit:
+            times = "once" if limit == 1 else f"{limit} times"
+            return (
+                f"this run has called {tool.name} with exactly these arguments {times} already, which is the limit "
+                "(limits.maxRepeatedCalls). Do not repeat it: use the results that you have, change the arguments, "
+                "try another tool, or finish and say what you could not do"
+            )
+        self._equal_calls[digest] = count + 1
         return None

@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 from toolspace.core.argument_validation import InvalidArguments
 from toolspace.core.extension_points import Allow, Deny
+from toolspace.core.names import AGENT_NAMESPACE, SEPARATOR
 from toolspace.core.result import ToolResult
 from toolspace.orchestrator.call import Call, return_result
 
 if TYPE_CHECKING:
+    from toolspace.core.tool import Tool
     from toolspace.orchestrator.pipeline import CallHandler, StageContext
+
+BATCH = "agent__batch"
+_RUN_CONTROL_PREFIX = AGENT_NAMESPACE + SEPARATOR
 
 
 def permission(stage: StageContext, next: CallHandler, /) -> CallHandler:
@@ -59,14 +64,31 @@ def validate(stage: StageContext, next: CallHandler, /) -> CallHandler:
 
 
 def limits(stage: StageContext, next: CallHandler, /) -> CallHandler:
-    """Limits the calls of one turn, and refuses calls of a run that was cancelled or has given its final report."""
+    """Limits the calls of one turn and the equal calls of a model. Refuses calls of a run that was cancelled or has
+    given its final report."""
+    counts_equal_calls = is_limited_when_repeated(stage.entry.tool)
 
     def run(call: Call) -> Coroutine[Any, Any, ToolResult]:
-        if call.run is not None:
-            if call.run.canceled:
-                return return_result(call.fail("canceled", f"run {call.run.id} was canceled"))
-            if refusal := call.run.count_call():
+        run = call.run
+        if run is not None:
+            if run.canceled:
+                return return_result(call.fail("canceled", f"run {run.id} was canceled"))
+            refusal = run.count_call()
+            if refusal is None and counts_equal_calls and run.max_repeated_calls is not None and _is_of_model(call):
+                refusal = run.count_equal_call(call.tool, call.values)
+            if refusal is not None:
                 return return_result(call.fail("limit_exceeded", refusal))
         return next(call)
 
     return run if stage.in_run else next
+
+
+def is_limited_when_repeated(tool: Tool) -> bool:
+    """Whether equal calls of a tool are limited: not if it is prebuilt or controls the run."""
+    return tool.execution_type != "prebuilt" and not tool.name.startswith(_RUN_CONTROL_PREFIX)
+
+
+def _is_of_model(call: Call) -> bool:
+    """Whether the model made a call of its run, alone or in a batch. The code of a tool may repeat its own calls."""
+    parent = call.parent
+    return parent is None or parent.run is not call.run or parent.tool.name == BATCH
