@@ -49,10 +49,18 @@ class AgentHarness:
         for entity in (self.person, *self.agents):
             await self.ledger.write(entities_and_spaces.add_member, self.space, entity)
 
+    async def add_person(self, person: str, *spaces: str) -> None:
+        """Adds a person to these spaces, by default the common one. A new space has the person and all agents."""
+        await self.ledger.write(entities_and_spaces.create_entity, person, "human", person.removeprefix("ent_"), {})
+        for space in spaces or (self.space,):
+            await self.ledger.write(entities_and_spaces.create_space, space, space.removeprefix("spc_"), {})
+            for member in (person, *self.agents):
+                await self.ledger.write(entities_and_spaces.add_member, space, member)
+
     # Triggers
 
-    async def send_message(self, text: str, *, sender: str | None = None) -> Message:
-        return await self.ledger.commit(messaging.send_message, self.space, sender or self.person, text)
+    async def send_message(self, text: str, *, sender: str | None = None, space: str | None = None) -> Message:
+        return await self.ledger.commit(messaging.send_message, space or self.space, sender or self.person, text)
 
     async def push_event(self, data: Any, *, type: Any = "service", agent: str | None = None) -> None:
         agent = agent or self.agent

@@ -9,6 +9,7 @@ import pytest
 
 from tests.server.gateway_api import ApiClient, open_api, write_config
 from toolspace.core.stored_records import CallRecord, Visibility
+from toolspace.core.tool_context import ToolContext
 from toolspace.server.gateway import Gateway
 from toolspace.spaces import call_transactions
 from toolspace.storage.queries.calls import NewCall
@@ -64,6 +65,27 @@ async def test_a_run_is_opened_listed_and_closed(each_database_api: ApiClient) -
     assert [listed_run["id"] for listed_run in (await api.get("/api/runs?status=running")).data["items"]] == [
         second["id"]
     ]
+
+
+@pytest.mark.spec("21.1")
+@pytest.mark.spec("12.2")
+async def test_a_run_of_a_program_works_for_its_key(tmp_path: Path) -> None:
+    async def whoami(context: ToolContext) -> str:
+        """Says for whom the call is made."""
+        return context.principal
+
+    async with Gateway.open(write_config(tmp_path)) as gateway, open_api(gateway) as api:
+        gateway.toolspace.add_tool(whoami)
+        await people(api)
+        run = await api.create("/api/runs", agentEntityId="bot", spaceId="den")
+        assert run["principal"].startswith("key/")
+        result = await api.create(f"/api/runs/{run['id']}/calls", name="whoami", args={})
+        assert result["result"] == run["principal"]
+        member = await api.member("ann")
+        assert "principal" not in (await member.get(f"/api/runs/{run['id']}")).data
+        plan = {"name": "Look", "instruction": "Look.", "runAfter": "1 hour"}
+        plans = (await api.put("/api/agents/bot/plans", {"plans": [plan]})).data["items"]
+        assert plans[0]["principal"] == run["principal"]
 
 
 async def test_an_invalid_run_is_refused(api: ApiClient) -> None:

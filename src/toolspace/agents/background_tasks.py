@@ -85,6 +85,8 @@ class NewTask(msgspec.Struct, frozen=True, kw_only=True):
     """The run of that call."""
     space_id: str | None = None
     """The space of that run: visible calls of the task show there."""
+    principal: str | None = None
+    """For whom that run works: the task works for the same."""
 
 
 # Transactions
@@ -107,7 +109,9 @@ def spawn(effects: Effects, new: NewTask) -> Program[str]:
         space_id = None
     trigger = {"type": "task", "taskId": task_id, "description": new.description, "runId": new.run_id}
     prompt = UserTurn(f"TASK: {new.description}\n\n{new.input}")
-    yield from start_session(effects, task_id, agent_id, "task", prompt, trigger=trigger, space_id=space_id)
+    yield from start_session(
+        effects, task_id, agent_id, "task", prompt, trigger=trigger, principal=new.principal, space_id=space_id
+    )
     return task_id
 
 
@@ -119,11 +123,17 @@ def start_session(
     prompt: UserTurn,
     *,
     trigger: Mapping[str, Any],
+    principal: str | None,
     space_id: str | None = None,
 ) -> Program[None]:
     """Creates a session with a run that no process has started yet, as if it had been interrupted at its start."""
     run = yield from runs.open_run(
-        effects, agent_entity_id, run_id=rows.run_id_of(session_id), space_id=space_id, trigger=trigger
+        effects,
+        agent_entity_id,
+        run_id=rows.run_id_of(session_id),
+        space_id=space_id,
+        trigger=trigger,
+        principal=principal,
     )
     yield from sessions.create(session_id, agent_entity_id, kind)
     cycle = yield from sessions.start_cycle(session_id, run.id, agent_turns=0)
@@ -208,7 +218,11 @@ def _start_reflection(effects: Effects, task: TaskRecord) -> Program[None]:
     prompt = UserTurn(f"{heading}\n\nITS CONVERSATION:\n{transcript}")
     trigger = {"type": "reflection", "taskId": task.id, "description": task.description}
     session_id = rows.reflection_id_of(task.id)
-    yield from start_session(effects, session_id, task.agent_entity_id, "reflection", prompt, trigger=trigger)
+    run = yield from run_rows.find(task.run_id)
+    principal = run.principal if run is not None else None
+    yield from start_session(
+        effects, session_id, task.agent_entity_id, "reflection", prompt, trigger=trigger, principal=principal
+    )
 
 
 def reflection_completion(session_id: str, outcome: RunOutcome | None) -> WriteProgram:
@@ -358,6 +372,7 @@ class TaskService:
             call_id=context.call_id or new_id("call"),
             run_id=context.run_id,
             space_id=context.space_id,
+            principal=context.user_id,
         )
         with tool_errors():
             return await self._ledger.commit(spawn, new)

@@ -184,6 +184,7 @@ class DurableLoop(LoopHooks):
     async def _create_loop(self) -> AgentLoop:
         prepared_agent, task = self.prepared_agent, self.prepared_agent.task
         context = ToolContext(
+            user_id=self.started.run.principal or self.lease.agent_entity_id,
             agent_id=prepared_agent.agent.name,
             agent_entity_id=self.lease.agent_entity_id,
             run_id=self.run_id,

@@ -13,6 +13,7 @@ import msgspec
 
 from toolspace.agents import handoff, paused_runs
 from toolspace.agents.loop import PlannedCall
+from toolspace.agents.run_principal import find_principal
 from toolspace.core import inbox_text, json_text
 from toolspace.core.ids import new_id, now_ms
 from toolspace.core.json_text import quote_name, quote_truncated
@@ -138,7 +139,8 @@ def begin(
         yield from inbox.acknowledge(agent_id, claim, [event.event_id for event in events])
         return False
     trigger = {"type": events[0].type, "events": [event.event_id for event in events]}
-    run = yield from runs.open_run(effects, agent_id, run_id=run_id, trigger=trigger)
+    principal = yield from find_principal(agent_id, events)
+    run = yield from runs.open_run(effects, agent_id, run_id=run_id, trigger=trigger, principal=principal)
     agent_turns = session.agent_turns + 1 if is_from_agents else 0
     cycle = yield from sessions.start_cycle(lease.session_id, run_id, agent_turns=agent_turns)
     yield from sessions.append_turns(lease.session_id, cycle, [new_turn(turn, run_id)])

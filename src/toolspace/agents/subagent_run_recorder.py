@@ -60,6 +60,7 @@ async def open_stored_recorder(
             "callId": call_id or None,
             "agent": agent_run.parent.name if agent_run.parent is not None else None,
         },
+        principal=caller.principal,
     )
     return _StoredRunRecorder(pending_calls, record, agent_run, context, tools)
 
@@ -143,13 +144,17 @@ class _StoredRunRecorder(RunRecorder):
 
 
 def _open(
-    effects: Effects, name: str, *, run_id: str, space_id: str | None, trigger: Mapping[str, Any]
+    effects: Effects, name: str, *, run_id: str, space_id: str | None, trigger: Mapping[str, Any], principal: str
 ) -> Program[RunRecord]:
     entity_id = entity_id_for(name)
     yield from entities_and_spaces.create_entity(entity_id, "agent", name, {})  # Does nothing if it exists.
     if space_id is not None and not (yield from entities_and_spaces.is_member(space_id, entity_id)):
         space_id = None
-    return (yield from runs.open_run(effects, entity_id, run_id=run_id, space_id=space_id, trigger=trigger))
+    return (
+        yield from runs.open_run(
+            effects, entity_id, run_id=run_id, space_id=space_id, trigger=trigger, principal=principal
+        )
+    )
 
 
 def _record_step(

@@ -128,6 +128,8 @@ class RunRecord(Record, frozen=True):
     """When the run was opened, in Unix milliseconds."""
     completed_at: int | None
     """When the run ended, in Unix milliseconds; null before."""
+    principal: str | None
+    """For whom the run works: an entity or a key (`key/…`); null for runs of earlier versions."""
 
 
 class CallRecord(Record, frozen=True):

@@ -19,7 +19,7 @@ Viewer = Literal["secret", "public"]
 _NAMED_EVENTS: Final = frozenset(("tool.started", "tool.done", "tool.error"))
 """Events with the visibility `name` (of prebuilt tools), of which a member sees only the call id and tool name."""
 _OPERATOR_EVENT_FIELDS: Final[dict[str, frozenset[str]]] = {"run.done": frozenset(("usage", "error"))}
-_OPERATOR_RUN_FIELDS: Final = frozenset(("trigger", "usage", "error"))
+_OPERATOR_RUN_FIELDS: Final = frozenset(("trigger", "usage", "error", "principal"))
 
 
 def viewer_of(caller: Caller) -> Viewer:
@@ -49,7 +49,7 @@ def redact_calls(calls: Iterable[tuple[CallRecord, Visibility]], viewer: Viewer)
 
 
 def redact_run(run: RunRecord, viewer: Viewer) -> dict[str, Any]:
-    """Returns the run; for members without its trigger, usage and error."""
+    """Returns the run; for members without its trigger, usage, error and principal."""
     data: dict[str, Any] = msgspec.to_builtins(run)
     if viewer == "secret":
         return data

@@ -20,7 +20,7 @@ from toolspace.spaces.pending_calls import PendingCalls
 
 _SECRET_USER: Final = "key/"
 _TOOLS_USER: Final = "tools/"
-"""Prefixes of user ids. The user of a call in a run is its agent; ids have no slash, so no agent looks like a key."""
+"""Prefixes of user ids. Ids of entities have no slash, so neither a person nor an agent looks like a key."""
 _SEARCH_TOOL: Final = "agent__find_tools"
 _MAX_CACHED: Final = 10_000
 _ALLOW: Final = Allow()

@@ -36,14 +36,16 @@ class NewPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     timezone: str | None = None
 
 
-def set_plans(effects: Effects, entity_id: str, plans: Sequence[NewPlan]) -> Program[list[Plan]]:
-    """Creates or changes plans of one agent, all or none."""
+def set_plans(
+    effects: Effects, entity_id: str, plans: Sequence[NewPlan], *, principal: str | None
+) -> Program[list[Plan]]:
+    """Creates or changes plans of one agent, all or none. They run for the principal who changed them last."""
     saved_plans: list[Plan] = []
     for new in plans:
         before = (yield from plan_queries.find(new.id)) if new.id is not None else None
         if new.id is not None and (before is None or before.entity_id != entity_id):
             raise RefusedError("not_found", f'you have no plan "{new.id}"; leave the id out to make a new one')
-        plan = yield from plan_queries.save(_build_plan(new, entity_id, before))
+        plan = yield from plan_queries.save(_build_plan(new, entity_id, before, principal))
         if plan is None:
             raise RefusedError("not_found", f'you have no plan "{new.id}"')
         saved_plans.append(plan)
@@ -95,7 +97,7 @@ def describe(plan: Plan) -> dict[str, object]:
     }
 
 
-def _build_plan(new: NewPlan, entity_id: str, before: Plan | None) -> Plan:
+def _build_plan(new: NewPlan, entity_id: str, before: Plan | None, principal: str | None) -> Plan:
     now = now_ms()
     schedules = {"runAfter": new.run_after, "scheduledAt": new.scheduled_at, "cron": new.cron}
     names = [name for name, value in schedules.items() if value is not None]
@@ -134,4 +136,5 @@ def _build_plan(new: NewPlan, entity_id: str, before: Plan | None) -> Plan:
         last_run_at=before.last_run_at if before is not None else None,
         created_at=before.created_at if before is not None else now,
         updated_at=now,
+        principal=principal,
     )

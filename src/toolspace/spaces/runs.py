@@ -36,8 +36,12 @@ def open_run(
     run_id: str | None = None,
     space_id: str | None = None,
     trigger: Any = None,
+    principal: str | None = None,
 ) -> Program[RunRecord]:
-    """Opens a run of an agent, in a space if one is given. If the agent has a run of this id, returns that."""
+    """Opens a run of an agent, in a space if one is given. If the agent has a run of this id, returns that.
+
+    `principal`: for whom the agent works; None: for itself.
+    """
     agent = yield from entities_and_spaces.find_entity(agent_entity_id)
     if agent is None:
         raise RefusedError("not_found", f'there is no entity "{agent_entity_id}"')
@@ -46,7 +50,9 @@ def open_run(
     if space_id is not None:
         yield from _check_member(space_id, agent_entity_id)
     run_id = run_id or new_id("run")
-    run = yield from run_queries.create(run_id, agent_entity_id, space_id=space_id, trigger=trigger)
+    run = yield from run_queries.create(
+        run_id, agent_entity_id, space_id=space_id, trigger=trigger, principal=principal
+    )
     if run is None:
         run = yield from run_queries.find(run_id)
         if run is None or run.agent_entity_id != agent_entity_id:

@@ -199,7 +199,12 @@ _GOALS_PER_AGENT = (
     "ALTER TABLE goals_per_agent RENAME TO goals",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _GOALS_PER_AGENT)
+_PRINCIPALS = (
+    "ALTER TABLE runs ADD COLUMN principal TEXT",
+    "ALTER TABLE plans ADD COLUMN principal TEXT",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _GOALS_PER_AGENT, _PRINCIPALS)
 
 
 def migrate() -> Program[int]:

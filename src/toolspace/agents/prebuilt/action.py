@@ -40,6 +40,8 @@ class ActionCaller(msgspec.Struct, frozen=True):
     agent_id: str
     call_id: str | None = None
     """Effects are stored under it, so that the same call has them once."""
+    principal: str | None = None
+    """For whom the run of the call works; None: for the agent itself."""
 
     @property
     def ledger(self) -> Ledger:
@@ -115,7 +117,7 @@ def get_caller(action: str, context: ToolContext) -> ActionCaller:
             "and call it there",
             executed=False,
         )
-    return ActionCaller(call_host, call_host.agent_entity_id, context.call_id or None)
+    return ActionCaller(call_host, call_host.agent_entity_id, context.call_id or None, context.user_id)
 
 
 @contextmanager

@@ -224,7 +224,7 @@ _status = {"type": "string", "enum": ["active", "completed", "expired"]}
 )
 async def set_plans(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
     new_plans = msgspec.convert(arguments["plans"], list[NewPlan])
-    return await caller.commit_once(_save_plans, caller.agent_id, new_plans)
+    return await caller.commit_once(_save_plans, caller, new_plans)
 
 
 @action("List your plans, the next one first.", {"status": _status}, annotations=READ_ONLY)
@@ -241,8 +241,8 @@ async def delete_plans(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
     return {"success": True, "deleted": count}
 
 
-def _save_plans(effects: Effects, agent_id: str, new_plans: list[NewPlan]) -> Program[dict[str, Any]]:
-    records = yield from plans.set_plans(effects, agent_id, new_plans)
+def _save_plans(effects: Effects, caller: ActionCaller, new_plans: list[NewPlan]) -> Program[dict[str, Any]]:
+    records = yield from plans.set_plans(effects, caller.agent_id, new_plans, principal=caller.principal)
     return {"success": True, "plans": [plans.describe(plan) for plan in records]}
 
 

@@ -299,9 +299,10 @@ async def list_plans(request: Request) -> ResultPage[Plan]:
 async def set_plans(request: Request) -> ResultPage[Plan]:
     body = await request.json(PlanBodies)
     agent_id = await get_agent_id(request)
+    principal = request.gateway.tool_key_policy.context_for(request.caller).user_id
 
     def update(effects: Effects) -> Program[Sequence[Plan]]:
-        yield from plans.set_plans(effects, agent_id, body.plans)
+        yield from plans.set_plans(effects, agent_id, body.plans, principal=principal)
         return (yield from plan_queries.list_plans(agent_id))
 
     return ResultPage(items=await request.ledger.commit(update), next=None)

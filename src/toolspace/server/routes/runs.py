@@ -74,7 +74,7 @@ class RunListQuery(AgentRunListQuery, frozen=True, kw_only=True):
 
 
 class RunShape(ResponseBody, frozen=True, kw_only=True):
-    """A run. Members of its space do not see `trigger`, `usage` and `error`."""
+    """A run. Members of its space do not see `trigger`, `usage`, `error` and `principal`."""
 
     id: str
     """The id of the run."""
@@ -96,6 +96,8 @@ class RunShape(ResponseBody, frozen=True, kw_only=True):
     """What the run cost, as reported when it was closed."""
     error: str | msgspec.UnsetType | None = msgspec.UNSET
     """Why the run failed."""
+    principal: str | msgspec.UnsetType | None = msgspec.UNSET
+    """For whom the run works: an entity or a key (`key/…`); null for runs of earlier versions."""
 
 
 @routes.add(
@@ -110,10 +112,16 @@ class RunShape(ResponseBody, frozen=True, kw_only=True):
 )
 async def create_run(request: Request) -> Response:
     body = await request.json(NewRun)
+    principal = request.gateway.tool_key_policy.context_for(request.caller).user_id
     return await run_once(
         request,
         lambda effects: runs.open_run(
-            effects, body.agent_entity_id, run_id=body.id, space_id=body.space_id, trigger=body.trigger
+            effects,
+            body.agent_entity_id,
+            run_id=body.id,
+            space_id=body.space_id,
+            trigger=body.trigger,
+            principal=principal,
         ),
     )
 
@@ -137,7 +145,7 @@ async def list_runs(request: Request) -> ResultPage[RunRecord]:
     "/api/runs/{runId}",
     "Get a run",
     access=Access.MEMBER,
-    description="With a token: a run in a space of the entity, without trigger, usage and error.",
+    description="With a token: a run in a space of the entity, without trigger, usage, error and principal.",
     response=RunShape,
 )
 async def get_run(request: Request) -> dict[str, Any]:

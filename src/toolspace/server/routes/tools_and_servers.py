@@ -228,7 +228,7 @@ async def call_tool_in_run(request: Request) -> Response | StreamingResponse:
     host = GatewayCallHost(
         gateway.pending_calls, run_id=run_id, agent_entity_id=record.agent_entity_id, space_id=record.space_id
     )
-    return await _call(request, body.name, body, host, run)
+    return await _call(request, body.name, body, host, run, principal=record.principal or record.agent_entity_id)
 
 
 @server_routes.add("GET", "/api/servers", "List MCP servers and their status")
@@ -264,12 +264,18 @@ def _describe(tool: Tool) -> dict[str, Any]:
 
 
 async def _call(
-    request: Request, name: str, body: CallBody, host: GatewayCallHost, run: Run | None = None
+    request: Request,
+    name: str,
+    body: CallBody,
+    host: GatewayCallHost,
+    run: Run | None = None,
+    *,
+    principal: str | None = None,
 ) -> Response | StreamingResponse:
     toolspace = request.gateway.toolspace
     caller_context = request.gateway.tool_key_policy.context_for(request.caller)
     context = ToolContext(
-        user_id=caller_context.user_id if run is None else host.agent_entity_id,
+        user_id=caller_context.user_id if principal is None else principal,
         session_id=caller_context.session_id if run is None else run.session,
         agent_entity_id=host.agent_entity_id,
         space_id=host.space_id,

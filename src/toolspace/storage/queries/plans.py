@@ -47,6 +47,8 @@ class Plan(Record, frozen=True):
     """When the plan was created, in Unix milliseconds."""
     updated_at: int
     """When the plan was last changed, in Unix milliseconds."""
+    principal: str | None = None
+    """For whom the agent works when the plan runs: whoever created or last changed it; null: for itself."""
 
 
 _PLAN = Table("plans", Plan)

@@ -26,9 +26,15 @@ _OPEN = "('queued', 'running', 'waiting_tool')"
 
 
 def create(
-    run_id: str, agent_entity_id: str, *, space_id: str | None, trigger: Any, status: RunStatus = "running"
+    run_id: str,
+    agent_entity_id: str,
+    *,
+    space_id: str | None,
+    trigger: Any,
+    principal: str | None = None,
+    status: RunStatus = "running",
 ) -> Program[RunRecord | None]:
-    """None if the id is in use."""
+    """None if the id is in use. Without a principal, the agent works for itself."""
     return _RUN.insert(
         id=run_id,
         agent_entity_id=agent_entity_id,
@@ -38,6 +44,7 @@ def create(
         steps=0,
         usage={},
         created_at=now_ms(),
+        principal=principal if principal is not None else agent_entity_id,
         last_call_seq=0,
     )
 
