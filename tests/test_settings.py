@@ -252,12 +252,24 @@ async def test_an_override_sets_the_timeout(open_toolspace: OpenToolspace, folde
         assert (await ts.call("slow")).error == "Tool execution timed out after 15ms"
 
 
-@coverage.covers("tools.overrides.<name>.cache", "tools.overrides.<name>.cachePerUser")
-async def test_an_override_sets_the_cache_for_all_or_each_user(open_toolspace: OpenToolspace, folder: Path) -> None:
-    for per_user, expected in ((False, [1, 1, 1]), (True, [1, 2, 1])):
-        async with open_toolspace(tools={"overrides": {"counted": {"cache": "1m", "cachePerUser": per_user}}}) as ts:
-            users = [ToolContext(user_id=user) for user in ("ann", "bob", "ann")]
-            assert [(await ts.call("counted", context=user)).result for user in users] == expected
+@coverage.covers("tools.overrides.<name>.cache", "tools.overrides.<name>.cacheScope")
+@pytest.mark.parametrize(
+    ("scope", "expected"),
+    [
+        ({"cacheScope": "shared"}, [1, 1, 1]),
+        ({"cacheScope": "principal"}, [1, 2, 1]),
+        ({"cachePerUser": False}, [1, 1, 1]),
+        ({"cachePerUser": True}, [1, 2, 1]),
+        ({}, [1, 2, 1]),
+    ],
+    ids=str,
+)
+async def test_an_override_sets_the_cache_for_all_or_each_principal(
+    open_toolspace: OpenToolspace, folder: Path, scope: dict[str, Any], expected: list[int]
+) -> None:
+    async with open_toolspace(tools={"overrides": {"counted": {"cache": "1m", **scope}}}) as ts:
+        users = [ToolContext(user_id=user) for user in ("ann", "bob", "ann")]
+        assert [(await ts.call("counted", context=user)).result for user in users] == expected
 
 
 @coverage.covers("tools.overrides.<name>.maxBytes")
@@ -298,12 +310,13 @@ DEFINITION = {
 @coverage.covers(
     "tools.definitions",
     *(f"tools.definitions.<name>.{key}" for key in DEFINITION if key != "name"),
-    "tools.definitions.<name>.cachePerUser",
+    "tools.definitions.<name>.cacheScope",
+    "tools.definitions.<name>.priority",
     "tools.definitions.<name>.enabled",
 )
 async def test_a_definition_becomes_a_tool_with_all_its_settings(open_toolspace: OpenToolspace, folder: Path) -> None:
     queues = {"q": {"concurrent": 1}}
-    async with open_toolspace(queues=queues, tools=[{**DEFINITION, "cachePerUser": True}]) as ts:
+    async with open_toolspace(queues=queues, tools=[{**DEFINITION, "cacheScope": "shared", "priority": 5}]) as ts:
         definition = ts.find_tool("greet")
         assert definition is not None
         wire = definition.to_dict()
@@ -314,7 +327,8 @@ async def test_a_definition_becomes_a_tool_with_all_its_settings(open_toolspace:
         assert (await ts.call("greet", {})).error_kind == "invalid_parameters"
         explanation = ts.orchestrator.explain("greet")
         assert explanation is not None
-        assert (explanation[1].queue.value, explanation[1].cache_per_user.value) == ("q", True)
+        settings = explanation[1]
+        assert (settings.queue.value, settings.cache_scope.value, settings.priority.value) == ("q", "shared", 5)
     assert (
         open_toolspace(queues=queues, tools={"definitions": [{**DEFINITION, "enabled": False}]}).find_tool("greet")
         is None
@@ -430,7 +444,12 @@ async def test_tools_of_a_provider_are_allowed_and_denied(open_toolspace: OpenTo
         assert (await ts.call("plug__busy")).error_kind == "not_permitted"
 
 
-@coverage.covers("providers.<name>.queue", "providers.<name>.cache", "providers.<name>.requestTimeoutMs")
+@coverage.covers(
+    "providers.<name>.queue",
+    "providers.<name>.cache",
+    "providers.<name>.cacheScope",
+    "providers.<name>.requestTimeoutMs",
+)
 async def test_a_provider_sets_queue_cache_and_timeout_of_its_tools(
     open_toolspace: OpenToolspace, folder: Path
 ) -> None:
@@ -441,7 +460,11 @@ async def test_a_provider_sets_queue_cache_and_timeout_of_its_tools(
         assert max(result.result for result in results) == 2
     async with open_toolspace(providers={"a": {**plug, "cache": "1m", "requestTimeoutMs": 15}}) as ts:
         assert [(await ts.call("plug__counted")).result for _ in range(2)] == [1, 1]
+        assert (await ts.call("plug__counted", context=ToolContext(user_id="ann"))).result == 2
         assert (await ts.call("plug__slow")).error == "Tool execution timed out after 15ms"
+    async with open_toolspace(providers={"a": {**plug, "cache": "1m", "cacheScope": "shared"}}) as ts:
+        users = [ToolContext(user_id=user) for user in ("ann", "bob")]
+        assert [(await ts.call("plug__counted", context=user)).result for user in users] == [1, 1]
 
 
 @coverage.covers("storage.redis")

@@ -343,19 +343,24 @@ async def test_a_rest_tool_has_the_configured_description_and_schemas(setup: Sou
     assert tool.tags == ("greeting",)
 
 
-@coverage.covers("restTools.<name>.cache", "restTools.<name>.cachePerUser")
+@coverage.covers("restTools.<name>.cache", "restTools.<name>.cacheScope")
 async def test_a_rest_tool_caches_its_results(setup: SourceSetup) -> None:
-    for per_user, most in ((False, 1), (True, 2)):
+    for scope, most in (("shared", 1), ("principal", 2)):
         setup.external_server.runs = 0
-        async with setup.rest(cache="1m", cachePerUser=per_user) as ts:
+        async with setup.rest(cache="1m", cacheScope=scope) as ts:
             for user in ("ann", "bob", "ann"):
                 await ts.call("rest__r", context=ToolContext(user_id=user))
         assert setup.external_server.runs == most
 
 
-@coverage.covers("restTools.<name>.queue", "restTools.<name>.timeout", "restTools.<name>.enabled")
+@coverage.covers(
+    "restTools.<name>.queue", "restTools.<name>.priority", "restTools.<name>.timeout", "restTools.<name>.enabled"
+)
 async def test_a_rest_tool_has_a_queue_and_a_timeout_and_can_be_disabled(setup: SourceSetup) -> None:
-    async with setup.rest(queue="q", query={"n": "${parameters.n}"}) as ts:
+    async with setup.rest(queue="q", priority=3, query={"n": "${parameters.n}"}) as ts:
+        explanation = ts.orchestrator.explain("rest__r")
+        assert explanation is not None
+        assert explanation[1].priority.value == 3
         await asyncio.gather(*(ts.call("rest__r", {"n": n}) for n in range(6)))
         assert setup.external_server.most == 2
     async with setup.rest(url=f"{setup.external_server.url}/slow", timeout=50) as ts:
@@ -409,6 +414,15 @@ async def test_an_openapi_service_sets_queue_cache_and_timeout_of_its_tools(setu
     async with setup.openapi(cache="1m") as ts:
         runs = [(await ts.call("o__listCats")).result["run"] for _ in range(2)]
         assert runs[0] == runs[1]
+
+
+@coverage.covers("mcpServers.<name>.cacheScope", "openapi.<name>.cacheScope")
+async def test_a_source_may_share_cached_results_among_principals(setup: SourceSetup) -> None:
+    for scope, is_equal in (("shared", True), ("principal", False)):
+        async with setup.mcp(cache="1m", cacheScope=scope) as mcp, setup.openapi(cache="1m", cacheScope=scope) as http:
+            for ts, name in ((mcp, "s__counted"), (http, "o__listCats")):
+                ann, bob = [await ts.call(name, context=ToolContext(user_id=user)) for user in ("ann", "bob")]
+                assert (ann.text == bob.text) is is_equal, name
 
 
 @coverage.covers("openapi.<name>.required")

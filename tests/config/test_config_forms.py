@@ -319,9 +319,9 @@ def test_every_setting_of_a_definition_is_read(tool: Any) -> None:
         outputSchema={"type": "array"},
     )
     assert definition.category is ToolCategory.DATA
-    assert (definition.cache, definition.cache_per_user, definition.tags, definition.version) == (
+    assert (definition.cache, definition.cache_scope, definition.tags, definition.version) == (
         300,
-        True,
+        "principal",
         ("a",),
         "1.5",
     )

@@ -79,7 +79,7 @@ agents: {a: {system: x}, b: {system: y}}
     assert config.tools.web_search.search_engine_id == "123"
     override = config.tools.overrides["http_*"]
     assert (override.timeout, override.queue, override.cache, override.max_bytes) == (1.5, "q", 0, 5)
-    assert (override.cache_per_user, override.enabled, override.visible) == (True, False, True)
+    assert (override.cache_scope, override.enabled, override.visible) == ("principal", False, True)
     assert config.storage == StorageSettings(url="postgresql://h/db", redis="redis://h", cache="disk")
     assert (config.server.host, config.server.port) == ("0.0.0.0", 80)
     assert config.functions == ("./tools.py",)

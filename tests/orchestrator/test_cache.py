@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolspace import EventType, ResultCache, Settings, ToolContext, ToolResult, ToolRules, Toolspace, tool
+from toolspace import EventType, ResultCache, Settings, Tool, ToolContext, ToolResult, ToolRules, Toolspace, tool
 from toolspace.core import json_text
 from toolspace.core.events import CallEvent
 from toolspace.core.extension_points import CachedResult
+from toolspace.core.tool import CacheScope
 from toolspace.orchestrator.call import Call
 from toolspace.orchestrator.pipeline import CallHandler, StageContext
+from toolspace.orchestrator.tool_fingerprint import get_fingerprint
+from toolspace.providers.rest.provider import RestProvider, RestSpec
 from toolspace.storage.memory_cache import MemoryCache
+from toolspace.storage.sqlite_cache import SqliteCache
 from toolspace.testing import EventRecorder
 
 
 class CountingTool:
-    def __init__(self, *, cache: float | None = 60, per_user: bool = False, fail: int = 0) -> None:
+    def __init__(self, *, cache: float | None = 60, scope: CacheScope = "principal", fail: int = 0) -> None:
         self.runs = 0
         self._fail = fail
 
-        @tool(cache=cache or 0, cache_per_user=per_user)
+        @tool(cache=cache or 0, cache_scope=scope)
         async def look_up(key: str = "", limit: int = 10) -> Any:
             self.runs += 1
             if self.runs <= self._fail:
@@ -82,13 +88,132 @@ async def test_failures_are_never_cached() -> None:
 
 
 @pytest.mark.spec("4.2")
-@pytest.mark.parametrize(("per_user", "runs"), [(False, 1), (True, 2)])
-async def test_a_result_that_depends_on_the_user_is_cached_per_user(per_user: bool, runs: int) -> None:
-    counter = CountingTool(per_user=per_user)
+@pytest.mark.spec("21.1")
+@pytest.mark.parametrize(("scope", "runs"), [("principal", 3), ("shared", 1)])
+@pytest.mark.parametrize("arguments", [None, "{}"], ids=["no text", "text"])
+async def test_principals_share_cached_results_only_if_the_tool_says_so(
+    scope: CacheScope, runs: int, arguments: str | None
+) -> None:
+    counter = CountingTool(scope=scope)
     async with Toolspace(tools=[counter.tool]) as ts:
-        for user in ("ann", "bob", "ann", "bob"):
-            await ts.call("look_up", context=ToolContext(user_id=user))
+        for user in ("ann", "bob", None, "ann", "bob", None):
+            await ts.call("look_up", arguments, context=ToolContext(user_id=user))
     assert counter.runs == runs
+
+
+@pytest.mark.spec("4.2")
+@pytest.mark.parametrize(
+    "reach",
+    [
+        {"allowed_paths": ("/other",)},
+        {"protected_paths": ("/other",)},
+        {"private_paths": ("/other",)},
+        {"allowed_hosts": ("other.example",)},
+        {"allowed_env": ("OTHER",)},
+        {"web_search": {"provider": "brave"}},
+    ],
+    ids=lambda reach: next(iter(reach)),
+)
+@pytest.mark.parametrize("scope", ["principal", "shared"])
+async def test_a_caller_who_may_reach_something_else_gets_no_cached_result(
+    reach: dict[str, Any], scope: CacheScope
+) -> None:
+    counter = CountingTool(scope=scope)
+    async with Toolspace(tools=[counter.tool]) as ts:
+        for _ in range(2):
+            await ts.call("look_up", "{}")
+            await ts.call("look_up", "{}", context=ToolContext(**reach))
+    assert counter.runs == 2
+
+
+@pytest.mark.spec("4.2")
+async def test_memory_directories_keep_results_apart_unless_they_are_shared() -> None:
+    for scope, runs in (("principal", 2), ("shared", 1)):
+        counter = CountingTool(scope=scope)
+        async with Toolspace(tools=[counter.tool]) as ts:
+            for folder in ("/memory/ann", "/memory/bob"):
+                await ts.call("look_up", "{}", context=ToolContext(memory_dir=folder))
+        assert counter.runs == runs
+
+
+@pytest.mark.spec("21.1")
+async def test_principals_do_not_share_a_running_execution_or_its_error() -> None:
+    release = asyncio.Event()
+    both_run = asyncio.Event()
+    users: list[str | None] = []
+
+    @tool(cache=60)
+    async def slow(context: ToolContext) -> str:
+        users.append(context.user_id)
+        if len(users) == 2:
+            both_run.set()
+        await release.wait()
+        raise ValueError(f"secret of {context.user_id}")
+
+    async with Toolspace(tools=[slow]) as ts:
+        tasks = [asyncio.create_task(ts.call("slow", context=ToolContext(user_id=user))) for user in ("ann", "bob")]
+        await asyncio.wait_for(both_run.wait(), 10)
+        release.set()
+        results = await asyncio.gather(*tasks)
+    assert ["ann" in (results[0].error or ""), "bob" in (results[1].error or "")] == [True, True]
+
+
+@pytest.mark.spec("4.2")
+async def test_a_tool_that_changed_does_not_return_the_results_of_its_earlier_code(tmp_path: Path) -> None:
+    """Each version runs in a toolspace of its own, and all have one cache on disk."""
+
+    def first() -> str:
+        return "first"
+
+    def second() -> str:
+        return "second"
+
+    def make(text: str) -> Callable[[], str]:
+        return lambda: text
+
+    functions = [first, second, make("third"), make("fourth")]
+    versions = [
+        *(Tool("answer", handler=lambda _, __, function=function: function()) for function in functions),
+        tool(name="answer", cache=60, version="2")(first),
+        tool(name="answer", cache=60, version="3")(first),
+        tool(name="answer", cache=60, input_schema={"type": "object", "title": "other"})(first),
+    ]
+    executions: list[bool] = []
+    for definition in [*versions, *versions]:
+        async with Toolspace(tools=[definition.replace(cache=60)], cache=SqliteCache(tmp_path / "cache.db")) as ts:
+            executions.append((await ts.call("answer", "{}")).executed)
+    assert executions == [True] * len(versions) + [False] * len(versions)
+
+
+@pytest.mark.spec("4.2")
+async def test_a_configured_tool_that_changed_does_not_return_its_earlier_results(tmp_path: Path) -> None:
+    def configure(output: str) -> Path:
+        file = tmp_path / "toolspace.yaml"
+        definition = {"name": "greet", "executionType": "static", "cache": "1h", "execution": {"output": output}}
+        file.write_text(json_text.encode({"storage": {"cache": "disk", "dir": str(tmp_path)}, "tools": [definition]}))
+        return file
+
+    outputs: list[object] = []
+    for output in ("hello", "good morning", "hello"):
+        async with Toolspace.open(configure(output)) as ts:
+            result = await ts.call("greet", "{}")
+            outputs.append((result.result, result.executed))
+    assert outputs == [("hello", True), ("good morning", True), ("hello", False)]
+
+
+@pytest.mark.spec("4.2")
+async def test_a_rest_tool_with_another_credential_does_not_return_earlier_results() -> None:
+    specs = [
+        RestSpec(name="me", url="http://service.example/me", headers={"authorization": token}) for token in ("a", "b")
+    ]
+    providers = [RestProvider([spec]) for spec in (*specs, specs[0])]
+    fingerprints: list[str] = []
+    for provider in providers:
+        async with Toolspace(providers=[provider]) as ts:
+            explanation = ts.orchestrator.explain("rest__me")
+            assert explanation is not None
+            fingerprints.append(get_fingerprint(explanation[0]))
+    assert fingerprints[0] == fingerprints[2] != fingerprints[1]
 
 
 @pytest.mark.spec("4.2")
@@ -343,10 +468,12 @@ def pass_through(stage: StageContext, next: CallHandler, /) -> CallHandler:
     return run
 
 
-async def observe_hit(value: Any, arguments: str, *, nested: bool, is_instant: bool) -> list[Any]:
+async def observe_hit(
+    value: Any, arguments: str, *, nested: bool, is_instant: bool, user: str | None, scope: CacheScope
+) -> list[Any]:
     """Calls a cached tool twice, and returns everything that the second call shows: result, events, log, statistics."""
 
-    @tool(cache=60)
+    @tool(cache=60, cache_scope=scope)
     async def look_up(key: Any = None) -> Any:
         return value
 
@@ -358,16 +485,17 @@ async def observe_hit(value: Any, arguments: str, *, nested: bool, is_instant: b
     async with Toolspace(tools=[look_up, outer]) as ts:
         if not is_instant:
             ts.orchestrator.add_stage(pass_through)
-        await ts.call("look_up", arguments)
+        first_user = "carla" if scope == "shared" else user
+        await ts.call("look_up", arguments, context=ToolContext(user_id=first_user))
         explanation = ts.orchestrator.explain("look_up")
         assert explanation is not None
         assert (explanation[0].instant_handler is not None) is is_instant
         recorder = EventRecorder(ts)
         if nested:
-            await ts.call("outer")
+            await ts.call("outer", context=ToolContext(user_id=user))
             result = nested_results[0]
         else:
-            result = await ts.call("look_up", arguments)
+            result = await ts.call("look_up", arguments, context=ToolContext(user_id=user))
         events = [
             (event.type, event.run_id, event.parent_id is not None, getattr(event, "params", None))
             for event in recorder.of_call(result.call_id)
@@ -384,11 +512,21 @@ async def observe_hit(value: Any, arguments: str, *, nested: bool, is_instant: b
 
 @pytest.mark.spec("4.2")
 @settings(deadline=None, max_examples=60)
-@given(value=JSON, key=JSON, spaces=st.sampled_from(("", " ", "\n")), nested=st.booleans())
-def test_an_instant_hit_equals_a_hit_through_all_stages(value: Any, key: Any, spaces: str, nested: bool) -> None:
+@given(
+    value=JSON,
+    key=JSON,
+    spaces=st.sampled_from(("", " ", "\n")),
+    nested=st.booleans(),
+    user=st.sampled_from((None, "ann")),
+    scope=st.sampled_from(("principal", "shared")),
+)
+def test_an_instant_hit_equals_a_hit_through_all_stages(
+    value: Any, key: Any, spaces: str, nested: bool, user: str | None, scope: CacheScope
+) -> None:
     arguments = f'{spaces}{{"key":{spaces}{json_text.encode(key)}}}'
     instant, plain = (
-        asyncio.run(observe_hit(value, arguments, nested=nested, is_instant=is_instant)) for is_instant in (True, False)
+        asyncio.run(observe_hit(value, arguments, nested=nested, is_instant=is_instant, user=user, scope=scope))
+        for is_instant in (True, False)
     )
     assert instant == plain
     assert instant[3][0]["cacheHit"] is True

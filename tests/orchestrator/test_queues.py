@@ -383,6 +383,7 @@ async def test_a_slot_released_on_one_event_loop_reaches_a_call_on_another() -> 
     assert (queue.active, queue.waiting_count) == (0, 0)
 
 
+@pytest.mark.spec("4.3")
 async def test_waiting_calls_of_higher_priority_go_first_and_equals_in_the_order_they_came() -> None:
     gate = Gate()
 
@@ -394,11 +395,11 @@ async def test_waiting_calls_of_higher_priority_go_first_and_equals_in_the_order
     async def plain(n: int) -> int:
         return await gate(n)
 
-    @tool(queue="q")
+    @tool(queue="q", priority=5)
     async def urgent(n: int) -> int:
         return await gate(n)
 
-    overrides = {"low": ToolRules(priority=-1), "urgent": ToolRules(priority=5)}
+    overrides = {"low": ToolRules(priority=-1)}
     settings = Settings(queues={"q": QueueSpec(concurrent=1)}, overrides=overrides)
     async with Toolspace(tools=[low, plain, urgent], settings=settings) as ts:
         names = ["low", "low", "plain", "urgent", "plain", "low", "urgent"]

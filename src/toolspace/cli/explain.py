@@ -28,7 +28,7 @@ from toolspace.toolspace import Toolspace
 T = TypeVar("T")
 _PROVIDER_KEYS = {"timeout": "requestTimeoutMs"}
 """Settings that have another key in the entry of a provider."""
-_LABELS = {"cachePerUser": "cache per user", "maxBytes": "cap (bytes)", "queueRules": "queue's rules"}
+_LABELS = {"cacheScope": "cache scope", "maxBytes": "cap (bytes)", "queueRules": "queue's rules"}
 
 
 class ExplainedSetting(NamedTuple):
@@ -82,7 +82,7 @@ class _Explanation:
         if settings.priority.value:
             rows.append(self._row("priority", settings.priority, str))
         if settings.cache.value:
-            rows.append(self._row("cachePerUser", settings.cache_per_user, _yes_no))
+            rows.append(self._row("cacheScope", settings.cache_scope, str))
         rows += [
             self._row("maxBytes", settings.max_bytes, "{:,}".format),
             self._policy(),

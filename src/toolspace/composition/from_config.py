@@ -366,7 +366,8 @@ def _build_defined_tool(
         execution=definition.execution,  # Without secrets: lists of tools show it.
         queue=definition.queue,
         cache=definition.cache,
-        cache_per_user=definition.cache_per_user,
+        cache_scope=definition.cache_scope,
+        priority=definition.priority,
         annotations=definition.annotations,
         tags=definition.tags,
         version=definition.version,

@@ -32,7 +32,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 REST = "rest"
 """The namespace of the REST tools, which are one provider."""
-_RULE_FIELDS = ("tools_allowed", "tools_denied", "queue", "cache", "request_timeout", "enabled", "required")
+_RULE_FIELDS = (
+    "tools_allowed",
+    "tools_denied",
+    "queue",
+    "cache",
+    "cache_scope",
+    "request_timeout",
+    "enabled",
+    "required",
+)
 """Settings of an OpenAPI service that become its rules: a change of them does not need a new provider."""
 
 
@@ -104,7 +113,7 @@ def build_providers(
                 provider = running_provider.provider
             else:
                 inner = plan.build()
-                provider = MountedProvider(inner, plan.namespace or inner.namespace or plan.name)
+                provider = MountedProvider(inner, plan.namespace or inner.namespace or plan.name, settings=identity)
             providers[key] = ConfiguredProvider(identity=identity, provider=provider, rules=plan.rules)
         except (ConfigError, RegistrationError) as error:
             # All entries of the section `restTools` are one provider.
@@ -190,7 +199,13 @@ def _plan_providers(
     def build_rules(section: str, entry: ProviderSettings | McpServerSettings | OpenApiSettings) -> ProviderRules:
         source = config.source(section, entry.name)
         return ProviderRules(
-            rules=ToolRules(timeout=entry.request_timeout, queue=entry.queue, cache=entry.cache, source=source),
+            rules=ToolRules(
+                timeout=entry.request_timeout,
+                queue=entry.queue,
+                cache=entry.cache,
+                cache_scope=entry.cache_scope,
+                source=source,
+            ),
             tools_allowed=entry.tools_allowed,
             tools_denied=(*entry.tools_denied, *tools_denied),
             required=entry.required,

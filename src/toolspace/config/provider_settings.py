@@ -30,12 +30,22 @@ from toolspace.config.validation import (
     value_type,
 )
 from toolspace.config.value_types import Duration, Globs, Name, ObjectSchema
-from toolspace.core.tool import NO_ANNOTATIONS, Annotations
+from toolspace.core.tool import NO_ANNOTATIONS, Annotations, CacheScope
 
 # Settings that several sections have
 
 QueueName = Annotated[str | None, "The queue that its calls go through."]
 Cache = Annotated[float | None, types.cache_duration, "How long a result is reused for equal calls; 0 or false: never."]
+CacheScopeSetting = Annotated[
+    CacheScope | None,
+    types.cache_scope,
+    "Who gets a cached result: the `principal` whose call it was, or all who may reach the same (`shared`); "
+    "without it `principal`.",
+    SettingOptions(aliases=("cachePerUser",)),
+]
+Priority = Annotated[
+    int | None, types.integer(-1000, 1000), "Waiting calls of higher priority leave the queue first; without it 0."
+]
 Timeout = Annotated[Duration | None, "How long one call may take; without it `defaults.toolTimeout`."]
 Enabled = Annotated[bool, "Whether it is used at all."]
 Headers = Annotated[Mapping[str, str], "HTTP headers to send.", SECRET]
@@ -63,7 +73,8 @@ class SingleToolSettings(Section, frozen=True, kw_only=True):
     timeout: Timeout = None
     queue: QueueName = None
     cache: Cache = None
-    cache_per_user: Annotated[bool, "Cache the results of each user separately."] = False
+    cache_scope: CacheScopeSetting = None
+    priority: Priority = None
     annotations: Annotated[
         Annotations,
         _annotations,
@@ -88,6 +99,7 @@ class ToolSourceSettings(Section, frozen=True, kw_only=True):
     ] = ()
     queue: QueueName = None
     cache: Cache = None
+    cache_scope: CacheScopeSetting = None
     request_timeout: Annotated[
         Duration | None,
         "How long one call of its tools may take; without it `defaults.toolTimeout`.",

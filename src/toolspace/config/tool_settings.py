@@ -14,7 +14,9 @@ from toolspace.config import value_types as types
 from toolspace.config.file_formats import format_value
 from toolspace.config.provider_settings import (
     Cache,
+    CacheScopeSetting,
     McpServers,
+    Priority,
     QueueName,
     SingleToolSettings,
     Timeout,
@@ -137,11 +139,9 @@ class ToolOverride(Section, frozen=True, kw_only=True):
 
     timeout: Timeout = None
     queue: QueueName = None
-    priority: Annotated[
-        int | None, types.integer(-1000, 1000), "Waiting calls of higher priority leave the queue first; without it 0."
-    ] = None
+    priority: Priority = None
     cache: Cache = None
-    cache_per_user: Annotated[bool | None, "Cache the results of each user separately."] = None
+    cache_scope: CacheScopeSetting = None
     max_bytes: Annotated[Count | None, "A larger result is stored; without it `defaults.toolResponseMaxBytes`."] = None
     enabled: Annotated[bool | None, "Whether it is offered at all."] = None
     visible: Annotated[bool | None, "Whether its calls are shown in the active space."] = None

@@ -32,6 +32,7 @@ from toolspace.config.validation import (
 )
 from toolspace.core.names import did_you_mean
 from toolspace.core.times import format_duration, parse_duration
+from toolspace.core.tool import CacheScope
 
 T = TypeVar("T")
 
@@ -245,6 +246,17 @@ def cache_duration(value: Value) -> float:
         return _read_seconds(value)
     except InvalidValue as error:
         raise InvalidValue(f"{error}; 0 or false for no cache") from None
+
+
+_scope_word = choice("principal", "shared")
+
+
+@value_type(_scope_word.label, _scope_word.expected, {"anyOf": [_scope_word, boolean]})
+def cache_scope(value: Value) -> CacheScope:
+    """`principal` or `shared`. The older setting `cachePerUser` is true or false."""
+    with suppress(InvalidValue):
+        return "principal" if boolean.read(value) else "shared"
+    return _scope_word.read(value)
 
 
 def _format_rate(rate: RateSetting) -> str:

@@ -52,6 +52,14 @@ class ToolProvider(ABC):
         """
         return True
 
+    def describe_execution(self, name: str) -> object:
+        """Returns what executes one of its tools, as plain data: the server, the URL, the version; None if nothing.
+
+        If it changes, results that were cached before are not used. Only a digest of it is kept, so it may contain
+        secrets.
+        """
+        return None
+
     async def warmup(self) -> None:
         """Connects and fetches the list of tools. Called in parallel with other providers; again after a failure."""
 

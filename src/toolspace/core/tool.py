@@ -47,6 +47,8 @@ class ToolCategory(enum.StrEnum):
 ExecutionType = Literal[
     "function", "gateway", "external", "space", "internal", "static", "prebuilt", "agent", "compute", "image", "wait"
 ]
+CacheScope = Literal["principal", "shared"]
+"""Who gets a cached result: the principal whose call it was, or everyone who may reach the same."""
 PENDING_EXECUTION_TYPES: frozenset[ExecutionType] = frozenset(("external", "space", "wait"))
 """Tools whose calls are pending: a worker, a person or a timer submits the result."""
 
@@ -76,9 +78,9 @@ class Tool:
     """
 
     __slots__ = (
-        "_description", "_input_schema", "_output_schema", "_validator", "annotations", "cache", "cache_per_user",
+        "_description", "_input_schema", "_output_schema", "_validator", "annotations", "cache", "cache_scope",
         "category", "execution", "execution_type", "expires_after", "handler", "has_small_results", "is_async", "name",
-        "pauses_run", "queue", "tags", "timeout", "version", "visible",
+        "pauses_run", "priority", "queue", "tags", "timeout", "version", "visible",
     )  # fmt: skip
 
     def __init__(
@@ -97,7 +99,8 @@ class Tool:
         execution: Mapping[str, Any] | None = None,
         queue: str | None = None,
         cache: float | None = None,
-        cache_per_user: bool = False,
+        cache_scope: CacheScope | None = None,
+        priority: int | None = None,
         annotations: Annotations | None = None,
         tags: tuple[str, ...] = (),
         version: str | None = None,
@@ -119,7 +122,12 @@ class Tool:
         self.execution = execution
         self.queue = queue
         self.cache = cache
-        self.cache_per_user = cache_per_user
+        if cache_scope not in (None, "principal", "shared"):
+            raise ToolDefinitionError(f"tool {name!r}: cache_scope is 'principal' or 'shared', not {cache_scope!r}")
+        self.cache_scope: CacheScope | None = cache_scope
+        """Whose calls share its cached results; None: those of one principal, unless its provider says otherwise."""
+        self.priority = priority
+        """Waiting calls of higher priority leave a queue first; None: 0."""
         self.annotations = annotations or NO_ANNOTATIONS
         self.tags = tags
         self.version = version
@@ -186,7 +194,9 @@ class Tool:
             "expiresAfter": None if self.expires_after is None else round(self.expires_after * 1000),
             "pausesRun": self.pauses_run or None,
             "queue": self.queue,
+            "priority": self.priority,
             "cache": None if self.cache is None else round(self.cache * 1000),
+            "cacheScope": self.cache_scope,
             "annotations": msgspec.to_builtins(self.annotations) or None,
             "tags": list(self.tags) or None,
             "version": self.version,
@@ -302,7 +312,8 @@ class ToolOptions(TypedDict, total=False):
     timeout: float
     queue: str
     cache: float
-    cache_per_user: bool
+    cache_scope: CacheScope
+    priority: int
     annotations: Annotations
     tags: tuple[str, ...]
     version: str

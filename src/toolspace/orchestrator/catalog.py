@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from toolspace.core.tool_context import ToolContext
     from toolspace.orchestrator.call import Arguments, Call
     from toolspace.orchestrator.pipeline import CallHandler, CallServices, InstantHandler
+    from toolspace.orchestrator.stages.cache import CacheKeys
 
 _log = logging.getLogger("toolspace.providers")
 _SHARED_NAMESPACES = frozenset(("agent", "router"))
@@ -60,8 +61,10 @@ class CatalogEntry(msgspec.Struct, eq=False):
     run_handler: CallHandler | None = None
     instant_handler: InstantHandler | None = None
     """Returns cached results without waiting; None if this tool cannot have such results."""
-    cache_keys: dict[str, str] = {}
-    """The text of recent arguments → their cache key."""
+    fingerprint: str = ""
+    """What the tool executes, as a digest; empty until a cache needs it. See `tool_fingerprint`."""
+    cache_keys: CacheKeys | None = None
+    """The keys of its cached results; None until the first call that may be cached."""
     shared_executions: dict[tuple[AbstractEventLoop, str], Future[ToolResult | None] | None] = {}
     """By loop and cache key: the running calls whose result equal calls share. The first call that waits creates the
     future; its result is None if the waiting calls have to execute themselves."""

@@ -13,7 +13,7 @@ import msgspec
 
 from toolspace.core import defaults
 from toolspace.core.names import SEPARATOR
-from toolspace.core.tool import Tool
+from toolspace.core.tool import CacheScope, Tool
 
 T = TypeVar("T")
 DEFAULT = "default"
@@ -45,7 +45,8 @@ class ToolRules(msgspec.Struct, frozen=True, kw_only=True):
     priority: int | None = None
     """Calls with a higher one leave their queue first; 0 if it is not set."""
     cache: float | None = None
-    cache_per_user: bool | None = None
+    cache_scope: CacheScope | None = None
+    """`shared`: all principals who may reach the same share its cached results."""
     max_bytes: int | None = None
     enabled: bool | None = None
     visible: bool | None = None
@@ -149,7 +150,7 @@ class EffectiveSettings(msgspec.Struct, frozen=True, kw_only=True):
     queue: SourcedValue[str | None]
     priority: SourcedValue[int]
     cache: SourcedValue[float | None]
-    cache_per_user: SourcedValue[bool]
+    cache_scope: SourcedValue[CacheScope]
     max_bytes: SourcedValue[int]
 
 
@@ -173,9 +174,9 @@ def resolve_settings(
     return EffectiveSettings(
         timeout=choose("timeout", tool.timeout, defaults.tool_timeout),
         queue=choose("queue", tool.queue, SourcedValue(None)),
-        priority=choose("priority", None, SourcedValue(0)),
+        priority=choose("priority", tool.priority, SourcedValue(0)),
         cache=choose("cache", tool.cache, SourcedValue(None)),
-        cache_per_user=choose("cache_per_user", tool.cache_per_user or None, SourcedValue(False)),
+        cache_scope=choose("cache_scope", tool.cache_scope, SourcedValue("principal")),
         max_bytes=choose("max_bytes", None, defaults.tool_response_max_bytes),
     )
 

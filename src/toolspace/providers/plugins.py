@@ -200,9 +200,11 @@ def _hide(text: str, secrets: Collection[str]) -> str:
 class MountedProvider(ToolProvider):
     """A provider under a namespace. Passes everything on to the inner provider until it is retired."""
 
-    def __init__(self, inner: ToolProvider, namespace: str) -> None:
+    def __init__(self, inner: ToolProvider, namespace: str, *, settings: bytes = b"") -> None:
+        """`settings`: what the inner provider was built from."""
         super().__init__()
         self.inner = inner
+        self._settings = settings
         self.kind = inner.kind
         self.namespace = namespace
         self._is_retired = False
@@ -234,6 +236,9 @@ class MountedProvider(ToolProvider):
 
     def is_offered(self, tool: Tool, context: ToolContext) -> bool:
         return self.inner.is_offered(tool, context)
+
+    def describe_execution(self, name: str) -> object:
+        return self._settings, self._source, self.inner.describe_execution(name)
 
     def get_instructions(self) -> str:
         return "" if self._is_retired else self.inner.get_instructions()

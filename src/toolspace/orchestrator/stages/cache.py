@@ -1,5 +1,8 @@
 """The stage `cache`: returns cached results, and lets equal calls that run at the same time share one execution.
 
+Calls of different principals are never equal, unless the tool's `cacheScope` is `shared`. Neither are calls of callers
+that may reach different files, hosts or variables, nor calls of a tool before and after it changed.
+
 If the cache fails, the call runs as if nothing were cached.
 """
 
@@ -7,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import operator
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,13 +20,22 @@ from toolspace.core import json_text
 from toolspace.core.extension_points import CachedResult, ResultCache
 from toolspace.core.result import PENDING_CALL_KEY, Content, ToolResult
 from toolspace.orchestrator.call import Call
+from toolspace.orchestrator.tool_fingerprint import digest, get_fingerprint
 
 if TYPE_CHECKING:
+    from toolspace.core.tool_context import ToolContext
+    from toolspace.orchestrator.catalog import CatalogEntry
     from toolspace.orchestrator.pipeline import CallHandler, InstantHandler, StageContext
 
 _log = logging.getLogger("toolspace.cache")
 _MAX_KEY_TEXT = 512
 _MAX_KEYS = 1_024
+_SHARED_REACH = (
+    "allowed_paths", "protected_paths", "private_paths", "writable_code", "allowed_env", "allowed_hosts", "web_search",
+)  # fmt: skip
+_get_shared_reach = operator.attrgetter(*_SHARED_REACH)
+_get_reach = operator.attrgetter(*_SHARED_REACH, "memory_dir", "session_dir")
+"""Returns what a caller may reach. Its own directories do not keep shared results apart."""
 
 
 def cache(stage: StageContext, next: CallHandler, /) -> CallHandler:
@@ -30,18 +43,14 @@ def cache(stage: StageContext, next: CallHandler, /) -> CallHandler:
     store = stage.services.cache
     if not ttl or store is None:
         return next
-    name = stage.entry.tool.name
-    per_user = stage.settings.cache_per_user.value
-    keys = stage.entry.cache_keys
+    is_shared = stage.settings.cache_scope.value == "shared"
     entry, executions = stage.entry, stage.entry.shared_executions
 
     async def run(call: Call) -> ToolResult:
-        key = _cache_key(name, call, per_user)
-        if not per_user and type(call.arguments) is str and len(call.arguments) < _MAX_KEY_TEXT:
-            if len(keys) >= _MAX_KEYS:
-                keys.clear()
-            keys[call.arguments] = key
-        return await find_or_execute(call, key)
+        keys = entry.cache_keys
+        if keys is None or keys.is_shared is not is_shared or not keys.cover(call.base_context):
+            keys = entry.cache_keys = CacheKeys(entry, call.base_context, is_shared=is_shared)
+        return await find_or_execute(call, keys.create(call))
 
     async def find_or_execute(call: Call, key: str) -> ToolResult:
         loop = asyncio.get_running_loop()
@@ -76,21 +85,24 @@ def cache(stage: StageContext, next: CallHandler, /) -> CallHandler:
 
 
 def cached_lookup(stage: StageContext) -> InstantHandler | None:
-    """Returns a function that finds the cached result of a call by the exact text of its arguments.
+    """Returns a function that finds the cached result of a call by its principal and the exact text of its arguments.
 
     A text that was cached before has been validated before, so it is not validated again. None for a tool without a
-    cache, and for a tool whose results depend on the user.
+    cache.
     """
     store = stage.services.cache
-    if not stage.settings.cache.value or store is None or stage.settings.cache_per_user.value:
+    if not stage.settings.cache.value or store is None:
         return None
-    keys, max_length = stage.entry.cache_keys, stage.settings.max_bytes.value // 4
-    kind, namespace, name = stage.entry.provider.kind, stage.entry.provider.namespace, stage.entry.tool.name
+    entry, max_length = stage.entry, stage.settings.max_bytes.value // 4
+    kind, namespace, name = entry.provider.kind, entry.provider.namespace, entry.tool.name
     peek, decode = store.peek, msgspec.json.Decoder().decode
 
     def find(call: Call) -> ToolResult | None:
-        arguments = call.arguments
-        if type(arguments) is not str or (key := keys.get(arguments)) is None:
+        arguments, context, keys = call.arguments, call.base_context, entry.cache_keys
+        if type(arguments) is not str or keys is None or (context is not keys.context and not keys.cover(context)):
+            return None
+        user = None if keys.is_shared else context.user_id
+        if (key := keys.by_text.get(arguments if user is None else (user, arguments))) is None:
             return None
         try:
             if (cached := peek(key)) is None:
@@ -113,13 +125,63 @@ def cached_lookup(stage: StageContext) -> InstantHandler | None:
     return find
 
 
-def _cache_key(tool: str, call: Call, per_user: bool) -> str:
-    arguments = json_text.encode_canonical(call.values)
+class CacheKeys:
+    """Creates the cache keys of one tool, for callers that may reach the same. Remembers those of recent calls.
+
+    A key has the tool's name and fingerprint, the principal unless the results are shared, what the caller may reach,
+    and the arguments.
+    """
+
+    __slots__ = ("_entry", "_starts", "by_text", "context", "is_shared")
+
+    def __init__(self, entry: CatalogEntry, context: ToolContext, *, is_shared: bool) -> None:
+        self.context = context
+        """A context with this reach."""
+        self.is_shared = is_shared
+        self.by_text: dict[str | tuple[str, str], str] = {}
+        """Text of recent arguments → their key; with the user, if the call has one and results are not shared."""
+        self._entry = entry
+        self._starts: dict[str | None, str] = {}
+        """User → the start of their keys."""
+
+    def cover(self, context: ToolContext) -> bool:
+        """Whether a caller with this context may reach the same, so that these keys are its keys."""
+        get_reach = _get_shared_reach if self.is_shared else _get_reach
+        return context is self.context or get_reach(context) == get_reach(self.context)
+
+    def create(self, call: Call) -> str:
+        """Returns the key of a call whose arguments are validated."""
+        user = None if self.is_shared else call.base_context.user_id
+        start = self._starts.get(user)
+        if start is None:
+            _clear_if_full(self._starts)
+            self._starts[user] = start = self._create_start(call.base_context)
+        key = f"{start}\0{_encode_arguments(call.values)}"
+        text = call.arguments
+        if type(text) is str and len(text) < _MAX_KEY_TEXT:
+            _clear_if_full(self.by_text)
+            self.by_text[text if user is None else (user, text)] = key
+        return key
+
+    def _create_start(self, context: ToolContext) -> str:
+        if self.is_shared:
+            caller = digest("shared", _get_shared_reach(context))
+        else:
+            caller = digest("principal", context.principal, _get_reach(context))
+        return f"{self._entry.tool.name}\0{get_fingerprint(self._entry)}\0{caller}"
+
+
+def _clear_if_full(items: dict[Any, str]) -> None:
+    if len(items) >= _MAX_KEYS:
+        items.clear()
+
+
+def _encode_arguments(values: object) -> str:
+    arguments = json_text.encode_canonical(values)
     try:
-        text = arguments.decode() if len(arguments) < _MAX_KEY_TEXT else _hash(arguments)
+        return arguments.decode() if len(arguments) < _MAX_KEY_TEXT else _hash(arguments)
     except UnicodeDecodeError:  # Half a surrogate pair, which JSON can express.
-        text = _hash(arguments)
-    return f"{tool}\0{call.base_context.user_id or ''}\0{text}" if per_user else f"{tool}\0{text}"
+        return _hash(arguments)
 
 
 def _hash(data: bytes) -> str:

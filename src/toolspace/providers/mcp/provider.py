@@ -46,6 +46,7 @@ class McpProvider(ToolProvider):
         self.namespace = name
         self._server_tools: Mapping[str, ServerTool] = {}
         self._tools: Sequence[Tool] = ()
+        self._server_version: str | None = None
         self._connection = ServerConnection(name, spec, self._update_tools, options or ConnectionOptions())
 
     def list_tools(self) -> Sequence[Tool]:
@@ -53,6 +54,9 @@ class McpProvider(ToolProvider):
 
     def has_tool(self, name: str) -> bool:
         return name in self._server_tools
+
+    def describe_execution(self, name: str) -> object:
+        return self._connection.spec, self._server_version
 
     def get_instructions(self) -> str:
         return self._connection.instructions
@@ -143,9 +147,15 @@ class McpProvider(ToolProvider):
 
     def _update_tools(self, tool_list: ServerToolList) -> None:
         previous, self._server_tools = self._server_tools, tool_list.tools
+        previous_version, self._server_version = self._server_version, self._connection.status.server
         self._tools = [server_tool.tool for server_tool in tool_list.tools.values()]
-        if list(previous) != list(tool_list.tools) or any(
-            previous[name].tool.to_dict() != server_tool.tool.to_dict() for name, server_tool in tool_list.tools.items()
+        if (
+            list(previous) != list(tool_list.tools)
+            or previous_version != self._server_version  # Results that an older version returned are not used again.
+            or any(
+                previous[name].tool.to_dict() != server_tool.tool.to_dict()
+                for name, server_tool in tool_list.tools.items()
+            )
         ):
             self.notify_changed()
 

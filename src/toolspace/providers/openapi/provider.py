@@ -171,6 +171,10 @@ class OpenApiProvider(ToolProvider):
     def has_tool(self, name: str) -> bool:
         return name in self._operations
 
+    def describe_execution(self, name: str) -> object:
+        operation = self._operations.get(name)
+        return self._spec, operation and (operation.method, operation.path, str(operation.server.url))
+
     async def warmup(self) -> None:
         """Reads the document. Raises `ProviderError` if it cannot be read."""
         content, url = None, None

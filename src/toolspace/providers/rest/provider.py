@@ -13,7 +13,7 @@ import msgspec
 from toolspace.core.extension_points import ToolProvider
 from toolspace.core.http_messages import IDEMPOTENT_METHODS, SAFE_METHODS
 from toolspace.core.result import ToolResult
-from toolspace.core.tool import NO_ANNOTATIONS, Annotations, Tool, ToolCategory
+from toolspace.core.tool import NO_ANNOTATIONS, Annotations, CacheScope, Tool, ToolCategory
 from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ToolDefinitionError, ToolNotFoundError
 from toolspace.providers.rest.client import BuildRequest, HttpClient
@@ -37,7 +37,8 @@ class RestSpec(msgspec.Struct, frozen=True, kw_only=True):
     output_schema: Mapping[str, Any] | None = None
     queue: str | None = None
     cache: float | None = None
-    cache_per_user: bool = False
+    cache_scope: CacheScope | None = None
+    priority: int | None = None
     timeout: float | None = None
     annotations: Annotations = NO_ANNOTATIONS
     """Annotations that are not set follow from the method."""
@@ -60,9 +61,11 @@ class RestProvider(ToolProvider):
         self._owns_client = client is None
         self._builders: dict[str, BuildRequest] = {}
         self._tools: list[Tool] = []
+        self._specs: dict[str, RestSpec] = {}
         for spec in specs:
             if spec.name in self._builders:
                 raise ToolDefinitionError(f"there are two REST tools {spec.name!r}; rename one")
+            self._specs[spec.name] = spec
             self._builders[spec.name] = compile_request(spec)
             self._tools.append(build_tool(spec))
 
@@ -71,6 +74,9 @@ class RestProvider(ToolProvider):
 
     def has_tool(self, name: str) -> bool:
         return name in self._builders
+
+    def describe_execution(self, name: str) -> object:
+        return self._specs.get(name)
 
     async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
         build_request = self._builders.get(name)
@@ -94,7 +100,8 @@ def build_tool(spec: RestSpec) -> Tool:
         timeout=spec.timeout,
         queue=spec.queue,
         cache=spec.cache,
-        cache_per_user=spec.cache_per_user,
+        cache_scope=spec.cache_scope,
+        priority=spec.priority,
         annotations=method_annotations(spec.method, spec.annotations),
         tags=spec.tags,
     )
