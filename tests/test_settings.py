@@ -312,6 +312,7 @@ DEFINITION = {
     *(f"tools.definitions.<name>.{key}" for key in DEFINITION if key != "name"),
     "tools.definitions.<name>.cacheScope",
     "tools.definitions.<name>.priority",
+    "tools.definitions.<name>.approval",
     "tools.definitions.<name>.enabled",
 )
 async def test_a_definition_becomes_a_tool_with_all_its_settings(open_toolspace: OpenToolspace, folder: Path) -> None:
@@ -333,8 +334,17 @@ async def test_a_definition_becomes_a_tool_with_all_its_settings(open_toolspace:
         open_toolspace(queues=queues, tools={"definitions": [{**DEFINITION, "enabled": False}]}).find_tool("greet")
         is None
     )
+    careful_ts = open_toolspace(queues=queues, tools=[{**DEFINITION, "approval": "required"}])
+    assert (await careful_ts.call("greet", {"who": "Ann"})).error_kind == "not_permitted"
     internal = open_toolspace(tools=[{"name": "show", "executionType": "internal", "inputSchema": {"type": "object"}}])
     assert (await internal.call("show", {"a": 1})).result == {"success": True, "args": {"a": 1}}
+
+
+@coverage.covers("tools.overrides.<name>.approval")
+async def test_an_override_requires_approval(open_toolspace: OpenToolspace, folder: Path) -> None:
+    async with open_toolspace(tools={"overrides": {"counted": {"approval": "required"}}}) as ts:
+        assert (await ts.call("counted")).error_kind == "not_permitted"
+        assert (await ts.call("busy")).ok
 
 
 @coverage.covers("defaults.pendingCallTtl", "tools.definitions.<name>.expiresAfter")
@@ -474,6 +484,8 @@ def test_redis_has_no_effect_yet_and_a_warning(open_toolspace: OpenToolspace) ->
 
 
 OTHER_MODULES = (
+    # test_policy_settings.py
+    "policies[].",
     # test_source_settings.py
     "mcpServers.",
     "restTools.",

@@ -343,6 +343,13 @@ async def test_a_rest_tool_has_the_configured_description_and_schemas(setup: Sou
     assert tool.tags == ("greeting",)
 
 
+@coverage.covers("restTools.<name>.approval")
+async def test_a_rest_tool_may_require_approval(setup: SourceSetup) -> None:
+    async with setup.rest(approval="required") as ts:
+        assert (await ts.call("rest__r")).error_kind == "not_permitted"
+    assert setup.external_server.runs == 0
+
+
 @coverage.covers("restTools.<name>.cache", "restTools.<name>.cacheScope")
 async def test_a_rest_tool_caches_its_results(setup: SourceSetup) -> None:
     for scope, most in (("shared", 1), ("principal", 2)):

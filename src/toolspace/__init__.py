@@ -14,9 +14,12 @@ if TYPE_CHECKING:
     from toolspace.client.client import ToolspaceClient as ToolspaceClient
     from toolspace.client.worker import ToolWorker as ToolWorker
     from toolspace.composition.settings import Settings as Settings
+    from toolspace.core.approvals import ApprovalDecision as ApprovalDecision
+    from toolspace.core.approvals import ApprovalRequest as ApprovalRequest
     from toolspace.core.call_statistics import ToolStats as ToolStats
     from toolspace.core.events import EventType as EventType
     from toolspace.core.extension_points import Allow as Allow
+    from toolspace.core.extension_points import Ask as Ask
     from toolspace.core.extension_points import Deny as Deny
     from toolspace.core.extension_points import OutputStore as OutputStore
     from toolspace.core.extension_points import Policy as Policy
@@ -77,7 +80,8 @@ _EXPORTS = {
     "toolspace.composition.settings": "Settings",
     "toolspace.core.tool_context": "CallerClient ElicitationResult ToolContext",
     "toolspace.core.events": "EventType",
-    "toolspace.core.extension_points": "Allow Deny OutputStore Policy ResultCache ToolProvider",
+    "toolspace.core.approvals": "ApprovalDecision ApprovalRequest",
+    "toolspace.core.extension_points": "Allow Ask Deny OutputStore Policy ResultCache ToolProvider",
     "toolspace.core.result": "AudioPart ImagePart JsonPart ResourcePart TextPart ToolResult",
     "toolspace.core.call_statistics": "ToolStats",
     "toolspace.core.tool": "Annotations FunctionTool Tool ToolCategory tool",

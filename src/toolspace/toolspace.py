@@ -19,6 +19,7 @@ from toolspace.composition import maintenance
 from toolspace.composition.settings import Settings
 from toolspace.composition.tool_sources import SourceRules, ToolSources
 from toolspace.config.find_and_watch import default_state_dir, list_state_paths, watch_files
+from toolspace.core.approvals import ApprovalCallback
 from toolspace.core.call_statistics import ToolStats
 from toolspace.core.extension_points import OutputStore, ResultCache, ToolProvider
 from toolspace.core.names import did_you_mean
@@ -33,6 +34,7 @@ from toolspace.orchestrator.layered_orchestrator import LayeredOrchestrator
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
 from toolspace.orchestrator.provider_startup import StartupWait
 from toolspace.orchestrator.run import Run
+from toolspace.orchestrator.stages.policy import ProgramApprovals
 from toolspace.providers.internal_tools import InternalProvider
 from toolspace.providers.mcp.server_spec import NO_CALLBACKS, McpCallbacks, ServerStatus
 from toolspace.storage.disk_outputs import DiskOutputs
@@ -69,9 +71,11 @@ class Toolspace:
         settings: Settings | None = None,
         cache: ResultCache | None = None,
         outputs: OutputStore | None = None,
+        on_approval: ApprovalCallback | None = None,
         parent: Toolspace | None = None,
     ) -> None:
-        """`parent`: a toolspace whose tools this one offers too, except those whose names it uses itself."""
+        """`on_approval` decides the calls that a policy asks a person for: True or False, also as an `async def`.
+        `parent`: a toolspace whose tools this one offers too, except those whose names it uses itself."""
         settings = settings or Settings()
         self.state_dir = settings.state_dir or default_state_dir()
         self.config_path: Path | None = None
@@ -122,6 +126,8 @@ class Toolspace:
             self._sources.add_provider(provider, ProviderRules())
         if parent is None or settings.aliases:
             self.orchestrator.configure(aliases=settings.aliases)
+        if on_approval is not None:
+            self.orchestrator.configure(approvals=ProgramApprovals(on_approval))
         if agents := tuple(agents):
             self.agents.add(agents)
 
@@ -134,6 +140,7 @@ class Toolspace:
         session: str | None = None,
         callbacks: McpCallbacks = NO_CALLBACKS,
         single_tool: str | None = None,
+        on_approval: ApprovalCallback | None = None,
     ) -> Self:
         """A toolspace from a configuration file; without a path, from the built-in tools alone.
 
@@ -149,7 +156,8 @@ class Toolspace:
         config_path = Path(path) if path is not None else None
         config = load_config(config_path, environ=environ)
         settings = Settings(tool_output_ttl=config.defaults.tool_output_ttl, state_dir=config.state_dir)
-        self = cls(context=ToolContext(session_id=session), settings=settings, cache=open_cache(config))
+        context = ToolContext(session_id=session)
+        self = cls(context=context, settings=settings, cache=open_cache(config), on_approval=on_approval)
         self._internal.always_offered = True
         self.config_path = config_path
         self._environ = environ

@@ -92,3 +92,19 @@ def test_settings_of_a_provider_entry_name_its_line(toolspace: Toolspace, projec
     assert look["queue"] == {"value": "q", "source": "toolspace.yaml:6 (providers.plug.queue)"}
     assert look["cache"]["source"] == "default"
     assert touch["policy"]["source"] == "toolspace.yaml:7 (providers.plug.toolsDenied)"
+
+
+@pytest.mark.spec("20.1")
+def test_the_policy_of_a_tool_names_its_rules_and_their_lines(toolspace: Toolspace, project: Path) -> None:
+    with (project / "toolspace.yaml").open("a") as file:
+        file.write("policies:\n  - {tool: echo, expression: 'arguments.n > 3', decision: deny}\n  - cautious\n")
+    lines = (project / "toolspace.yaml").read_text().splitlines()
+    first = lines.index("policies:") + 2
+    rules = [
+        {"value": "deny if arguments.n > 3", "source": f"toolspace.yaml:{first} (policies[0])"},
+    ]
+    echo = json.loads(toolspace("explain", "echo", "--json").stdout)["settings"]["policy"]
+    assert echo == {"value": "conditional", "source": rules[0]["source"], "rules": rules}
+    write_file = json.loads(toolspace("explain", "write_file", "--json").stdout)["settings"]["policy"]
+    assert write_file == {"value": "ask", "source": f"toolspace.yaml:{first + 1} (policies[1]): cautious"}
+    assert "deny if arguments.n > 3" in toolspace("explain", "echo").stdout

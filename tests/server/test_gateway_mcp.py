@@ -156,7 +156,7 @@ async def open_mcp(tmp_path: Path, server: ServerSettings) -> AsyncIterator[McpF
     tool_keys, usage = ToolKeyPolicy(), KeyUsage(ledger)
     authenticator.on_key_used = usage.record_use
     toolspace = Toolspace([notes_read, notes_drop, notes_long, notes_inside], providers=[Vault()])
-    toolspace.orchestrator.configure(policies=(tool_keys,))
+    toolspace.orchestrator.configure(permissions=(tool_keys,))
     toolspace.orchestrator.add_stage(usage.stage)
     mount = McpMount(
         toolspace, authenticator=authenticator, limits=RequestLimiter(server), tool_keys=tool_keys, server=server

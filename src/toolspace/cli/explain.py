@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import click
@@ -23,6 +23,7 @@ from toolspace.config.validation import snake_case
 from toolspace.core.times import format_duration
 from toolspace.orchestrator.catalog import CatalogEntry
 from toolspace.orchestrator.effective_settings import DEFAULT, EffectiveSettings, SourcedValue
+from toolspace.orchestrator.policy_rules import compile_policy
 from toolspace.toolspace import Toolspace
 
 T = TypeVar("T")
@@ -70,6 +71,7 @@ class _Explanation:
         self._config = config
         self._entry = entry
         self._settings = settings
+        self._tool_policy = compile_policy(ts.orchestrator.services.policy_rules, entry, settings.approval)
 
     def rows(self) -> list[ExplainedSetting]:
         settings, tool = self._settings, self._entry.tool
@@ -86,6 +88,7 @@ class _Explanation:
         rows += [
             self._row("maxBytes", settings.max_bytes, "{:,}".format),
             self._policy(),
+            *self._policy_rules(),
             ExplainedSetting("visible", tool.visible, visible_source, _yes_no(tool.visible)),
         ]
         if settings.queue.value in self._config.queues:
@@ -142,6 +145,16 @@ class _Explanation:
     def _policy(self) -> ExplainedSetting:
         """Returns whether the tool may be called, and the rule that decides it."""
         reason = self._entry.denial_reason
+        rules, approval = self._tool_policy.rules, self._tool_policy.approval
+        if reason is None and rules and not rules[0].depends_on_call and rules[0].decision != "allow":
+            policy = "ask" if rules[0].decision == "ask" else "denied"
+            return ExplainedSetting("policy", policy, rules[0].source, policy)
+        if reason is None and any(rule.decision != "allow" for rule in rules):
+            return ExplainedSetting("policy", "conditional", rules[0].source, "depends on the call")
+        if reason is None and approval is not None:
+            return ExplainedSetting("policy", "ask", self._source("approval", approval.source), "ask")
+        if reason is None and rules:
+            return ExplainedSetting("policy", "allowed", rules[0].source, "allowed")
         if reason is None:
             policy, key = "allowed", "toolsAllowed" if self._entry.rules.tools_allowed is not None else ""
         else:
@@ -153,6 +166,12 @@ class _Explanation:
         else:
             source = (self._override_source("enabled") if reason is not None else None) or "default"
         return ExplainedSetting("policy", policy, source, policy)
+
+    def _policy_rules(self) -> Iterator[ExplainedSetting]:
+        """Yields the rules of `policies` that may decide on calls of the tool, if they depend on the call."""
+        if any(rule.depends_on_call for rule in self._tool_policy.rules):
+            for rule in self._tool_policy.rules:
+                yield ExplainedSetting("rule", rule.text, rule.source, rule.text)
 
     def _section(self) -> tuple[str, ...]:
         """Returns the key path of the provider's configuration."""
@@ -169,7 +188,10 @@ class _Explanation:
 
 
 def _document(requested_name: str, entry: CatalogEntry, rows: list[ExplainedSetting], tokens: int) -> dict[str, Any]:
-    settings = {row.name: {"value": row.value, "source": row.source} for row in rows if row.name != "alias"}
+    listed_rows = ("alias", "rule")
+    settings = {row.name: {"value": row.value, "source": row.source} for row in rows if row.name not in listed_rows}
+    if rules := [{"value": row.value, "source": row.source} for row in rows if row.name == "rule"]:
+        settings["policy"]["rules"] = rules
     if entry.denial_reason is not None:
         settings["policy"]["reason"] = entry.denial_reason
     return {

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from toolspace.composition.config_warnings import list_missing_queues, list_unmatched_rules, list_unused_settings
+from toolspace.composition.policies import build_policy_rules
 from toolspace.composition.providers import ConfiguredProvider, belongs_to_one_provider, build_providers
 from toolspace.config.configuration import AgentSpec, Config
 from toolspace.config.find_and_watch import list_state_paths
@@ -35,6 +36,7 @@ from toolspace.core.tool import Tool, ToolCategory
 from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ConfigError, ToolDefinitionError, ToolExecutionError
 from toolspace.orchestrator.effective_settings import CallDefaults, ProviderRules, SourcedValue, ToolRules
+from toolspace.orchestrator.policy_rules import PolicyRule
 from toolspace.orchestrator.stages.queue import QueueSpec, RateLimit
 from toolspace.providers.configured_tools import ToolExecution, build_execution
 from toolspace.providers.functions import list_loaded_files, load_functions
@@ -79,6 +81,8 @@ class ConfiguredParts(msgspec.Struct, frozen=True, kw_only=True):
     """The files of the configuration, and the Python files of its functions and providers."""
     warnings: Sequence[str]
     agents: Sequence[AgentSpec] = ()
+    policy_rules: Sequence[PolicyRule] | None = None
+    """None for one agent: the rules of the main configuration apply to its tools, too."""
 
 
 def build_parts(
@@ -129,6 +133,7 @@ def build_parts(
             *list_unmatched_rules(config, [*builtins, *functions, *definitions]),
         ],
         agents=tuple(config.agents.values()),
+        policy_rules=build_policy_rules(config) if config.parent is None else None,
     )
 
 
@@ -368,6 +373,7 @@ def _build_defined_tool(
         cache=definition.cache,
         cache_scope=definition.cache_scope,
         priority=definition.priority,
+        approval=definition.approval,
         annotations=definition.annotations,
         tags=definition.tags,
         version=definition.version,

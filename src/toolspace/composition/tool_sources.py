@@ -123,6 +123,7 @@ class ToolSources:
             queues=parts.queues,
             aliases=parts.aliases,
             context=parts.context,
+            policy_rules=parts.policy_rules,
             rules={
                 self.registry: parts.rules,
                 self._builtins: parts.rules,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 
@@ -23,6 +23,7 @@ from toolspace.config.agent_settings import (
     RouterSettings,
 )
 from toolspace.config.file_formats import ConfigDocument, KeyPath, format_key_path, format_value
+from toolspace.config.policy_settings import Policies, PolicySettings
 from toolspace.config.provider_settings import (
     McpServers,
     McpServerSettings,
@@ -86,6 +87,7 @@ class TopLevelSettings(AgentSettings, frozen=True, kw_only=True):
 
     defaults: Annotated[DefaultSettings, "Holds for every call that has no setting of its own."] = DefaultSettings()
     queues: Annotated[Queues, "Limits on calls, by name."] = {}
+    policies: Annotated[Policies, "Rules that decide which calls run, need approval or are denied."] = ()
     tools: Annotated[Tools, "Settings of the built-in and local tools, or a list of tools."] = ToolSettings()
     mcp: Annotated[_McpSection, "MCP servers, as in the file of an agent."] = _McpSection()
     mcp_servers: Annotated[McpServers, "MCP servers, by name."] = {}
@@ -117,7 +119,7 @@ def _select(keys: str) -> tuple[Setting, ...]:
 
 TOOL_KEYS = _select("defaults queues tools mcp mcpServers servers restTools openapi providers functions")
 """Keys that define tools, for all agents or for one alone."""
-PROCESS_KEYS = _select("storage server embeddings demo")
+PROCESS_KEYS = _select("policies storage server embeddings demo")
 """Keys that only the main file may have."""
 ANY_FILE_KEYS = _select("router agents notifications")
 AGENT_KEYS = _select("agent model loop consciousness limits spaces knowledge version runtime")
@@ -131,6 +133,7 @@ SECTIONS: Mapping[str, SectionType[Any]] = {
     for name, section in {
         "defaults": DefaultSettings,
         "queues.<name>": QueueSettings,
+        "policies[]": PolicySettings,
         "tools": ToolSettings,
         "tools.webSearch": WebSearchSettings,
         "tools.overrides.<name>": ToolOverride,
@@ -220,6 +223,7 @@ class Config(Section, frozen=True, kw_only=True):
 
     defaults: DefaultSettings = DefaultSettings()
     queues: Mapping[str, QueueSettings] = {}
+    policies: tuple[PolicySettings | Literal["cautious"], ...] = ()
     tools: ToolSettings = ToolSettings()
     mcp_servers: Mapping[str, McpServerSettings] = {}
     """All servers, in whichever place the file has them."""

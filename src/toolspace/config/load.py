@@ -66,6 +66,7 @@ def load_config(path: Path | None, *, environ: Mapping[str, str] | None = None) 
     config = Config(
         defaults=defaults,
         queues=settings.queues,
+        policies=settings.policies,
         tools=settings.tools,
         mcp_servers=settings.all_servers,
         rest_tools=settings.rest_tools,

@@ -48,6 +48,9 @@ Priority = Annotated[
 ]
 Timeout = Annotated[Duration | None, "How long one call may take; without it `defaults.toolTimeout`."]
 Enabled = Annotated[bool, "Whether it is used at all."]
+Approval = Annotated[
+    Literal["required", "none"] | None, types.choice("required", "none"), "`required`: a person approves each call."
+]
 Headers = Annotated[Mapping[str, str], "HTTP headers to send.", SECRET]
 
 _EFFECTS = {
@@ -56,7 +59,7 @@ _EFFECTS = {
     "idempotent": "A repeated call has no further effect.",
     "open_world": "It reaches outside this system.",
 }
-_annotations = SectionType(
+ANNOTATIONS = SectionType(
     Annotations,
     settings=[
         Setting(name, types.boolean, effect, SettingOptions(aliases=(f"{camel_case(name)}Hint",)), None)
@@ -75,9 +78,10 @@ class SingleToolSettings(Section, frozen=True, kw_only=True):
     cache: Cache = None
     cache_scope: CacheScopeSetting = None
     priority: Priority = None
+    approval: Approval = None
     annotations: Annotated[
         Annotations,
-        _annotations,
+        ANNOTATIONS,
         "What kind of effect it has: `readOnly`, `destructive`, `idempotent`, `openWorld`, each true or false.",
     ] = NO_ANNOTATIONS
     tags: Annotated[tuple[str, ...], "Words that a search finds it by."] = ()

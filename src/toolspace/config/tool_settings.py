@@ -13,6 +13,7 @@ import msgspec
 from toolspace.config import value_types as types
 from toolspace.config.file_formats import format_value
 from toolspace.config.provider_settings import (
+    Approval,
     Cache,
     CacheScopeSetting,
     McpServers,
@@ -145,6 +146,7 @@ class ToolOverride(Section, frozen=True, kw_only=True):
     max_bytes: Annotated[Count | None, "A larger result is stored; without it `defaults.toolResponseMaxBytes`."] = None
     enabled: Annotated[bool | None, "Whether it is offered at all."] = None
     visible: Annotated[bool | None, "Whether its calls are shown in the active space."] = None
+    approval: Approval = None
 
 
 class ToolDefinition(SingleToolSettings, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from toolspace.core.approvals import OPERATORS
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool
 from toolspace.core.tool_context import ToolContext
@@ -196,11 +197,27 @@ class Deny(msgspec.Struct, frozen=True):
     reason: str
 
 
-Decision = Allow | Deny
+class Ask(msgspec.Struct, frozen=True):
+    """A person has to approve the call before it runs."""
+
+    reason: str = ""
+    """Why, for the person who decides."""
+    approvers: tuple[str, ...] = (OPERATORS,)
+    """Who may decide: `operators`, `members` of the call's space, the `caller`, or ids of entities."""
+    expires_after: float | None = None
+    """Seconds until the request expires; None: as long as a pending call waits."""
+    source: str = ""
+    """The policy or the line of configuration that asks."""
+
+
+Decision = Allow | Deny | Ask
 
 
 class Policy(Protocol):
-    """Decides whether a call may run. `rule` is its description in `toolspace explain`."""
+    """Decides whether a call may run. `rule` is its description in `toolspace explain`.
+
+    `Allow` means that this policy has no objection: other policies and the rules of the configuration still decide.
+    """
 
     @property
     def rule(self) -> str: ...

@@ -78,9 +78,9 @@ class Tool:
     """
 
     __slots__ = (
-        "_description", "_input_schema", "_output_schema", "_validator", "annotations", "cache", "cache_scope",
-        "category", "execution", "execution_type", "expires_after", "handler", "has_small_results", "is_async", "name",
-        "pauses_run", "priority", "queue", "tags", "timeout", "version", "visible",
+        "_description", "_input_schema", "_output_schema", "_validator", "annotations", "approval", "cache",
+        "cache_scope", "category", "execution", "execution_type", "expires_after", "handler", "has_small_results",
+        "is_async", "name", "pauses_run", "priority", "queue", "tags", "timeout", "version", "visible",
     )  # fmt: skip
 
     def __init__(
@@ -107,6 +107,7 @@ class Tool:
         has_small_results: bool = False,
         expires_after: float | None = None,
         pauses_run: bool = False,
+        approval: Literal["required", "none"] | None = None,
     ) -> None:
         self.name = name
         self._description = description
@@ -137,6 +138,8 @@ class Tool:
         """How long a pending call waits for its result; None: as configured."""
         self.pauses_run = pauses_run
         """Whether the run waits for the result of a pending call, however long it takes."""
+        self.approval: Literal["required", "none"] | None = approval
+        """`required`: a person has to approve each call, unless a policy denies it anyway."""
 
     @property
     def description(self) -> str:
@@ -193,6 +196,7 @@ class Tool:
             "execution": self.execution,
             "expiresAfter": None if self.expires_after is None else round(self.expires_after * 1000),
             "pausesRun": self.pauses_run or None,
+            "approval": self.approval,
             "queue": self.queue,
             "priority": self.priority,
             "cache": None if self.cache is None else round(self.cache * 1000),
@@ -317,6 +321,7 @@ class ToolOptions(TypedDict, total=False):
     annotations: Annotations
     tags: tuple[str, ...]
     version: str
+    approval: Literal["required", "none"]
 
 
 @overload

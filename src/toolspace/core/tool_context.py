@@ -19,6 +19,7 @@ from toolspace.core.argument_validation import compile_schema, find_issues
 from toolspace.errors import ToolCanceledError, ToolError
 
 if TYPE_CHECKING:
+    from toolspace.core.approvals import ApprovalDecision, ApprovalRequest
     from toolspace.core.result import ToolResult
     from toolspace.core.tool import Tool
 
@@ -96,6 +97,10 @@ class CallHost(Protocol):
 
     async def wait_for_result(self, tool: Tool, parameters: Mapping[str, Any], context: ToolContext) -> ToolResult:
         """Makes the call pending, and waits for its result as long as the tool allows."""
+        ...
+
+    async def request_approval(self, request: ApprovalRequest, *, timeout: float) -> ApprovalDecision | ToolResult:
+        """Asks whoever may approve the call. Returns the decision, or the result that the caller gets instead."""
         ...
 
     async def ask_space(self, name: str, args: Mapping[str, Any], context: ToolContext, *, timeout: float) -> Any:

@@ -346,11 +346,11 @@ class NameResolver:
         return f'Tool "{name}" not found: it could mean {", ".join(names)}; use the full name'
 
     def _unavailable_message(self, name: str, reason: str, call: Call) -> str:
-        may_know = is_permitted(Tool(name), call.base_context, self._services.policies)
+        may_know = is_permitted(Tool(name), call.base_context, self._services.list_policies())
         return reason if may_know else self._not_found_message(name, call)
 
     def _permitted_names(self, entries: Iterable[CatalogEntry], call: Call) -> Iterable[str]:
-        policies, caller = self._services.policies, call.base_context
+        policies, caller = self._services.list_policies(), call.base_context
         return (entry.tool.name for entry in entries if not policies or is_permitted(entry.tool, caller, policies))
 
 

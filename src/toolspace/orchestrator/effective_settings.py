@@ -50,6 +50,8 @@ class ToolRules(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int | None = None
     enabled: bool | None = None
     visible: bool | None = None
+    approval: str | None = None
+    """`required`: a person has to approve each call. `none`: the tool's own setting does not hold."""
     source: str = DEFAULT
     """Where these rules are written. The key of a rule is appended to it."""
 
@@ -152,6 +154,7 @@ class EffectiveSettings(msgspec.Struct, frozen=True, kw_only=True):
     cache: SourcedValue[float | None]
     cache_scope: SourcedValue[CacheScope]
     max_bytes: SourcedValue[int]
+    approval: SourcedValue[str | None]
 
 
 def resolve_settings(
@@ -178,6 +181,7 @@ def resolve_settings(
         cache=choose("cache", tool.cache, SourcedValue(None)),
         cache_scope=choose("cache_scope", tool.cache_scope, SourcedValue("principal")),
         max_bytes=choose("max_bytes", None, defaults.tool_response_max_bytes),
+        approval=choose("approval", tool.approval, SourcedValue(None)),
     )
 
 

@@ -41,11 +41,13 @@ from toolspace.orchestrator.pipeline import (
     compile_handler,
     compile_instant,
 )
+from toolspace.orchestrator.policy_rules import PolicyRule
 from toolspace.orchestrator.provider_startup import ProviderStartup, StartupWait
 from toolspace.orchestrator.run import Run
 from toolspace.orchestrator.stages import timeout
 from toolspace.orchestrator.stages.call_log import CallLog
 from toolspace.orchestrator.stages.invoke import WorkerThreads
+from toolspace.orchestrator.stages.policy import ProgramApprovals
 from toolspace.orchestrator.stages.queue import QueueRegistry, QueueSpec
 from toolspace.orchestrator.tool_listing import ToolListing
 from toolspace.orchestrator.tool_search import close_provider, safe_token_counter
@@ -269,8 +271,7 @@ class ToolOrchestrator:
 
     def cancel(self, call_id: str | None = None) -> bool:
         """Cancels one call and its child calls; without an id, all calls. Returns whether there was any."""
-        matches = self.active_calls.find(self, call_id)
-        for call in matches:
+        for call in (matches := self.active_calls.find(self, call_id)):
             call.cancel()
         cancelled_in_layers = [layer.cancel(call_id) for layer in tuple(self._layers)]
         return bool(matches) or any(cancelled_in_layers)
@@ -355,6 +356,9 @@ class ToolOrchestrator:
         rules: Mapping[ToolProvider, ProviderRules] | None = None,
         context: ToolContext | None = None,
         policies: Sequence[Policy] | None = None,
+        permissions: Sequence[Policy] | None = None,
+        policy_rules: Sequence[PolicyRule] | None = None,
+        approvals: ProgramApprovals | None = None,
     ) -> None:
         """Applies new settings. Running calls finish with the old ones."""
         services = self._services
@@ -369,10 +373,12 @@ class ToolOrchestrator:
             self._catalog.aliases = dict(aliases)
         if context is not None:
             self.context = context
-        if policies is not None:
-            services.policies = policies
-            for layer in tuple(self._layers):
-                layer.configure(policies=policies)
+        decisions = {"policies": policies, "permissions": permissions, "policy_rules": policy_rules}
+        for name, value in {**decisions, "approvals": approvals}.items():
+            if value is not None:
+                setattr(services, name, value)
+                for layer in tuple(self._layers):
+                    layer.configure(**{name: value})  # pyright: ignore[reportArgumentType]
         self._catalog.configure(rules or {})
 
     async def cleanup(self) -> None:
@@ -400,9 +406,9 @@ class ToolOrchestrator:
     # Internals
 
     @property
-    def policies(self) -> Sequence[Policy]:
-        """The policies that decide on every call, besides the rules of providers."""
-        return self._services.policies
+    def services(self) -> CallServices:
+        """The parts that the stages of calls share."""
+        return self._services
 
     def _caller_context(self, context: ToolContext | None) -> ToolContext:
         caller = self.context if context is None else context.with_defaults(self.context)

@@ -18,12 +18,14 @@ from toolspace.orchestrator.call import Call
 from toolspace.orchestrator.catalog import CatalogEntry, Failure
 from toolspace.orchestrator.effective_settings import CallDefaults, EffectiveSettings, resolve_settings
 from toolspace.orchestrator.event_bus import EventBus
+from toolspace.orchestrator.policy_rules import PolicyRule
 from toolspace.orchestrator.stages.cache import cache, cached_lookup
 from toolspace.orchestrator.stages.call_events import VERBOSE, announce, calls_log
 from toolspace.orchestrator.stages.call_log import CallLog, record
 from toolspace.orchestrator.stages.invoke import WorkerThreads, invoke
 from toolspace.orchestrator.stages.large_results import budget, cap
 from toolspace.orchestrator.stages.permission_and_validation import limits, permission, validate
+from toolspace.orchestrator.stages.policy import ProgramApprovals, find_policy, policy
 from toolspace.orchestrator.stages.queue import QueueRegistry, queue
 from toolspace.orchestrator.stages.timeout import timeout
 
@@ -42,12 +44,23 @@ class CallServices(msgspec.Struct, kw_only=True, eq=False):
     count_tokens: TokenCounter
     cache: ResultCache | None = None
     outputs: OutputStore | None = None
+    permissions: Sequence[Policy] = ()
+    """Decide on every call before its arguments are read: what a key may use."""
     policies: Sequence[Policy] = ()
+    """Those of the program, which decide after validation."""
+    policy_rules: Sequence[PolicyRule] = ()
+    """Those of the configuration, which decide after the program's policies."""
+    approvals: ProgramApprovals | None = None
+    """Asks whoever a program names; None: calls that need approval fail, unless a gateway or a client is asked."""
     defaults: CallDefaults = CallDefaults()
     deferred_completions: dict[str, CallEvent] = {}
     """By call id: completion events that the callers emit themselves, after they have updated their own state."""
     killed_count: int = 0
     """How many coroutines ignored their cancellation and were closed."""
+
+    def list_policies(self) -> Sequence[Policy]:
+        """The permissions, then the policies of the program."""
+        return (*self.permissions, *self.policies)
 
 
 class StageContext(NamedTuple):
@@ -78,6 +91,7 @@ STAGES: tuple[Stage, ...] = (
     # These act before the provider is called, in this order:
     permission,
     validate,
+    policy,
     limits,
     cache,
     queue,
@@ -120,7 +134,9 @@ def compile_instant(entry: CatalogEntry, services: CallServices) -> InstantHandl
     only for the stages of `STAGES`: a stage that was added or replaced has to see every call.
     """
     find_cached = cached_lookup(_stage_context(entry, services, in_run=False))
-    if find_cached is None or services.policies or entry.denial_reason is not None:
+    if find_cached is None or entry.denial_reason is not None or services.permissions or services.policies:
+        return None
+    if not find_policy(_stage_context(entry, services, in_run=False)).always_allows:
         return None
     is_logged, name = calls_log.isEnabledFor, entry.tool.name
     subscribers, deliver = services.bus.subscribers, services.bus.deliver

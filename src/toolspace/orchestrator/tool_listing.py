@@ -41,7 +41,7 @@ class ToolListing:
 
     def list_tools(self, caller: ToolContext) -> list[Tool]:
         """Returns the tools that this caller may use now."""
-        policies = self._services.policies
+        policies = self._services.list_policies()
         return [
             entry.tool
             for entry in self._catalog
@@ -71,7 +71,7 @@ class ToolListing:
     def instructions(self, providers: Iterable[ToolProvider], caller: ToolContext | None) -> str:
         """Returns the instructions of these providers for a system prompt. With a caller: only of permitted tools."""
         texts = {provider: text for provider in providers if (text := get_instructions(provider))}
-        if texts and caller is not None and (policies := self._services.policies):
+        if texts and caller is not None and (policies := self._services.list_policies()):
             permitted_providers = {
                 entry.provider for entry in self._catalog if is_permitted(entry.tool, caller, policies)
             }

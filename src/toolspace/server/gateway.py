@@ -127,7 +127,7 @@ class Gateway:
         self.toolspace.orchestrator.register(PrebuiltProvider())
         self.toolspace.orchestrator.register(TaskToolProvider())
         self.tool_key_policy.get_spellings = self.toolspace.orchestrator.get_spellings
-        self.toolspace.orchestrator.configure(policies=(self.tool_key_policy,))
+        self.toolspace.orchestrator.configure(permissions=(self.tool_key_policy,))
         recorder = CallRecorder(self.ledger, self.toolspace.bus)
         stack.push_async_callback(recorder.aclose)
         self.toolspace.orchestrator.add_stage(recorder.stage)

@@ -20,17 +20,17 @@ _RUN_CONTROL_PREFIX = AGENT_NAMESPACE + SEPARATOR
 
 
 def permission(stage: StageContext, next: CallHandler, /) -> CallHandler:
-    """Denies a call that the configuration, a policy or the run does not allow."""
+    """Denies a call that the configuration, the caller's key or the run does not allow."""
     tool = stage.entry.tool
     denial_reason = stage.entry.denial_reason
-    policies = tuple(stage.services.policies)
+    permissions = tuple(stage.services.permissions)
 
     async def deny(call: Call) -> ToolResult:
         return call.fail("not_permitted", f"Permission denied: {denial_reason}")
 
     def run(call: Call) -> Coroutine[Any, Any, ToolResult]:
         run_policy = call.run.policy if call.run is not None else None
-        for policy in policies if run_policy is None else (*policies, run_policy):
+        for policy in permissions if run_policy is None else (*permissions, run_policy):
             # A policy is code of an extension: it may return anything.
             decision = cast("object", policy.decide(tool, call.base_context))
             if isinstance(decision, Deny):
@@ -41,7 +41,7 @@ def permission(stage: StageContext, next: CallHandler, /) -> CallHandler:
 
     if denial_reason is not None:
         return deny
-    return run if policies or stage.in_run else next
+    return run if permissions or stage.in_run else next
 
 
 def validate(stage: StageContext, next: CallHandler, /) -> CallHandler:

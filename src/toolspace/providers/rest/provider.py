@@ -6,7 +6,7 @@ Configured tools of type `gateway` use `build_request_handler`.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -39,6 +39,7 @@ class RestSpec(msgspec.Struct, frozen=True, kw_only=True):
     cache: float | None = None
     cache_scope: CacheScope | None = None
     priority: int | None = None
+    approval: Literal["required", "none"] | None = None
     timeout: float | None = None
     annotations: Annotations = NO_ANNOTATIONS
     """Annotations that are not set follow from the method."""
@@ -102,6 +103,7 @@ def build_tool(spec: RestSpec) -> Tool:
         cache=spec.cache,
         cache_scope=spec.cache_scope,
         priority=spec.priority,
+        approval=spec.approval,
         annotations=method_annotations(spec.method, spec.annotations),
         tags=spec.tags,
     )

@@ -137,7 +137,7 @@ class McpService:
         if self._tools_by_name is None:
             self._tools_by_name = {tool.name: self._offer(tool) for tool in self._list_tools(None)}
         offered_tool = self._tools_by_name.get(name)
-        if offered_tool is None and self.toolspace.orchestrator.policies:
+        if offered_tool is None and self.toolspace.orchestrator.services.list_policies():
             # A policy may forbid it to an anonymous caller and allow it to this one.
             tool = self.toolspace.find_tool(name)
             if tool is not None and tool.name == name and name not in _NOT_OFFERED:
@@ -181,7 +181,7 @@ class McpService:
         return result
 
     def _describe_unknown_tool(self, name: str, result: ToolResult, context: ToolContext | None) -> str:
-        if not self.toolspace.orchestrator.policies:
+        if not self.toolspace.orchestrator.services.list_policies():
             return result.error or f'Tool "{name}" not found'
         # Proposes only names that this caller may see.
         return f'Tool "{name}" not found{did_you_mean(name, (tool.name for tool in self._list_tools(context)))}'
