@@ -106,6 +106,12 @@ async def test_a_run_has_a_limit_of_concurrent_calls(open_toolspace: OpenToolspa
             run = ts.run()
             results = await asyncio.gather(*(run.call("busy", {"n": n}) for n in range(6)))
             assert max(result.result for result in results) == 2
+    # Without the setting, agents have a limit of their own; null says that they have none.
+    limits = [
+        open_toolspace(**config).orchestrator.defaults.max_concurrent_tools
+        for config in ({}, {"defaults": {"maxConcurrentTools": None}})
+    ]
+    assert [(limit.value, limit.source == "default") for limit in limits] == [(None, True), (None, False)]
 
 
 @coverage.covers("defaults.contextWindow")

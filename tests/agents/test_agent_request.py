@@ -191,23 +191,34 @@ async def test_the_model_reads_errors_about_malformed_arguments_and_unknown_tool
     assert 'Tool "ad" not found; did you mean "add"' in last_results(model)[2][0]
 
 
-async def test_fifty_calls_in_one_turn_run_in_parallel_with_results_in_order() -> None:
-    started, all_started = 0, asyncio.Event()
+@pytest.mark.spec("4.3")
+@pytest.mark.parametrize(("settings", "expected"), [(Settings(), 3), (Settings(max_concurrent_tools=50), 50)])
+async def test_the_calls_of_a_turn_run_side_by_side_up_to_the_limit_with_results_in_order(
+    settings: Settings, expected: int
+) -> None:
+    active_count, most = 0, 0
+    all_started = asyncio.Event()
 
     @tool
     async def meet(n: int) -> int:
-        """Waits for all the others."""
-        nonlocal started
-        started += 1
-        if started == 50:
+        """Waits for as many others as may run at once."""
+        nonlocal active_count, most
+        active_count += 1
+        most = max(most, active_count)
+        if active_count == expected:
             all_started.set()
         await all_started.wait()
+        await asyncio.sleep(0)
+        active_count -= 1
         return n
 
     model = ScriptedModel([[call("meet", {"n": n}) for n in range(50)], "Met."])
-    result = await run_agent_once(model, tools=[meet])
+    async with Toolspace(tools=[meet], agents=[Agent("solo", model=model)], settings=settings) as ts:
+        result = await ts.run_agent("solo", "Go.")
+        assert ts.run().max_concurrent_tools == settings.max_concurrent_tools  # A program's own run.
     assert result.text == "Met."
     assert last_results(model) == [(str(n), False) for n in range(50)]
+    assert most == expected
 
 
 async def test_each_call_beyond_the_limit_of_a_turn_fails() -> None:

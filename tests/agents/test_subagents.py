@@ -312,7 +312,9 @@ async def test_many_subagents_run_in_parallel() -> None:
     names = [f"c{n}" for n in range(20)]
     parent = ScriptedModel([[call_agent(name) for name in names], "All here."])
     agents = [Agent(name, model=ScriptedModel([meet])) for name in names]
-    async with Toolspace(agents=[*agents, Agent("parent", model=parent, agents=names)]) as ts:
+    async with Toolspace(
+        agents=[*agents, Agent("parent", model=parent, agents=names)], settings=Settings(max_concurrent_tools=20)
+    ) as ts:
         result = await ts.run_agent("parent", "Go.")
     assert last_results(parent) == ["here"] * 20
     assert result.usage.requests == 22

@@ -366,7 +366,7 @@ async def test_a_result_that_cannot_be_stored_fails_and_marks_the_run() -> None:
 async def test_a_handle_is_never_served_from_the_cache_to_someone_else() -> None:
     runs = 0
 
-    @tool(cache=60)
+    @tool(cache=60, cache_scope="shared")
     async def big() -> str:
         nonlocal runs
         runs += 1

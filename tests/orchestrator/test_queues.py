@@ -243,10 +243,42 @@ async def test_a_run_bounds_its_own_concurrency_and_a_batch_fits_inside() -> Non
         run = ts.run(max_concurrent_tools=2)
         await asyncio.gather(*(run.call("work", {"n": n}) for n in range(20)))
         assert most == 2
-        run = ts.run(max_concurrent_tools=1)
-        calls = [{"id": str(n), "tool": "work", "parameters": {"n": n}} for n in range(5)]
-        batch = await asyncio.wait_for(run.call("agent__batch", {"calls": calls}), 20)
-    assert [entry["output"] for entry in batch.result["results"]] == list(range(5))
+        for limit in (1, 3):
+            most = 0
+            run = ts.run(max_concurrent_tools=limit)
+            calls = [{"id": str(n), "tool": "work", "parameters": {"n": n}} for n in range(9)]
+            batch = await asyncio.wait_for(run.call("agent__batch", {"calls": calls}), 20)
+            assert [entry["output"] for entry in batch.result["results"]] == list(range(9))
+            assert most == limit  # The calls of a batch use the slot of the batch and all others.
+            queue = run.concurrency_queue
+            assert queue is not None
+            assert (queue.active, queue.waiting_count) == (0, 0)
+
+
+@pytest.mark.spec("4.3")
+async def test_a_nested_call_that_is_cancelled_while_it_waits_leaves_all_slots_to_the_others() -> None:
+    gate = Gate()
+
+    @tool
+    async def work(n: int) -> int:
+        return await gate(n)
+
+    @tool
+    async def outer(context: ToolContext) -> list[Any]:
+        calls = [asyncio.create_task(context.call("work", {"n": n})) for n in range(6)]
+        await gate.entered_event.wait()
+        calls[4].cancel()
+        await asyncio.wait([calls[4]])
+        gate.open.set()
+        return [(await call).result for call in calls if call is not calls[4]]
+
+    async with Toolspace(tools=[work, outer]) as ts:
+        run = ts.run(max_concurrent_tools=2)
+        result = await asyncio.wait_for(run.call("outer"), 20)
+    assert result.result == [0, 1, 2, 3, 5]
+    queue = run.concurrency_queue
+    assert queue is not None
+    assert (queue.active, queue.waiting_count) == (0, 0)
 
 
 @pytest.mark.spec("4.1")

@@ -18,10 +18,12 @@ import msgspec
 
 from toolspace.agents.agent import Agent, LoopSettings, RunLimits
 from toolspace.agents.failure_review import ModelReviewer, RuleReviewer
+from toolspace.core.defaults import AGENT_CONCURRENT_TOOLS
 from toolspace.core.extension_points import Policy
 from toolspace.core.language_model import NO_USAGE, Model, Turn, Usage
 from toolspace.core.tool_context import TaskHost, ToolContext
 from toolspace.errors import ToolLimitError, ToolPermissionError
+from toolspace.orchestrator.effective_settings import DEFAULT
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
 from toolspace.orchestrator.run import Run
 
@@ -63,6 +65,8 @@ class PreparedAgent(msgspec.Struct, frozen=True, kw_only=True):
         """Opens the orchestrator's run for the calls of one agent run. `seconds`: its time limit, or infinity."""
         max_calls = self.settings.max_tool_calls_per_turn
         options: dict[str, Any] = {} if max_calls is None else {"max_tool_calls_per_turn": max_calls}
+        if self.tools.defaults.max_concurrent_tools.source == DEFAULT:
+            options["max_concurrent_tools"] = AGENT_CONCURRENT_TOOLS
         deadline = None if seconds == float("inf") else seconds
         run = self.tools.run(
             id=id,

@@ -10,7 +10,7 @@ import msgspec
 from toolspace.core import defaults
 from toolspace.core.extension_points import Policy, TokenCounter
 from toolspace.core.token_count import estimate_tokens
-from toolspace.orchestrator.effective_settings import CallDefaults, SourcedValue, ToolRules
+from toolspace.orchestrator.effective_settings import DEFAULT, CallDefaults, SourcedValue, ToolRules
 from toolspace.orchestrator.stages.queue import QueueSpec
 
 
@@ -21,6 +21,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tool_response_max_bytes: int = defaults.TOOL_RESPONSE_MAX_BYTES
     max_tool_calls_per_turn: int | None = None
     max_concurrent_tools: int | None = None
+    """How many calls of one run may run at once; None: 3 in a run of an agent, any number in a run of a program."""
     context_window: int | None = None
     tool_search_threshold: int | None = defaults.TOOL_SEARCH_THRESHOLD
     tool_output_ttl: float = defaults.TOOL_OUTPUT_TTL_SECONDS
@@ -33,5 +34,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The directory of stored outputs; None: the user's state directory."""
 
     def defaults(self) -> CallDefaults:
-        fields = CallDefaults.__struct_fields__
-        return CallDefaults(**{name: SourcedValue(getattr(self, name), f"Settings.{name}") for name in fields})
+        values = {name: getattr(self, name) for name in CallDefaults.__struct_fields__}
+        return CallDefaults(
+            **{
+                name: SourcedValue(value, DEFAULT if value is None else f"Settings.{name}")
+                for name, value in values.items()
+            }
+        )

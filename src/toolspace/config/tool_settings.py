@@ -97,9 +97,11 @@ class DefaultSettings(Section, frozen=True, kw_only=True):
     max_tool_calls_per_turn: Annotated[
         NullableCount, "How many calls a model may make in one turn; null: any number."
     ] = None
-    max_concurrent_tools: Annotated[NullableCount, "How many calls of one run may run at once; null: any number."] = (
-        None
-    )
+    max_concurrent_tools: Annotated[
+        NullableCount,
+        "How many calls of one run may run at once; null: any number. "
+        f"Without it {defaults.AGENT_CONCURRENT_TOOLS} in a run of an agent, and any number in a run of a program.",
+    ] = None
     context_window: Annotated[NullableCount, "How many tokens of results fit into one run; null: no budget."] = None
     tool_search_threshold: Annotated[
         int | None,

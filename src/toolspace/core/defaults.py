@@ -8,6 +8,8 @@ TOOL_TIMEOUT_SECONDS: Final = 30.0
 TOOL_RESPONSE_MAX_BYTES: Final = 100_000
 TOOL_SEARCH_THRESHOLD: Final = 20_000
 """Tokens of tool definitions above which a model gets a search tool instead of all definitions."""
+AGENT_CONCURRENT_TOOLS: Final = 3
+"""How many calls of an agent's run may run at once, unless the configuration says otherwise."""
 TOOL_OUTPUT_TTL_SECONDS: Final = 86_400.0
 """How long stored results are kept."""
 MODEL_TIMEOUT_SECONDS: Final = 600.0

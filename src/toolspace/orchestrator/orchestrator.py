@@ -289,6 +289,11 @@ class ToolOrchestrator:
         self.bus.emit(event)
         return True
 
+    @property
+    def defaults(self) -> CallDefaults:
+        """What applies if neither the tool nor its provider sets it."""
+        return self._services.defaults
+
     def run(self, **options: Any) -> Run:
         """Returns a new run. The configuration's limits apply unless the options set others."""
         defaults = self._services.defaults

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from toolspace.orchestrator.pipeline import CallHandler, StageContext
 
 
+SlotFuture = asyncio.Future[bool]
+"""What a call waits for: done when it has a slot. The result says whether a parent call lends it."""
 _MAX_ENDED_WAITERS = 64
 """How many ended calls a queue may keep, beyond as many as wait."""
 
@@ -106,7 +108,7 @@ class QueueSlot:
     """A slot of a queue, which one call has. The call can lend it to one child call at a time.
 
     Lending prevents deadlocks: a call never waits for a slot that its own ancestors have. Children that run side by
-    side take turns with the lent slot, so the limit holds for them too.
+    side use the lent slot and free slots of the queue, so the limit holds for them too.
     """
 
     __slots__ = ("_is_released", "_lender", "_queue", "_waiters", "is_lent")
@@ -115,7 +117,7 @@ class QueueSlot:
         self._queue = queue
         self._lender = lender
         self._is_released = False
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._waiters: deque[SlotFuture] = deque()
         self.is_lent = False
 
     @property
@@ -123,18 +125,33 @@ class QueueSlot:
         """Whether its call is still running, so that a child may borrow the slot."""
         return not self._is_released
 
-    async def borrow(self) -> QueueSlot:
-        """Waits until the slot is not lent, and returns a slot for a child."""
-        if self.is_lent:
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            try:
-                await waiter
-            except asyncio.CancelledError:
-                if not waiter.cancel() and not waiter.cancelled():
-                    self._child_released()  # The call got the slot and was cancelled in the same moment: pass it on.
-                raise
-        self.is_lent = True
+    async def borrow(self, priority: int = 0) -> QueueSlot:
+        """Returns a slot for a child: this one when it is not lent, or a free one of the queue if that comes first."""
+        if not self.is_lent:
+            self.is_lent = True
+            return QueueSlot(self._queue, self)
+        # A start that the rate limit has counted already must not take a free slot, which would count it again.
+        can_use_queue = self._queue.spec.rate is None
+        if can_use_queue and (slot := self._queue.try_acquire()) is not None:
+            return slot
+        waiter: SlotFuture = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        if can_use_queue:
+            self._queue.add_waiter(waiter, priority)
+        try:
+            is_lent_slot = await waiter
+        except asyncio.CancelledError:
+            if waiter.cancel() or waiter.cancelled():
+                self._queue.waiting_count -= can_use_queue
+            elif waiter.result():
+                self._queue.waiting_count -= can_use_queue
+                self._child_released()  # The call got the slot and was cancelled in the same moment: pass it on.
+            else:
+                self._queue.release_slot()
+            raise
+        if not is_lent_slot:
+            return QueueSlot(self._queue, None)
+        self._queue.waiting_count -= can_use_queue
         return QueueSlot(self._queue, self)
 
     def release(self) -> None:
@@ -151,7 +168,7 @@ class QueueSlot:
             waiter = self._waiters.popleft()
             if not waiter.done():
                 self.is_lent = True
-                waiter.set_result(None)
+                waiter.set_result(True)
                 return
         if self._is_released:
             self._return_slot()
@@ -173,7 +190,7 @@ class CallQueue:
         self.waiting_count = 0
         """How many calls wait for a slot."""
         self._clock = clock
-        self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._waiters: list[tuple[int, int, SlotFuture]] = []
         """A heap: the negative priority, the order of arrival, and what the call waits for."""
         self._arrivals = itertools.count()
         self._start_times: deque[float] = deque()
@@ -190,7 +207,7 @@ class CallQueue:
         """Waits for a slot and returns it. `inherited_slot` is the slot in this queue of an ancestor of the call."""
         if inherited_slot is not None and inherited_slot.is_open:
             await self._wait_for_rate()
-            return await inherited_slot.borrow()
+            return await inherited_slot.borrow(priority)
         slot = self.try_acquire()
         if slot is not None:
             return slot
@@ -208,13 +225,8 @@ class CallQueue:
                 f'queue "{self.name}" is full: {spec.concurrent} running, {spec.max_waiting} waiting (maxWaiting)'
             )
         loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = loop.create_future()
-        heapq.heappush(self._waiters, (-priority, next(self._arrivals), waiter))
-        self.waiting_count += 1
-        if len(self._waiters) > 2 * self.waiting_count + _MAX_ENDED_WAITERS:
-            # Calls of low priority that ended while they waited may never get to the front.
-            self._waiters = [item for item in self._waiters if not item[2].done()]
-            heapq.heapify(self._waiters)
+        waiter: SlotFuture = loop.create_future()
+        self.add_waiter(waiter, priority)
         timer = None
         if spec.wait_timeout is not None:
             timer = loop.call_later(spec.wait_timeout, self._expire, waiter, spec.wait_timeout)
@@ -232,7 +244,16 @@ class CallQueue:
             if timer is not None:
                 timer.cancel()
 
-    def _expire(self, waiter: asyncio.Future[None], seconds: float) -> None:
+    def add_waiter(self, waiter: SlotFuture, priority: int) -> None:
+        """Adds a call that waits. Whoever cancels it, or gives it another slot, subtracts it from `waiting_count`."""
+        heapq.heappush(self._waiters, (-priority, next(self._arrivals), waiter))
+        self.waiting_count += 1
+        if len(self._waiters) > 2 * self.waiting_count + _MAX_ENDED_WAITERS:
+            # Calls of low priority that ended while they waited may never get to the front.
+            self._waiters = [item for item in self._waiters if not item[2].done()]
+            heapq.heapify(self._waiters)
+
+    def _expire(self, waiter: SlotFuture, seconds: float) -> None:
         if not waiter.done():
             self.waiting_count -= 1
             waiter.set_exception(
@@ -254,16 +275,17 @@ class CallQueue:
             self.waiting_count -= 1
             self._occupy()
             if is_running_loop(waiter.get_loop()):
-                waiter.set_result(None)
+                waiter.set_result(False)
             else:
                 waiter.get_loop().call_soon_threadsafe(self._admit, waiter)
 
-    def _admit(self, waiter: asyncio.Future[None]) -> None:
-        if waiter.done():  # It was cancelled in the meantime, which subtracted it from `waiting` a second time.
+    def _admit(self, waiter: SlotFuture) -> None:
+        if waiter.done():
+            # It was cancelled or got another slot in the meantime, which subtracted it from `waiting_count` again.
             self.waiting_count += 1
             self.release_slot()
         else:
-            waiter.set_result(None)
+            waiter.set_result(False)
 
     def _occupy(self) -> None:
         self.active += 1
