@@ -10,6 +10,16 @@ if TYPE_CHECKING:
     from toolspace.agents.agent import Agent as Agent
     from toolspace.agents.agent import LoopSettings as LoopSettings
     from toolspace.agents.agent import RunLimits as RunLimits
+    from toolspace.agents.agent_events import AgentCallFinished as AgentCallFinished
+    from toolspace.agents.agent_events import AgentCallStarted as AgentCallStarted
+    from toolspace.agents.agent_events import AgentEvent as AgentEvent
+    from toolspace.agents.agent_events import AgentFinished as AgentFinished
+    from toolspace.agents.agent_events import AgentStarted as AgentStarted
+    from toolspace.agents.agent_events import AgentStepFinished as AgentStepFinished
+    from toolspace.agents.agent_events import AgentStream as AgentStream
+    from toolspace.agents.agent_events import AgentText as AgentText
+    from toolspace.agents.agent_events import AgentTextRestarted as AgentTextRestarted
+    from toolspace.agents.agent_events import AgentThinking as AgentThinking
     from toolspace.agents.subagents import AgentResult as AgentResult
     from toolspace.client.client import ToolspaceClient as ToolspaceClient
     from toolspace.client.worker import ToolWorker as ToolWorker
@@ -20,11 +30,21 @@ if TYPE_CHECKING:
     from toolspace.core.events import EventType as EventType
     from toolspace.core.extension_points import Allow as Allow
     from toolspace.core.extension_points import Ask as Ask
+    from toolspace.core.extension_points import ConversationStore as ConversationStore
     from toolspace.core.extension_points import Deny as Deny
     from toolspace.core.extension_points import OutputStore as OutputStore
     from toolspace.core.extension_points import Policy as Policy
     from toolspace.core.extension_points import ResultCache as ResultCache
     from toolspace.core.extension_points import ToolProvider as ToolProvider
+    from toolspace.core.language_model import ModelCall as ModelCall
+    from toolspace.core.language_model import ModelToolResult as ModelToolResult
+    from toolspace.core.language_model import ModelTurn as ModelTurn
+    from toolspace.core.language_model import ResultsTurn as ResultsTurn
+    from toolspace.core.language_model import Turn as Turn
+    from toolspace.core.language_model import Usage as Usage
+    from toolspace.core.language_model import UserTurn as UserTurn
+    from toolspace.core.language_model import decode_turns as decode_turns
+    from toolspace.core.language_model import encode_turns as encode_turns
     from toolspace.core.result import AudioPart as AudioPart
     from toolspace.core.result import ImagePart as ImagePart
     from toolspace.core.result import JsonPart as JsonPart
@@ -70,10 +90,15 @@ if TYPE_CHECKING:
     from toolspace.providers.openapi.provider import OpenApiSpec as OpenApiSpec
     from toolspace.providers.rest.provider import RestProvider as RestProvider
     from toolspace.providers.rest.provider import RestSpec as RestSpec
+    from toolspace.storage.disk_conversations import DiskConversations as DiskConversations
     from toolspace.toolspace import Toolspace as Toolspace
 
 _EXPORTS = {
     "toolspace.agents.agent": "Agent LoopSettings RunLimits",
+    "toolspace.agents.agent_events": (
+        "AgentCallFinished AgentCallStarted AgentEvent AgentFinished AgentStarted AgentStepFinished AgentStream "
+        "AgentText AgentTextRestarted AgentThinking"
+    ),
     "toolspace.agents.subagents": "AgentResult",
     "toolspace.client.client": "ToolspaceClient",
     "toolspace.client.worker": "ToolWorker",
@@ -81,7 +106,10 @@ _EXPORTS = {
     "toolspace.core.tool_context": "CallerClient ElicitationResult ToolContext",
     "toolspace.core.events": "EventType",
     "toolspace.core.approvals": "ApprovalDecision ApprovalRequest",
-    "toolspace.core.extension_points": "Allow Ask Deny OutputStore Policy ResultCache ToolProvider",
+    "toolspace.core.extension_points": ("Allow Ask ConversationStore Deny OutputStore Policy ResultCache ToolProvider"),
+    "toolspace.core.language_model": (
+        "ModelCall ModelToolResult ModelTurn ResultsTurn Turn Usage UserTurn decode_turns encode_turns"
+    ),
     "toolspace.core.result": "AudioPart ImagePart JsonPart ResourcePart TextPart ToolResult",
     "toolspace.core.call_statistics": "ToolStats",
     "toolspace.core.tool": "Annotations FunctionTool Tool ToolCategory tool",
@@ -100,6 +128,7 @@ _EXPORTS = {
     "toolspace.providers.mcp.server_spec": "ElicitationRequest FORWARD_TO_CALLER McpCallbacks ServerSpec ServerStatus",
     "toolspace.providers.openapi.provider": "OpenApiProvider OpenApiSpec",
     "toolspace.providers.rest.provider": "RestProvider RestSpec",
+    "toolspace.storage.disk_conversations": "DiskConversations",
     "toolspace.toolspace": "Toolspace",
 }
 """The exported names of each module."""

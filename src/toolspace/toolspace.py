@@ -9,19 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from toolspace.composition import maintenance
 from toolspace.composition.settings import Settings
 from toolspace.composition.tool_sources import SourceRules, ToolSources
-from toolspace.config.find_and_watch import default_state_dir, list_state_paths, watch_files
+from toolspace.config.find_and_watch import default_state_dir, list_state_paths
 from toolspace.core.approvals import ApprovalCallback
 from toolspace.core.call_statistics import ToolStats
-from toolspace.core.extension_points import OutputStore, ResultCache, ToolProvider
+from toolspace.core.extension_points import ConversationStore, OutputStore, ResultCache, ToolProvider
 from toolspace.core.names import did_you_mean
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool, ToolFormat, as_tool, export_tools
@@ -42,6 +40,8 @@ from toolspace.storage.memory_cache import MemoryCache
 
 if TYPE_CHECKING:
     from toolspace.agents.agent import Agent
+    from toolspace.agents.agent_events import AgentStream
+    from toolspace.agents.program_runs import AgentRunOptions
     from toolspace.agents.registry import AgentRegistry
     from toolspace.agents.subagents import AgentResult
     from toolspace.composition.from_config import ConfiguredParts
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from toolspace.providers.mcp.provider import McpProvider
 
 _log = logging.getLogger("toolspace")
+T = TypeVar("T")
 
 
 class Toolspace:
@@ -72,9 +73,11 @@ class Toolspace:
         cache: ResultCache | None = None,
         outputs: OutputStore | None = None,
         on_approval: ApprovalCallback | None = None,
+        conversations: ConversationStore | None = None,
         parent: Toolspace | None = None,
     ) -> None:
         """`on_approval` decides the calls that a policy asks a person for: True or False, also as an `async def`.
+        `conversations` keeps the sessions of `run_agent`; None: they are in memory.
         `parent`: a toolspace whose tools this one offers too, except those whose names it uses itself."""
         settings = settings or Settings()
         self.state_dir = settings.state_dir or default_state_dir()
@@ -83,12 +86,15 @@ class Toolspace:
         """How long `async with` waits for providers that start slowly."""
         self._parent = parent
         self._agents: AgentRegistry | None = None
+        self._conversations = conversations
+        self._conversation_dir: Path | None = None
+        """Where conversations are stored if the program gave no store. None: in memory."""
         self._configured_agents: Sequence[Agent] = ()
         self._reload_lock = asyncio.Lock()
         self._environ: Mapping[str, str] = os.environ
         self._callbacks = NO_CALLBACKS
-        self._handles_sighup = False
         self._background = maintenance.MaintenanceTasks()
+        self._watcher = maintenance.ConfigWatcher(self._background, self._reload, self._finish_reload)
         self._cache = cache or MemoryCache()
         rules = SourceRules(settings.overrides, parent._sources.rules if parent is not None else None)
         if parent is None:
@@ -158,6 +164,7 @@ class Toolspace:
         settings = Settings(tool_output_ttl=config.defaults.tool_output_ttl, state_dir=config.state_dir)
         context = ToolContext(session_id=session)
         self = cls(context=context, settings=settings, cache=open_cache(config), on_approval=on_approval)
+        self._conversation_dir = config.state_dir / "conversations"
         self._internal.always_offered = True
         self.config_path = config_path
         self._environ = environ
@@ -188,9 +195,7 @@ class Toolspace:
 
     async def aclose(self) -> None:
         """Stops everything that runs, and closes everything that was opened."""
-        if self._handles_sighup:
-            self._handles_sighup = False
-            asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+        self._watcher.stop()
         self._background.cancel()
         if self._background.has_uncancellable:
             self.orchestrator.cancel()  # Providers that are being closed wait for the last calls.
@@ -238,28 +243,83 @@ class Toolspace:
             from toolspace.agents.registry import AgentRegistry
             from toolspace.agents.subagents import AgentProvider
 
-            registry = AgentRegistry(self.orchestrator, make_tools=self._create_for, environ=self._environ)
+            if self._conversations is None and self._conversation_dir is not None:
+                from toolspace.storage.disk_conversations import DiskConversations
+
+                self._conversations = DiskConversations(self._conversation_dir)
+            registry = AgentRegistry(
+                self.orchestrator,
+                make_tools=self._create_for,
+                environ=self._environ,
+                conversations=self._conversations,
+            )
             for provider in (AgentProvider(registry), RouterProvider()):
                 self._sources.add_internal_provider(provider)
             self._agents = registry
         return self._agents
 
+    @overload
     async def run_agent(
         self,
         name: str,
         prompt: str,
         *,
-        context: ToolContext | None = None,
+        output_type: type[T],
         listen: ModelListener | None = None,
-        max_steps: int | None = None,
-    ) -> AgentResult:
-        """Lets an agent answer a prompt. The result contains failures; raises only if there is no such agent.
+        **options: Unpack[AgentRunOptions],
+    ) -> AgentResult[T]: ...
 
-        `listen` receives the parts of the model's response. After a handoff, `result.agent` is the agent that answered.
+    @overload
+    async def run_agent(
+        self,
+        name: str,
+        prompt: str,
+        *,
+        output_type: None = None,
+        listen: ModelListener | None = None,
+        **options: Unpack[AgentRunOptions],
+    ) -> AgentResult[str]: ...
+
+    async def run_agent(
+        self, name: str, prompt: str, *, output_type: Any = None, listen: ModelListener | None = None, **options: Any
+    ) -> AgentResult[Any]:
+        """Lets an agent answer a prompt. The result contains failures; raises only if there is no such agent, or if
+        the options contradict each other.
+
+        `session` is the id of a conversation that the toolspace keeps for `context.user_id`; `history` continues the
+        turns of an earlier result instead. `output_type` is the type of `result.output`: what does not fit it goes
+        back to the model. `listen` receives the parts of the model's response. After a handoff, `result.agent` is the
+        agent that answered.
         """
-        from toolspace.agents.subagents import run_agent
+        from toolspace.agents.program_runs import ModelOutputListener, RunOptions, run_agent
 
-        return await run_agent(self.agents, name, prompt, context=context, listen=listen, max_steps=max_steps)
+        observer = ModelOutputListener(listen) if listen is not None else None
+        return await run_agent(self.agents, name, prompt, RunOptions(output_type=output_type, **options), observer)
+
+    @overload
+    def stream_agent(
+        self, name: str, prompt: str, *, output_type: type[T], **options: Unpack[AgentRunOptions]
+    ) -> AgentStream[T]: ...
+
+    @overload
+    def stream_agent(
+        self, name: str, prompt: str, *, output_type: None = None, **options: Unpack[AgentRunOptions]
+    ) -> AgentStream[str]: ...
+
+    def stream_agent(self, name: str, prompt: str, *, output_type: Any = None, **options: Any) -> AgentStream[Any]:
+        """Lets an agent answer a prompt, and yields what happens: text, calls, results, steps, at last the result.
+
+            async for event in ts.stream_agent("weather", "How warm is it in Oslo?"):
+                if isinstance(event, AgentText):
+                    print(event.text, end="")
+
+        Leaving the loop cancels the run and everything below it. The options are those of `run_agent`.
+        """
+        from toolspace.agents.agent_events import AgentStream
+        from toolspace.agents.program_runs import RunOptions, run_agent
+
+        run_options, agents = RunOptions(output_type=output_type, **options), self.agents
+        return AgentStream(lambda observer: run_agent(agents, name, prompt, run_options, observer), agents.own_run)
 
     def _create_for(self, agent: Agent) -> Toolspace:
         """A toolspace that only one agent uses, with this one as its parent."""
@@ -369,22 +429,7 @@ class Toolspace:
 
     def watch(self, *, interval: float = 1.0) -> None:
         """Reloads whenever a file of the configuration changes, and on SIGHUP."""
-        # `watch_files` reads the files now, not when the task starts: no change between the two is missed.
-        changes = watch_files(
-            lambda: self._sources.parts.files() if self._sources.parts is not None else (), interval=interval
-        )
-
-        async def reload_on_change() -> None:
-            async for _ in changes:
-                await self._reload_in_background()
-
-        self._background.start(reload_on_change())
-        # Some platforms have no SIGHUP, and only the main thread can handle it.
-        with suppress(AttributeError, NotImplementedError, RuntimeError, ValueError):
-            asyncio.get_running_loop().add_signal_handler(
-                signal.SIGHUP, lambda: self._background.start(self._reload_in_background())
-            )
-            self._handles_sighup = True
+        self._watcher.start(lambda: parts.files() if (parts := self._sources.parts) is not None else (), interval)
 
     async def _reload(self) -> None:
         if self._sources.parts is None:
@@ -429,14 +474,3 @@ class Toolspace:
         if self._agents is not None:
             await self._agents.reload()
         await self.orchestrator.warmup()
-
-    async def _reload_in_background(self) -> None:
-        try:
-            await self._reload()
-            _log.info("the configuration was reloaded")
-            # In another task: a provider that hangs must not block later changes.
-            self._background.start(self._finish_reload())
-        except ToolspaceError as error:
-            _log.warning("the changed configuration is invalid, the old one stays in force: %s", error)
-        except Exception:  # The next change may repair it, and must still be noticed.
-            _log.exception("the changed configuration could not be applied")

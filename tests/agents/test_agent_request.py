@@ -237,9 +237,8 @@ async def test_an_endless_loop_ends_at_max_steps() -> None:
 
 
 async def test_calls_that_keep_failing_end_the_run() -> None:
-    result = await run_agent_once(
-        ScriptedModel.loop([call("fail", {"why": "no disk"})]), settings=LoopSettings(max_steps=500)
-    )
+    model = ScriptedModel(lambda request: call("fail", {"why": f"no disk {len(request.turns)}"}))
+    result = await run_agent_once(model, settings=LoopSettings(max_steps=500))
     assert (result.ok, result.end) == (False, "gave_up")
     assert "no disk" in (result.error or "")
     assert result.steps < 100

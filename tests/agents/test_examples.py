@@ -11,7 +11,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.parametrize("name", ["agent", "agent_team"])
+@pytest.mark.parametrize("name", ["agent", "agent_conversation", "agent_team"])
 def test_the_example_prints_what_its_page_says(name: str) -> None:
     process = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py")], capture_output=True, text=True, check=True

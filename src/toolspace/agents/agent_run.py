@@ -124,6 +124,8 @@ class AgentRun:
         self.is_waiting_for_model = False
         self.handoff: Handoff | None = None
         self.is_skipped = False
+        self.conversation: object | None = None
+        """The `OpenConversation` that a program's run continues."""
 
     @property
     def name(self) -> str:

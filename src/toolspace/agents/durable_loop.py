@@ -6,7 +6,6 @@ not repeat calls that have ended: docs/internals/agents.md lists the cases.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -16,18 +15,19 @@ import msgspec
 
 from toolspace.agents import session_transactions
 from toolspace.agents.agent_run import AgentRun, Handoff, PreparedAgent
-from toolspace.agents.history import RestoredConversation, restore, result_from_record, shorten
+from toolspace.agents.history import RestoredConversation, restore, result_from_record
 from toolspace.agents.live_output import LiveOutput
-from toolspace.agents.loop import AgentLoop, LoopHooks, PlannedCall, RunOutcome, changes_space, is_prebuilt_action
+from toolspace.agents.loop import AgentLoop, RunOutcome, changes_space, is_prebuilt_action
+from toolspace.agents.loop_hooks import LoopHooks, PlannedCall
 from toolspace.agents.paused_runs import mark_awaited_results
 from toolspace.agents.prompt_builder import build_system_prompt, load_prompt_context
 from toolspace.agents.session_transactions import CycleStep, LeaseLost, SessionLease, StartedCycle
+from toolspace.agents.structured_output import FINAL_REPORT
 from toolspace.core.ids import new_id
 from toolspace.core.language_model import ModelCall, ModelListener, ModelTurn, Turn, Usage, UserTurn
 from toolspace.core.stored_records import OPEN_CALL, CallRecord
 from toolspace.core.tool import NO_ANNOTATIONS
 from toolspace.core.tool_context import ToolContext
-from toolspace.errors import ModelError
 from toolspace.spaces import call_transactions, messaging, runs
 from toolspace.spaces.call_context import GatewayCallHost
 from toolspace.spaces.call_recorder import build_new_call
@@ -35,10 +35,7 @@ from toolspace.spaces.ledger import Ledger
 from toolspace.spaces.pending_calls import PendingCalls
 from toolspace.storage.queries.calls import NewCall
 
-_log = logging.getLogger("toolspace.agents")
 now = time.monotonic
-_MAX_SHORTENINGS = 12
-_FINAL_REPORT = "agent__final_report"
 _HANDOFF = "router__handoff-to"
 
 
@@ -92,7 +89,7 @@ class DurableLoop(LoopHooks):
                     [plan.call for plan in self._planned_calls if plan.call_id in loop.known_results]
                 )
                 unfinished_turn = (turn, self._planned_calls)
-            return await self._run_loop(loop, unfinished_turn)
+            return await loop.run_within_context(unfinished_turn)
         finally:
             stop_listening()
             if self._output is not None:
@@ -213,25 +210,6 @@ class DurableLoop(LoopHooks):
             )
         return AgentLoop(prepared_agent, self.agent_run, tool_run, system=system, context=context, hooks=self)
 
-    async def _run_loop(
-        self, loop: AgentLoop, unfinished_turn: tuple[ModelTurn, Sequence[PlannedCall]] | None
-    ) -> RunOutcome:
-        """Runs the loop; shortens the conversation and tries again if it is too long for the model."""
-        turns, shortenings = self.agent_run.turns, 0
-        while True:
-            try:
-                return await loop.run(unfinished_turn)
-            except ModelError as error:
-                shortenings += 1
-                if error.kind != "too_long" or shortenings > _MAX_SHORTENINGS or not shorten(turns, keep=2):
-                    raise
-                _log.info(
-                    'agent "%s": the conversation is too long for %s; shortening it and asking again',
-                    self.agent_run.name,
-                    self.prepared_agent.model.name,
-                )
-                unfinished_turn = None  # Its calls have been executed: the request after them failed.
-
     async def _adopt_calls(self, loop: AgentLoop) -> None:
         """Finds out which calls of the interrupted turn have ended, and which must be executed."""
         adopted_calls = await self._ledger.commit(
@@ -258,7 +236,7 @@ class DurableLoop(LoopHooks):
         if call.is_error or call.status in OPEN_CALL:
             return
         result, args = cast("Mapping[str, Any]", call.result), cast("Mapping[str, Any]", call.args)
-        if call.tool_name == _FINAL_REPORT:
+        if call.tool_name == FINAL_REPORT:
             loop.tool_run.final_report = {key: value for key, value in result.items() if key != "accepted"}
         elif call.tool_name == _HANDOFF:
             self.agent_run.handoff = Handoff(str(args.get("agent")), args.get("message"))

@@ -1,6 +1,7 @@
 """Converts the stored turns and calls of a session: to what a model gets, and to records that people read.
 
-Cycles restore and shorten conversations with it; task tools and API routes list turns. Reads no database.
+Cycles and programs' runs restore and shorten conversations with it; task tools and API routes list turns. Reads no
+database.
 """
 
 from __future__ import annotations
@@ -60,8 +61,26 @@ def restore(rows: Sequence[HistoryTurn], *, run_id: str, summary: str | None) ->
             return RestoredConversation(turns, turn, row.stored_turn.call_ids)
         if isinstance(next_turn, ResultsTurn) or not turn.calls:
             continue
-        turns.append(ResultsTurn(tuple(ModelToolResult(call.id, call.name, _NO_RESULT, True) for call in turn.calls)))
+        turns.append(_build_missing_results(turn))
     return RestoredConversation(turns)
+
+
+def add_missing_results(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    """Returns a conversation in a form that every model accepts: each call is followed by its result.
+
+    Calls of a run that ended before their results came get a result that says so.
+    """
+    complete_turns: list[Turn] = []
+    for index, turn in enumerate(turns):
+        complete_turns.append(turn)
+        next_turn = turns[index + 1] if index + 1 < len(turns) else None
+        if isinstance(turn, ModelTurn) and turn.calls and not isinstance(next_turn, ResultsTurn):
+            complete_turns.append(_build_missing_results(turn))
+    return tuple(complete_turns)
+
+
+def _build_missing_results(turn: ModelTurn) -> ResultsTurn:
+    return ResultsTurn(tuple(ModelToolResult(call.id, call.name, _NO_RESULT, True) for call in turn.calls))
 
 
 def shorten(turns: list[Turn], *, keep: int) -> bool:

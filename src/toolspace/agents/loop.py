@@ -1,12 +1,13 @@
 """Runs the loop of model and tools: asks the model, executes its calls and returns the results, until the run ends.
 
 Cycles (`durable_loop.py`) and requests (`subagents.py`) use it. It knows nothing of inboxes, spaces or storage: its
-caller stores what must survive, through `LoopHooks`.
+caller stores what must survive, through `loop_hooks.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
@@ -15,12 +16,16 @@ import msgspec
 
 from toolspace.agents.agent_run import AgentRun, Handoff, PreparedAgent
 from toolspace.agents.failure_review import FailedCall
+from toolspace.agents.history import shorten
+from toolspace.agents.loop_hooks import LoopHooks, LoopObserver, PlannedCall
+from toolspace.agents.structured_output import FINAL_REPORT, OutputCheck
 from toolspace.core import json_text
 from toolspace.core.language_model import (
     Media,
     ModelCall,
     ModelListener,
     ModelRequest,
+    ModelStreamPart,
     ModelToolResult,
     ModelTurn,
     ResultsTurn,
@@ -31,10 +36,10 @@ from toolspace.core.result import PENDING_CALL_KEY, AudioPart, ImagePart, Resour
 from toolspace.core.tool import Tool
 from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ModelError
-from toolspace.orchestrator import call as call_module
 from toolspace.orchestrator.run import Run
 from toolspace.orchestrator.stages.permission_and_validation import BATCH, is_limited_when_repeated
 
+_log = logging.getLogger("toolspace.agents")
 EndReason = Literal[
     "answered", "reported", "skipped", "handed_off", "paused", "max_steps", "limit", "gave_up", "stopped"
 ]
@@ -49,6 +54,7 @@ _LAST_STEP = "This is the last step of this run: finish now, with what you have.
 _MAX_ARGUMENTS = 2_000_000
 _MAX_TEXT = 1_000_000
 _MAX_NAME = 200
+_MAX_SHORTENINGS = 12
 
 
 class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,43 +79,6 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
         return self.text
 
 
-class PlannedCall(msgspec.Struct, frozen=True):
-    """A call of the model's turn, with the id that it is executed under."""
-
-    call: ModelCall
-    call_id: str
-    tool: Tool | None
-    """None: there is no tool of that name."""
-
-
-class LoopHooks:
-    """What a loop calls so that its caller can store, stream and stop it. This base class does nothing."""
-
-    should_stop = False
-    """Whether to stop before the next step."""
-
-    async def preview_inbox(self) -> UserTurn | None:
-        """A note for the model's next step that does not become part of the conversation."""
-        return None
-
-    def new_listener(self) -> ModelListener | None:
-        """Creates the listener that receives the model's next turn while the model writes it."""
-        return None
-
-    def get_call_id(self, index: int) -> str:
-        """The id of a call in the turn that the model has just written."""
-        return next(call_module.call_ids)
-
-    async def save_step(self, turns: Sequence[Turn], calls: Sequence[PlannedCall], step: int) -> None:
-        """Stores turns, the last of them the model's, before its calls are executed."""
-
-    async def before_call(self) -> None:
-        """Runs before each call. Raises if this loop must not execute it."""
-
-    def after_call(self, call: PlannedCall) -> None:
-        """Runs after each call. Raises if another process has executed it."""
-
-
 class AgentLoop:
     """The loop of one run. Changes the run's conversation, steps and usage."""
 
@@ -122,7 +91,10 @@ class AgentLoop:
         system: str,
         context: ToolContext,
         hooks: LoopHooks,
+        observer: LoopObserver | None = None,
+        output: OutputCheck | None = None,
     ) -> None:
+        """`output`: the type that the answer must have."""
         self.agent_run = agent_run
         self.tool_run = tool_run
         self.known_results: dict[str, ToolResult] = {}
@@ -131,10 +103,31 @@ class AgentLoop:
         self._system = system
         self._context = context
         self._hooks = hooks
+        self._observer = observer
+        self._output = output
         self._reviewer = prepared_agent.new_reviewer()
         self._has_reminded_of_report = False
         self._is_first_request = True
         self._offered_tools: tuple[object, tuple[Tool, ...]] | None = None
+
+    async def run_within_context(
+        self, unfinished_turn: tuple[ModelTurn, Sequence[PlannedCall]] | None = None
+    ) -> RunOutcome:
+        """As `run`; but if the conversation is too long for the model, shortens it and asks again."""
+        run, shortenings = self.agent_run, 0
+        while True:
+            try:
+                return await self.run(unfinished_turn)
+            except ModelError as error:
+                shortenings += 1
+                if error.kind != "too_long" or shortenings > _MAX_SHORTENINGS or not shorten(run.turns, keep=2):
+                    raise
+                _log.info(
+                    'agent "%s": the conversation is too long for %s; shortening it and asking again',
+                    run.name,
+                    self._prepared_agent.model.name,
+                )
+                unfinished_turn = None  # Its calls have been executed: the request after them failed.
 
     async def run(self, unfinished_turn: tuple[ModelTurn, Sequence[PlannedCall]] | None = None) -> RunOutcome:
         """Runs until the loop ends. `unfinished_turn`: the last turn of the conversation and its calls, if its results
@@ -163,7 +156,10 @@ class AgentLoop:
             run.add_turn(turn)
             await self._hooks.save_step(run.unsaved_turns, calls, run.steps)
             run.unsaved_turns = []
-            if (outcome := await self._finish_turn(turn, calls)) is not None:
+            outcome = await self._finish_turn(turn, calls)
+            if self._observer is not None:
+                self._observer.on_step_finished(run.steps, turn)
+            if outcome is not None:
                 return outcome
             if dropped_calls:
                 note = f"REVIEW: {dropped_calls} calls of your turn were not executed; make fewer calls at once."
@@ -224,7 +220,7 @@ class AgentLoop:
             tool_choice=tool_choice,
             settings=settings.model_settings,
         )
-        listener = self._hooks.new_listener()
+        listener = self._new_listener()
         remaining = run.budget.remaining_seconds
         if remaining == float("inf"):
             return await model.respond(request, listener)
@@ -235,12 +231,31 @@ class AgentLoop:
             reason = f"did not answer within {max(remaining, 0):.3g} s, the rest of the run's limits.timeout"
             raise ModelError("unavailable", f"{model.name} {reason}") from None
 
+    def _new_listener(self) -> ModelListener | None:
+        """The listener of the hooks and that of the observer, as one."""
+        listener = self._hooks.new_listener()
+        if self._observer is None:
+            return listener
+        observe = self._observer.on_model_output
+        if listener is None:
+            return observe
+
+        def listen(part: ModelStreamPart) -> None:
+            listener(part)
+            observe(part)
+
+        return listen
+
     def _list_tools(self) -> tuple[Tool, ...]:
         """The tools that the model may call now. Returns the same tuple while nothing changes: models cache by it."""
         tools, run = self._prepared_agent.tools, self.tool_run
         state = (tools.revision, len(run.discovered_tools), run.session in tools.stored_sessions)
         if self._offered_tools is None or self._offered_tools[0] != state:
             new_tools = tuple(tools.tools_for_model(run, context=self._context))
+            if (output := self._output) is not None:
+                new_tools = tuple(
+                    output.describe_report(tool) if tool.name == FINAL_REPORT else tool for tool in new_tools
+                )
             if self._offered_tools is not None and self._offered_tools[1] == new_tools:
                 new_tools = self._offered_tools[1]
             self._offered_tools = (state, new_tools)
@@ -265,6 +280,8 @@ class AgentLoop:
         for plan, result in zip(calls, results, strict=True):
             if plan.tool is not None and plan.tool.pauses_run and result.ok and PENDING_CALL_KEY in result.extras:
                 return self._end("paused", turn.text)
+        if self._output is not None and self._output.is_exhausted:
+            return self._end("gave_up", turn.text, reason=self._output.failure)
         return await self._review_failures(turn, calls, model_results)
 
     async def _review_failures(
@@ -289,6 +306,11 @@ class AgentLoop:
         if reminder is not None and not self._has_reminded_of_report:
             self._has_reminded_of_report = True
             self.agent_run.add_turn(UserTurn(reminder))
+            return None
+        if (output := self._output) is not None and not output.check_text(turn.text):
+            if output.is_exhausted:
+                return self._end("gave_up", turn.text, reason=output.failure)
+            self.agent_run.add_turn(UserTurn(output.advice))
             return None
         return self._end("answered", turn.text)
 
@@ -319,6 +341,8 @@ class AgentLoop:
         result = self.known_results.pop(plan.call_id, None)
         if result is None:
             await self._hooks.before_call()
+            if self._observer is not None:
+                self._observer.on_call_started(plan)
             # The name of a tool that does not exist is stored with the failed call, so it must be storable.
             name = plan.call.name if plan.tool is not None else json_text.storable_text(plan.call.name[:_MAX_NAME])
             result = await self._prepared_agent.tools.execute(
@@ -329,6 +353,8 @@ class AgentLoop:
                 call_id=plan.call_id,
             )
             self._hooks.after_call(plan)
+            if self._observer is not None:
+                self._observer.on_call_finished(plan, result)
         if result.ok and plan.tool is not None and is_prebuilt_action(plan.tool, "skip"):
             self.agent_run.is_skipped = True
         return result

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from toolspace.agents.handoff import event_data
-from toolspace.agents.loop import PlannedCall
+from toolspace.agents.loop_hooks import PlannedCall
 from toolspace.core import json_text
 from toolspace.core.language_model import ModelToolResult, ResultsTurn, Turn
 from toolspace.core.stored_records import ENDED_RUN, OPEN_CALL, CallRecord, InboxEvent

@@ -17,16 +17,18 @@ import msgspec
 
 from toolspace.agents.agent import Agent
 from toolspace.agents.agent_run import AgentRun, PreparedAgent
-from toolspace.agents.loop import LoopHooks
+from toolspace.agents.loop_hooks import LoopHooks
 from toolspace.config.agent_settings import AgentModelSettings
 from toolspace.config.load import find_reference_cycles
 from toolspace.config.secret_references import load_secrets, resolve_secrets
+from toolspace.core.extension_points import ConversationStore
 from toolspace.core.language_model import NO_USAGE, Model, ModelListener, ModelRequest, ModelTurn, Usage
 from toolspace.core.names import agent_tool_name, did_you_mean
 from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ConfigError, ModelError, RegistrationError, ToolNotFoundError
-from toolspace.orchestrator.call import context_without_call, start_in_background
+from toolspace.orchestrator.call import cancel_all, context_without_call, start_in_background
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
+from toolspace.storage.memory_conversations import MemoryConversations
 
 if TYPE_CHECKING:
     from toolspace.models.http import ModelHttpClient
@@ -53,15 +55,11 @@ class AgentToolspace(Protocol):
 class RunRecorder(LoopHooks):
     """The hooks of a run that answers a request of a program or of another agent. This base class stores nothing."""
 
-    def __init__(self, *, run_id: str | None = None, listen: ModelListener | None = None) -> None:
+    def __init__(self, *, run_id: str | None = None) -> None:
         self.run_id = run_id
         """None: the orchestrator chooses it."""
         self.stop_run: Callable[[], None] | None = None
         """Stops the run; set while the run is under way."""
-        self._listen = listen
-
-    def new_listener(self) -> ModelListener | None:
-        return self._listen
 
     async def close(self, status: FinalRunStatus, usage: Usage, error: str | None) -> None:
         """Stores the end of the run."""
@@ -93,8 +91,11 @@ class AgentRegistry:
         *,
         make_tools: Callable[[Agent], AgentToolspace] | None = None,
         environ: Mapping[str, str] | None = None,
+        conversations: ConversationStore | None = None,
     ) -> None:
         self.shared_tools = shared_tools
+        self.conversations = conversations or MemoryConversations()
+        """The sessions of programs' runs."""
         self.open_run_recorder: OpenRunRecorder | None = None
         """Stores the runs that answer requests; the gateway sets it. None: they are in memory only."""
         self.model_usage: dict[str, ModelUsage] = {}
@@ -110,6 +111,7 @@ class AgentRegistry:
         self._models: dict[object, Model] = {}
         self._http: ModelHttpClient | None = None
         self._background: set[asyncio.Task[None]] = set()
+        self._streamed_runs: set[asyncio.Task[Any]] = set()
         self._is_closed = False
 
     # The agents
@@ -268,9 +270,16 @@ class AgentRegistry:
         """Runs work to its end, even if its caller is cancelled. `aclose` waits for it."""
         return start_in_background(self._background, _log_failure(work))
 
+    def own_run(self, task: asyncio.Task[Any]) -> None:
+        """Makes the registry the owner of a run that a program streams: `aclose` ends it."""
+        self._streamed_runs.add(task)
+        task.add_done_callback(self._streamed_runs.discard)
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # The stream may be gone.
+
     async def aclose(self) -> None:
-        """Closes the toolspaces and models that the registry opened."""
+        """Ends the streamed runs, and closes the toolspaces and models that the registry opened."""
         self._is_closed = True
+        await cancel_all(self._streamed_runs - {asyncio.current_task()})
         open_agents, self._open_agents = list(self._open_agents.values()), {}
         toolspaces = [agent.own_toolspace for agent in open_agents if agent.own_toolspace is not None]
         await asyncio.gather(*(_log_failure(toolspace.aclose()) for toolspace in toolspaces), *self._background)

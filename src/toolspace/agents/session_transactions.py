@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from toolspace.agents import handoff, paused_runs
-from toolspace.agents.loop import PlannedCall
+from toolspace.agents.loop_hooks import PlannedCall
 from toolspace.agents.run_principal import find_principal
 from toolspace.core import inbox_text, json_text
 from toolspace.core.ids import new_id, now_ms

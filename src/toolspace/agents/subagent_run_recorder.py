@@ -16,7 +16,7 @@ import msgspec
 from toolspace.agents.agent import entity_id_for
 from toolspace.agents.agent_run import AgentRun
 from toolspace.agents.live_output import LiveOutput
-from toolspace.agents.loop import PlannedCall
+from toolspace.agents.loop_hooks import PlannedCall
 from toolspace.agents.registry import FinalRunStatus, RunRecorder
 from toolspace.agents.session_transactions import WriteProgram
 from toolspace.core import json_text

@@ -1,6 +1,6 @@
 """Runs an agent to answer one request, of a program or of another agent: a sub-agent is called as `agent__{name}`.
 
-`Toolspace.run_agent` and the tools of `AgentProvider` use it. A call of `agent__{name}` is a run of that agent below
+`program_runs.py` and the tools of `AgentProvider` use it. A call of `agent__{name}` is a run of that agent below
 the calling run. Follows handoffs: the agent that gets the request answers it. Stores nothing itself; on the gateway, a
 `RunRecorder` stores the run.
 """
@@ -11,26 +11,38 @@ import asyncio
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Generic, Literal, cast
 
 import msgspec
+from typing_extensions import TypeVar
 
 from toolspace.agents.agent import Agent
 from toolspace.agents.agent_run import AgentRun, PreparedAgent, find_agent_run
 from toolspace.agents.loop import AgentLoop, EndReason, RunOutcome, is_prebuilt_action
+from toolspace.agents.loop_hooks import LoopObserver
 from toolspace.agents.registry import AgentRegistry, FinalRunStatus, RunRecorder
+from toolspace.agents.structured_output import OutputCheck
 from toolspace.core import json_text
 from toolspace.core.extension_points import Allow, Decision, Deny, ToolProvider
-from toolspace.core.language_model import NO_USAGE, ModelListener, ModelTurn, Turn, Usage, UserTurn
+from toolspace.core.language_model import NO_USAGE, ModelTurn, Turn, Usage, UserTurn
 from toolspace.core.names import AGENT_NAMESPACE, agent_tool_name
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool, ToolCategory
 from toolspace.core.tool_context import ToolContext
-from toolspace.errors import ErrorKind, ModelError, RefusedError, StorageError, ToolError
+from toolspace.errors import (
+    ERROR_CLASSES,
+    ErrorKind,
+    ModelError,
+    RefusedError,
+    StorageError,
+    ToolError,
+    ToolExecutionError,
+)
 from toolspace.orchestrator.call import current_call
 from toolspace.orchestrator.run import Span
 
 _log = logging.getLogger("toolspace.agents")
+T = TypeVar("T", default=str)
 _INHERITED_FIELDS = (
     "task_id",
     "user_id",
@@ -67,10 +79,15 @@ AgentEndReason = EndReason | Literal["failed"]
 """Why the run of an agent ended: as a loop does, or because of an error."""
 
 
-class AgentResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a request to an agent."""
+class AgentResult(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    """The result of a request to an agent. `T` is the type of its output: text, unless the program asked for another.
+
+    `unwrap()` returns the output, or raises the error.
+    """
 
     ok: bool
+    output: T | None = None
+    """The answer as the type that the program asked for; else the text. None if `ok` is false."""
     text: str = ""
     """The answer: the content of the final report, else the model's last text."""
     report: Mapping[str, Any] | None = None
@@ -86,8 +103,8 @@ class AgentResult(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage = NO_USAGE
     """Of all agents in the path, and of the agents that they called."""
     steps: int = 0
-    turns: Sequence[Turn] = ()
-    """The conversation of the agent that answered."""
+    turns: tuple[Turn, ...] = ()
+    """The conversation of the agent that answered, with the turns before this request. `history` takes it."""
     run_id: str = ""
     trace: Span | None = None
     """The operation tree: turns, calls, and the runs of called agents."""
@@ -99,6 +116,23 @@ class AgentResult(msgspec.Struct, frozen=True, kw_only=True):
             return self.report["content_json"]
         return self.text
 
+    def unwrap(self) -> T:
+        """Returns the output. Raises the exception of its error kind if the agent did not answer."""
+        if self.ok:
+            return cast("T", self.output)
+        error = ERROR_CLASSES.get(self.error_kind or "execution_error", ToolExecutionError)
+        raise error(f'the agent "{self.agent}" did not finish: {self.error}')
+
+
+class OpenConversation(msgspec.Struct, eq=False):
+    """The conversation of a session that a run continues. No other run may continue it meanwhile."""
+
+    session: str
+    owner: str
+    is_open: bool = True
+    turns: list[Turn] = []
+    """Of the run that has it, up to now."""
+
 
 class AgentRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request to an agent."""
@@ -107,44 +141,17 @@ class AgentRequest(msgspec.Struct, frozen=True, kw_only=True):
     caller: ToolContext
     parent: AgentRun | None = None
     """The run that waits for the answer; None: a program waits."""
-    listener: ModelListener | None = None
-    """Receives the model's output while the model writes it."""
+    history: Sequence[Turn] = ()
+    """The conversation before the prompt."""
+    conversation: OpenConversation | None = None
+    observer: LoopObserver | None = None
+    output: OutputCheck | None = None
+    """The type that the answer must have; None: text."""
     max_steps: int | None = None
     """None: the agent's own setting."""
 
 
-async def run_agent(
-    agents: AgentRegistry,
-    name: str,
-    prompt: str,
-    *,
-    context: ToolContext | None = None,
-    listen: ModelListener | None = None,
-    max_steps: int | None = None,
-) -> AgentResult:
-    """Runs an agent for a program. Errors are in the result; raises `ToolNotFoundError` if there is no such agent.
-
-    Called in a tool that an agent has called, the new run is part of that agent's run.
-    """
-    call = current_call.get()
-    caller = call.context if call is not None else ToolContext()
-    request = AgentRequest(
-        prompt=json_text.valid_text(prompt),
-        caller=caller if context is None else context.with_defaults(caller),
-        parent=find_agent_run(caller),
-        listener=listen,
-        max_steps=max_steps,
-    )
-    agents.get(name)
-    try:
-        if request.parent is not None:
-            request.parent.check_depth(name)
-    except ToolError as error:
-        return _error_result(name, error)
-    return await run_request(agents, name, request)
-
-
-async def run_request(agents: AgentRegistry, name: str, request: AgentRequest) -> AgentResult:
+async def run_request(agents: AgentRegistry, name: str, request: AgentRequest) -> AgentResult[Any]:
     """Runs an agent, and the agents that it hands the request off to. Errors are in the result; raises
     `ToolNotFoundError` if there is no such agent."""
     agents.get(name)
@@ -211,7 +218,7 @@ async def call_agent(
 
 async def _run_one(
     agents: AgentRegistry, name: str, request: AgentRequest, path: tuple[str, ...], advice: Sequence[str]
-) -> tuple[AgentResult, AgentRun | None]:
+) -> tuple[AgentResult[Any], AgentRun | None]:
     """Runs one agent of the path. Returns no run if it could not start."""
     try:
         async with agents.acquire(name) as prepared_agent:
@@ -219,22 +226,25 @@ async def _run_one(
                 settings = msgspec.structs.replace(prepared_agent.settings, max_steps=request.max_steps)
                 prepared_agent = msgspec.structs.replace(prepared_agent, settings=settings)
             run = AgentRun(prepared_agent.agent, request=request.prompt, parent=request.parent, previous_agents=path)
+            run.turns.extend(request.history)
+            if request.conversation is not None:
+                run.conversation, request.conversation.turns = request.conversation, run.turns
             run.turns.append(UserTurn("\n\n".join((request.prompt, *advice))))
             return await _run_prepared(agents, prepared_agent, run, request), run
     except Exception as error:  # The agent's own toolspace may raise anything: the caller gets it as a result.
         if not isinstance(error, ModelError | ToolError | RefusedError | StorageError):
             _log.exception('agent "%s": the run could not start', name)
-        return _error_result(name, error), None
+        return error_result(name, error), None
 
 
 async def _run_prepared(
     agents: AgentRegistry, prepared_agent: PreparedAgent, run: AgentRun, request: AgentRequest
-) -> AgentResult:
+) -> AgentResult[Any]:
     context = _build_context(run, request.caller)
     if agents.open_run_recorder is not None:
         recorder = await agents.open_run_recorder(run, request.caller, context, prepared_agent.tools)
     else:
-        recorder = RunRecorder(listen=request.listener)
+        recorder = RunRecorder()
     tool_run = prepared_agent.open_tool_run(
         id=recorder.run_id,
         context=context,
@@ -244,9 +254,23 @@ async def _run_prepared(
     )
     tool_run.trace.attributes["agent"] = run.name
     system = request_system_prompt(prepared_agent, run, context)
-    loop = AgentLoop(prepared_agent, run, tool_run, system=system, context=context, hooks=recorder)
+    if request.output is not None:
+        tool_run.check_report = request.output.check
+        system = f"{system}\n\n{request.output.instructions}"
+    if request.observer is not None:
+        request.observer.on_agent_started(run.name)
+    loop = AgentLoop(
+        prepared_agent,
+        run,
+        tool_run,
+        system=system,
+        context=context,
+        hooks=recorder,
+        observer=request.observer,
+        output=request.output,
+    )
     try:
-        result = await _run_loop(loop, recorder)
+        result = await _run_loop(loop, recorder, request.output)
     except BaseException:  # The caller was cancelled: the stored run must end all the same.
         tool_run.trace.end("canceled")
         agents.run_in_background(recorder.close("canceled", run.budget.usage, _CANCELLED))
@@ -259,18 +283,18 @@ async def _run_prepared(
     return result
 
 
-async def _run_loop(loop: AgentLoop, recorder: RunRecorder) -> AgentResult:
+async def _run_loop(loop: AgentLoop, recorder: RunRecorder, output: OutputCheck | None) -> AgentResult[Any]:
     run, tool_run = loop.agent_run, loop.tool_run
     scope = asyncio.timeout(None)
     try:
         async with scope:
             recorder.stop_run = lambda: scope.reschedule(0)
             try:
-                result = _result(await loop.run(), run.name)
+                result = _result(await loop.run_within_context(), run.name, output)
             finally:
                 recorder.stop_run = None
     except Exception as error:
-        result = _error_result(run.name, error, run.turns)
+        result = error_result(run.name, error, run.turns)
         if isinstance(error, ModelError):
             if (reason := run.budget.exhausted_reason()) is not None:
                 result = msgspec.structs.replace(result, end="limit", error=reason, error_kind="limit_exceeded")
@@ -283,7 +307,7 @@ async def _run_loop(loop: AgentLoop, recorder: RunRecorder) -> AgentResult:
     )
 
 
-def _result(outcome: RunOutcome, name: str) -> AgentResult:
+def _result(outcome: RunOutcome, name: str, output: OutputCheck | None) -> AgentResult[Any]:
     report = outcome.report
     ok, error, kind = outcome.end in _SUCCESSFUL_ENDS, outcome.reason, None
     if report is not None and report.get("status") == "failure":
@@ -294,8 +318,10 @@ def _result(outcome: RunOutcome, name: str) -> AgentResult:
         error = "it waits for the result of a call, which comes later"
     if not ok and kind is None:
         kind = "limit_exceeded" if outcome.end in ("max_steps", "limit") else "execution_error"
+    answer = outcome.answer if output is None else output.value
     return AgentResult(
         ok=ok,
+        output=answer if ok else None,
         text=outcome.answer,
         report=report,
         end=outcome.end,
@@ -305,7 +331,8 @@ def _result(outcome: RunOutcome, name: str) -> AgentResult:
     )
 
 
-def _error_result(name: str, error: Exception, turns: Sequence[Turn] = ()) -> AgentResult:
+def error_result(name: str, error: Exception, turns: Sequence[Turn] = ()) -> AgentResult[Any]:
+    """The result of a run that an error has ended."""
     message = json_text.valid_text(str(error)) or type(error).__name__
     kind: ErrorKind = "execution_error"
     if isinstance(error, ModelError):
@@ -347,7 +374,7 @@ def request_system_prompt(prepared_agent: PreparedAgent, run: AgentRun, context:
     return "\n\n".join(filter(None, parts))
 
 
-def _run_status(result: AgentResult) -> FinalRunStatus:
+def _run_status(result: AgentResult[Any]) -> FinalRunStatus:
     if result.ok or result.end == "handed_off":
         return "completed"
     return "canceled" if result.error_kind == "canceled" else "failed"
@@ -391,7 +418,7 @@ def _build_prompt(parameters: Mapping[str, Any], task: str) -> str:
     return json_text.valid_text("\n\n".join(filter(None, parts)))
 
 
-def _to_tool_result(result: AgentResult) -> ToolResult:
+def _to_tool_result(result: AgentResult[Any]) -> ToolResult:
     extras: dict[str, Any] = {
         "agent": result.agent,
         "path": list(result.path),

@@ -1,4 +1,5 @@
-"""Runs the background tasks of a toolspace: closes removed providers, and deletes expired stored outputs.
+"""Runs the background tasks of a toolspace: watches its configuration, closes removed providers, and deletes expired
+stored outputs.
 
 Used by `toolspace.toolspace`.
 """
@@ -7,10 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+import signal
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+from toolspace.config.find_and_watch import watch_files
 from toolspace.core.extension_points import OutputStore, ResultCache, ToolProvider
+from toolspace.errors import ToolspaceError
 from toolspace.orchestrator.call import context_without_call
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
 
@@ -46,6 +52,53 @@ class MaintenanceTasks:
         """Cancels the cancellable tasks and waits for all."""
         self.cancel()
         await asyncio.gather(*self._tasks, *self._uncancellable_tasks, return_exceptions=True)
+
+
+class ConfigWatcher:
+    """Reloads a toolspace whenever a file of its configuration changes, and on SIGHUP."""
+
+    def __init__(
+        self,
+        background: MaintenanceTasks,
+        reload: Callable[[], Awaitable[None]],
+        finish_reload: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        """`finish_reload` is the part of a reload that may take long."""
+        self._background = background
+        self._reload = reload
+        self._finish_reload = finish_reload
+        self._handles_sighup = False
+
+    def start(self, files: Callable[[], Iterable[Path]], interval: float) -> None:
+        # `watch_files` reads the files now, not when the task starts: no change between the two is missed.
+        changes = watch_files(files, interval=interval)
+
+        async def reload_on_change() -> None:
+            async for _ in changes:
+                await self._run()
+
+        self._background.start(reload_on_change())
+        # Some platforms have no SIGHUP, and only the main thread can handle it.
+        with suppress(AttributeError, NotImplementedError, RuntimeError, ValueError):
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: self._background.start(self._run()))
+            self._handles_sighup = True
+
+    def stop(self) -> None:
+        """Removes the signal handler. The owner of the background tasks ends the rest."""
+        if self._handles_sighup:
+            self._handles_sighup = False
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+
+    async def _run(self) -> None:
+        try:
+            await self._reload()
+            _log.info("the configuration was reloaded")
+            # In another task: a provider that hangs must not block later changes.
+            self._background.start(self._finish_reload())
+        except ToolspaceError as error:
+            _log.warning("the changed configuration is invalid, the old one stays in force: %s", error)
+        except Exception:  # The next change may repair it, and must still be noticed.
+            _log.exception("the changed configuration could not be applied")
 
 
 async def sweep_outputs(outputs: OutputStore, stored_sessions: set[str]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 CONFIG_NAMES = ("toolspace.yaml", "toolspace.yml", "toolspace.json", "toolspace.toml")
 MAX_WAIT = 10
 """How many checks a change may take to settle before it is reported nevertheless."""
-_STATE_FOLDERS = ("logins", "outputs", "run", "sessions")
+_STATE_FOLDERS = ("conversations", "logins", "outputs", "run", "sessions")
 _STATE_DATABASES = ("toolspace.db", "cache.db")
 _SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal")
 REMOVED_AFTER = 3

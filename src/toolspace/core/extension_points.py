@@ -1,4 +1,4 @@
-"""The extension points: providers, caches, output stores, token counters and policies.
+"""The extension points: providers, caches, output and conversation stores, token counters and policies.
 
 Extensions implement them; `toolspace.testing` has a contract test suite for most. Models and embedders are in
 `core.language_model`.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Protocol
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -16,6 +17,9 @@ from toolspace.core.approvals import OPERATORS
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool
 from toolspace.core.tool_context import ToolContext
+
+if TYPE_CHECKING:
+    from toolspace.core.language_model import Turn
 
 
 class ToolProvider(ABC):
@@ -179,6 +183,26 @@ class OutputStore(ABC):
         """Deletes expired outputs. Returns how many."""
 
     async def aclose(self) -> None: ...
+
+
+class ConversationStore(ABC):
+    """Stores the conversations of `run_agent(…, session=…)`. A session belongs to its owner, the principal."""
+
+    @abstractmethod
+    def lock(self, session: str, *, owner: str) -> AbstractAsyncContextManager[None]:
+        """Waits until nobody else has locked the session, and locks it. Only the run that has the lock may save."""
+
+    @abstractmethod
+    async def load(self, session: str, *, owner: str) -> tuple[Turn, ...]:
+        """Returns the conversation; empty if there is none. Raises `StorageError` if it cannot be read."""
+
+    @abstractmethod
+    async def save(self, session: str, turns: Sequence[Turn], *, owner: str) -> None:
+        """Replaces the conversation. Raises `StorageError` if it cannot be written; then the old one stays."""
+
+    @abstractmethod
+    async def delete(self, session: str, *, owner: str) -> bool:
+        """Deletes the conversation. Returns whether there was one."""
 
 
 class TokenCounter(Protocol):

@@ -6,11 +6,12 @@ The adapters in `models` implement them; agents use them. Turns are stored as JS
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
 
+from toolspace.core import json_text
 from toolspace.core.defaults import MODEL_TIMEOUT_SECONDS
 from toolspace.core.result import AudioPart, ImagePart, ResourcePart
 from toolspace.core.tool import Tool
@@ -91,6 +92,31 @@ class ResultsTurn(msgspec.Struct, frozen=True, tag="results", rename="camel"):
 
 
 Turn = UserTurn | ModelTurn | ResultsTurn
+_turns_decoder = msgspec.json.Decoder(tuple[Turn, ...])
+
+
+def encode_turns(turns: Iterable[Turn]) -> str:
+    """Returns a conversation as JSON text, for `decode_turns`."""
+    return json_text.encode(tuple(turns))
+
+
+def decode_turns(text: str | bytes) -> tuple[Turn, ...]:
+    """Returns the conversation that `encode_turns` wrote. Raises `ValueError` if it is none."""
+    try:
+        return _turns_decoder.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise ValueError(f"this is not a conversation: {error}") from None
+
+
+def convert_turns(turns: Iterable[Turn | Mapping[str, Any]]) -> tuple[Turn, ...]:
+    """Returns turns that may be given as JSON data, as in the decoded text of `encode_turns`. Raises `ValueError`."""
+    try:
+        return tuple(
+            turn if isinstance(turn, UserTurn | ModelTurn | ResultsTurn) else msgspec.convert(turn, Turn)
+            for turn in turns
+        )
+    except (msgspec.ValidationError, TypeError) as error:
+        raise ValueError(f"this is not a conversation: {error}") from None
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ elicitation, sampling and roots, as MCP defines them.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
@@ -38,6 +38,7 @@ class RunHandle(Protocol):
     final_report: Mapping[str, Any] | None
     report_format: str | None
     report_schema: Mapping[str, Any] | None
+    check_report: Callable[[Any], None] | None
     task_status: Mapping[str, Any] | None
     discovered_tools: dict[str, None]
 

@@ -118,6 +118,9 @@ class Run(msgspec.Struct, eq=False, kw_only=True, weakref=True):
     """The format that the final report must have; None allows any."""
     report_schema: Mapping[str, Any] | None = None
     """The JSON Schema that a report in JSON must match."""
+    check_report: Callable[[Any], None] | None = None
+    """Raises `ToolValidationError` if it does not accept the JSON of the report. Then a report must be JSON, unless it
+    is a report of failure."""
     tokens_used: int = 0
     tool_budget_exceeded: bool = False
     final_report: Mapping[str, Any] | None = None

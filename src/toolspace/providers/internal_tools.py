@@ -118,11 +118,16 @@ async def _final_report(
     run = context.run
     if run is not None and run.report_format not in (None, format):
         raise ToolValidationError(f'format: this run asks for "{run.report_format}", got "{format}"')
+    check_report = run.check_report if run is not None and status != "failure" else None
+    if check_report is not None and format != "json":
+        raise ToolValidationError(f'format: this run asks for "json", got "{format}"')
     report: dict[str, Any] = {"status": status, "format": format}
     if format in _JSON_FORMATS:
         report["content_json"] = _parse_content(content, content_json, format)
         if format == "json" and run is not None and run.report_schema is not None:
             _check_schema(report["content_json"], run.report_schema)
+        if check_report is not None:
+            check_report(report["content_json"])
         if format == "slack-block-kit":
             _check_slack_blocks(report["content_json"])
     else:
