@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,20 @@ async def test_results_beyond_the_context_window_are_stored(open_toolspace: Open
     async with open_toolspace(defaults={"contextWindow": 1000}) as ts:
         result = await ts.run().call("big", {"size": 50_000})
         assert result.result["tool_output"]["reason"] == "token_budget"
+
+
+@coverage.covers("defaults.circuitBreakerFailures", "defaults.circuitBreakerDelay")
+async def test_a_service_that_fails_is_not_called_for_a_while(open_toolspace: OpenToolspace) -> None:
+    services = {"w": {"url": "http://127.0.0.1:9/"}, "other": {"url": "http://127.0.0.1:9/"}}
+    for failures, delay, refused_count in ((2, "1h", 2), (None, "1h", 0), (3, "1m", 1)):
+        defaults = {"circuitBreakerFailures": failures, "circuitBreakerDelay": delay}
+        async with open_toolspace(restTools=services, defaults=defaults) as ts:
+            errors = [(await ts.call("rest__w")).error or "" for _ in range(4)]
+            assert ["circuit breaker" in error for error in errors].count(True) == refused_count
+            assert "circuit breaker" not in ((await ts.call("rest__other")).error or "")  # A service of its own.
+            statuses = dict(ts.orchestrator.circuits.statuses())
+            if refused_count:
+                assert ((statuses["rest__w"].next_probe_at or 0) > time.time() + 60) == (delay == "1h")
 
 
 @coverage.covers("defaults.toolSearchThreshold")

@@ -13,6 +13,8 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
+import msgspec
+
 from toolspace.composition import maintenance
 from toolspace.composition.settings import Settings
 from toolspace.composition.tool_sources import SourceRules, ToolSources
@@ -381,7 +383,7 @@ class Toolspace:
 
     def list_servers(self) -> list[ServerStatus]:
         """The status of each MCP server."""
-        return [server.status() for server in self._find_servers().values()]
+        return [self._get_server_status(server) for server in self._find_servers().values()]
 
     async def restart_server(self, name: str) -> ServerStatus:
         """Restarts one MCP server. Raises if there is none of that name, or if it does not start."""
@@ -390,7 +392,13 @@ class Toolspace:
             hint = did_you_mean(name, servers) or ("; there is none" if not servers else "")
             raise ToolspaceError(f'there is no MCP server "{name}"{hint}')
         await servers[name].restart()
-        return servers[name].status()
+        return self._get_server_status(servers[name])
+
+    def _get_server_status(self, server: McpProvider) -> ServerStatus:
+        circuit = dict(self.orchestrator.circuits.statuses()).get(server.namespace)
+        if circuit is None or not circuit.is_open:
+            return server.status()
+        return msgspec.structs.replace(server.status(), circuit="open", next_probe_at=circuit.next_probe_at)
 
     def _find_servers(self) -> dict[str, McpProvider]:
         from toolspace.composition.providers import find_mcp_providers

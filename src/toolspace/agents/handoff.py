@@ -43,6 +43,7 @@ class RouterProvider(ToolProvider):
     """Provides `router__handoff-to` to agents that have destinations."""
 
     kind = "router"
+    circuit_scope = "none"
     namespace = "router"
     exact_names = True
 

@@ -175,6 +175,7 @@ class AgentProvider(ToolProvider):
     """Provides every agent of a registry as a tool."""
 
     kind = "agent"
+    circuit_scope = "none"
     namespace = AGENT_NAMESPACE
 
     def __init__(self, agents: AgentRegistry) -> None:

@@ -7,6 +7,7 @@ for the check and stops them again.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import shutil
@@ -261,6 +262,9 @@ def _notes(server: ServerReport, *, verbose: bool) -> Iterator[tuple[str, str]]:
     if server.last_error:
         age = f", {_format_age(server.last_error_at)}" if server.last_error_at is not None else ""
         yield f"last error{age}", server.last_error
+    if server.circuit == "open" and server.next_probe_at is not None:
+        seconds = max(0, math.ceil(server.next_probe_at - time.time()))
+        yield "circuit breaker", f"calls fail at once; the next one is let through in {seconds} s"
     if verbose and server.server:
         yield "server", server.server
     if verbose:

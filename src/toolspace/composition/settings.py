@@ -24,6 +24,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How many calls of one run may run at once; None: 3 in a run of an agent, any number in a run of a program."""
     context_window: int | None = None
     tool_search_threshold: int | None = defaults.TOOL_SEARCH_THRESHOLD
+    circuit_breaker_failures: int | None = defaults.CIRCUIT_BREAKER_FAILURES
+    """After how many transport errors or timeouts in a row a provider is not called for a while; None: never."""
+    circuit_breaker_delay: float = defaults.CIRCUIT_BREAKER_DELAY_SECONDS
     tool_output_ttl: float = defaults.TOOL_OUTPUT_TTL_SECONDS
     queues: Mapping[str, QueueSpec] = {}
     aliases: Mapping[str, str] = {}

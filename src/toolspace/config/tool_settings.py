@@ -108,6 +108,13 @@ class DefaultSettings(Section, frozen=True, kw_only=True):
         types.integer(0, nullable=True),
         "Above this many tokens of tool definitions the model gets a search tool instead; 0: always, null: never.",
     ] = defaults.TOOL_SEARCH_THRESHOLD
+    circuit_breaker_failures: Annotated[
+        NullableCount,
+        "After how many transport errors or timeouts in a row calls of a provider fail at once; null: never.",
+    ] = defaults.CIRCUIT_BREAKER_FAILURES
+    circuit_breaker_delay: Annotated[
+        Duration, "How long until the next call of that provider is let through, to test whether it is back."
+    ] = defaults.CIRCUIT_BREAKER_DELAY_SECONDS
     mcp_init_concurrency: Annotated[Count, "How many MCP servers start at once."] = 32
     trace_mcp: Annotated[bool, "Log every message to and from MCP servers.", SettingOptions(key="traceMCP")] = False
 

@@ -12,6 +12,9 @@ AGENT_CONCURRENT_TOOLS: Final = 3
 """How many calls of an agent's run may run at once, unless the configuration says otherwise."""
 TOOL_OUTPUT_TTL_SECONDS: Final = 86_400.0
 """How long stored results are kept."""
+CIRCUIT_BREAKER_FAILURES: Final = 5
+"""After how many failed calls in a row a provider is not called for a while."""
+CIRCUIT_BREAKER_DELAY_SECONDS: Final = 30.0
 MODEL_TIMEOUT_SECONDS: Final = 600.0
 MODEL_RETRIES: Final = 4
 EVENT_RETENTION_SECONDS: Final = 604_800.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
@@ -33,6 +33,8 @@ class ToolProvider(ABC):
     """The kind of provider: `local`, `mcp`, `rest`, `agent`, …"""
     namespace: str = ""
     """The first part of its tools' full names; empty for tools with bare names."""
+    circuit_scope: Literal["provider", "tool", "none"] = "provider"
+    """What stops being called after repeated transport errors or timeouts: all its tools, or the tool; or nothing."""
     exact_names: bool = False
     """Whether its names follow the namespace without sanitising, because models are known to accept them."""
 
@@ -67,6 +69,14 @@ class ToolProvider(ABC):
 
     async def warmup(self) -> None:
         """Connects and fetches the list of tools. Called in parallel with other providers; again after a failure."""
+
+    def last_connected_at(self) -> float:
+        """Returns when it last connected by itself, in seconds of `time.monotonic`; 0 if it has no connection."""
+        return 0.0
+
+    def is_reconnecting(self) -> bool:
+        """Whether it is replacing a connection that was lost a moment ago. Timeouts of calls are then no failures."""
+        return False
 
     def get_instructions(self) -> str:
         """Returns instructions for models that use these tools; may be empty."""

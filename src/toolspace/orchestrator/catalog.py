@@ -362,6 +362,7 @@ def missing_entry(name: str, kind: ErrorKind, message: str | Callable[[Call], st
 
 class _NoProvider(ToolProvider):
     kind = "none"
+    circuit_scope = "none"
 
     def list_tools(self) -> Sequence[Tool]:
         return ()

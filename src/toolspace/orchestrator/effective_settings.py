@@ -35,6 +35,8 @@ class CallDefaults(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrent_tools: SourcedValue[int | None] = SourcedValue(None)
     context_window: SourcedValue[int | None] = SourcedValue(None)
     tool_search_threshold: SourcedValue[int | None] = SourcedValue(defaults.TOOL_SEARCH_THRESHOLD)
+    circuit_breaker_failures: SourcedValue[int | None] = SourcedValue(defaults.CIRCUIT_BREAKER_FAILURES)
+    circuit_breaker_delay: SourcedValue[float] = SourcedValue(defaults.CIRCUIT_BREAKER_DELAY_SECONDS)
 
 
 class ToolRules(msgspec.Struct, frozen=True, kw_only=True):

@@ -132,6 +132,7 @@ class _InheritedTools(ToolProvider):
     """The parent's tools, except those whose names or namespaces are used here."""
 
     kind = "borrowed"
+    circuit_scope = "none"
 
     def __init__(self, parent: ToolOrchestrator, layer: LayeredOrchestrator, is_hidden: ToolFilter | None) -> None:
         super().__init__()

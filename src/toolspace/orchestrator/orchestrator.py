@@ -46,6 +46,7 @@ from toolspace.orchestrator.provider_startup import ProviderStartup, StartupWait
 from toolspace.orchestrator.run import Run
 from toolspace.orchestrator.stages import timeout
 from toolspace.orchestrator.stages.call_log import CallLog
+from toolspace.orchestrator.stages.circuit_breaker import CircuitRegistry
 from toolspace.orchestrator.stages.invoke import WorkerThreads
 from toolspace.orchestrator.stages.policy import ProgramApprovals
 from toolspace.orchestrator.stages.queue import QueueRegistry, QueueSpec
@@ -82,6 +83,7 @@ class ToolOrchestrator:
             bus=self.bus,
             call_log=CallLog(count_tokens=count_tokens, stats=stats),
             queues=QueueRegistry(),
+            circuits=CircuitRegistry(),
             threads=WorkerThreads(),
             count_tokens=count_tokens,
             cache=cache,
@@ -318,6 +320,11 @@ class ToolOrchestrator:
     def queues(self) -> QueueRegistry:
         """The queues by name, with the numbers of their active and waiting calls."""
         return self._services.queues
+
+    @property
+    def circuits(self) -> CircuitRegistry:
+        """The circuit breakers of the providers, those of layers included."""
+        return self._services.circuits
 
     @property
     def abandoned_count(self) -> int:

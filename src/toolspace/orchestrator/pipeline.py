@@ -22,6 +22,7 @@ from toolspace.orchestrator.policy_rules import PolicyRule
 from toolspace.orchestrator.stages.cache import cache, cached_lookup
 from toolspace.orchestrator.stages.call_events import VERBOSE, announce, calls_log
 from toolspace.orchestrator.stages.call_log import CallLog, record
+from toolspace.orchestrator.stages.circuit_breaker import CircuitRegistry, circuit_breaker
 from toolspace.orchestrator.stages.invoke import WorkerThreads, invoke
 from toolspace.orchestrator.stages.large_results import budget, cap
 from toolspace.orchestrator.stages.permission_and_validation import limits, permission, validate
@@ -40,6 +41,7 @@ class CallServices(msgspec.Struct, kw_only=True, eq=False):
     bus: EventBus
     call_log: CallLog
     queues: QueueRegistry
+    circuits: CircuitRegistry
     threads: WorkerThreads
     count_tokens: TokenCounter
     cache: ResultCache | None = None
@@ -94,6 +96,7 @@ STAGES: tuple[Stage, ...] = (
     policy,
     limits,
     cache,
+    circuit_breaker,
     queue,
     timeout,
     invoke,

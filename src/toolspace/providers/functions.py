@@ -73,6 +73,8 @@ async def _run_function(tool: Tool, parameters: dict[str, Any], context: ToolCon
 class ToolRegistry(ToolProvider):
     """Tools under bare names, without a namespace. An orchestrator runs them through its stages."""
 
+    circuit_scope = "none"
+
     def __init__(
         self,
         tools: Iterable[Tool | Callable[..., Any]] = (),

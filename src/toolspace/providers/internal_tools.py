@@ -55,6 +55,7 @@ class InternalProvider(ToolProvider):
     """The provider of the `agent` namespace. Offers its tools in runs only, unless `always_offered`."""
 
     kind = "agent"
+    circuit_scope = "none"
     namespace = "agent"
 
     def __init__(

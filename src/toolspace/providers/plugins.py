@@ -207,6 +207,7 @@ class MountedProvider(ToolProvider):
         self._settings = settings
         self.kind = inner.kind
         self.namespace = namespace
+        self.circuit_scope = inner.circuit_scope
         self._is_retired = False
         self._warmup_task: asyncio.Task[None] | None = None
         self._unsubscribe = inner.on_change(self.notify_changed)
@@ -239,6 +240,12 @@ class MountedProvider(ToolProvider):
 
     def describe_execution(self, name: str) -> object:
         return self._settings, self._source, self.inner.describe_execution(name)
+
+    def last_connected_at(self) -> float:
+        return self.inner.last_connected_at()
+
+    def is_reconnecting(self) -> bool:
+        return self.inner.is_reconnecting()
 
     def get_instructions(self) -> str:
         return "" if self._is_retired else self.inner.get_instructions()

@@ -231,7 +231,7 @@ def render_metrics(gateway: Gateway, open_work: OpenWorkCounts | None) -> bytes:
         (
             gauge("toolspace_build_info", "The version of Toolspace.", _BUILD_INFO, "version", "python"),
             *_tool_metrics(gateway.toolspace),
-            *_server_metrics(gateway.toolspace),
+            *list_server_metrics(gateway.toolspace),
             gauge("toolspace_stream_readers", "Event streams that are open in this process.", hub.subscription_count),
             gauge("toolspace_streams", "Streams with subscribers in this process.", hub.stream_count),
             counter("toolspace_events_total", "Events that this process stored.", gateway.ledger.stored_event_count),
@@ -308,7 +308,7 @@ def _limit_tools(counts: Mapping[str, int]) -> dict[str, float]:
     return result
 
 
-def _server_metrics(ts: Toolspace) -> Iterator[MetricSamples]:
+def list_server_metrics(ts: Toolspace) -> Iterator[MetricSamples]:
     servers = ts.list_servers()
     yield gauge(
         "toolspace_mcp_server_state",
@@ -319,6 +319,15 @@ def _server_metrics(ts: Toolspace) -> Iterator[MetricSamples]:
     )
     restarts = {server.name: server.restarts for server in servers}
     yield counter("toolspace_mcp_server_restarts_total", "Restarts of the MCP server.", restarts, "server")
+    open_circuits: collections.Counter[str] = collections.Counter()
+    for name, circuit in ts.orchestrator.circuits.statuses():
+        open_circuits[name] += circuit.is_open  # Several agents may have a provider of the same name.
+    yield gauge(
+        "toolspace_circuit_breakers_open",
+        "Open circuit breakers of the provider: its calls fail at once, because the last ones failed.",
+        _limit_tools(open_circuits),
+        "provider",
+    )
 
 
 def _model_metrics(models: Mapping[str, ModelUsage]) -> Iterator[MetricSamples]:

@@ -17,7 +17,7 @@ import pytest
 
 from tests.providers.mcp.conftest import SERVERS, ServerLog, open_toolspace, until
 from tests.providers.mcp.transports.test_stateless_http import web_service
-from toolspace import Toolspace
+from toolspace import Settings, Toolspace
 from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ProviderError
 from toolspace.orchestrator.effective_settings import ProviderRules, ToolRules
@@ -26,6 +26,7 @@ from toolspace.providers.mcp import connection
 from toolspace.providers.mcp.open_connection import ConnectionOptions
 from toolspace.providers.mcp.provider import McpProvider
 from toolspace.providers.mcp.server_spec import ElicitationRequest, ElicitationResult, McpCallbacks, ServerSpec
+from toolspace.server.metrics import format_prometheus, list_server_metrics
 
 CreateProvider = Callable[..., McpProvider]
 
@@ -387,3 +388,37 @@ def _alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+@pytest.mark.spec("22.4")
+async def test_the_circuit_breaker_of_a_server_that_was_killed_closes_when_it_is_back(
+    create_scripted: CreateProvider, server_log: ServerLog
+) -> None:
+    provider = create_scripted()
+    async with open_toolspace(
+        provider, settings=Settings(circuit_breaker_failures=2, circuit_breaker_delay=3600)
+    ) as ts:
+        [status] = ts.list_servers()
+        assert (status.circuit, status.next_probe_at) == ("closed", None)
+        results = [await ts.call("s__die") for _ in range(2)]
+        assert {result.error_kind for result in results} == {"transport_error"}
+        await until(lambda: provider.status().state == "ready")
+        assert (await ts.call("s__echo", {"text": "back"})).result == "back"
+        assert ts.list_servers()[0].circuit == "closed"
+
+
+@pytest.mark.spec("22.4")
+async def test_the_status_of_a_server_and_the_metrics_show_an_open_circuit_breaker() -> None:
+    async with web_service() as service:
+        provider = McpProvider("w", ServerSpec(url=service.url))
+        await provider.warmup()
+    async with open_toolspace(provider, settings=Settings(circuit_breaker_failures=2)) as ts:
+        for _ in range(3):
+            result = await ts.call("w__t")
+        assert (result.error_kind, result.executed) == ("transport_error", False)
+        assert "circuit breaker" in (result.error or "")
+        [status] = ts.list_servers()
+        assert status.circuit == "open"
+        assert status.next_probe_at is not None
+        metrics = format_prometheus(list_server_metrics(ts)).decode()
+        assert 'toolspace_circuit_breakers_open{provider="w"} 1' in metrics

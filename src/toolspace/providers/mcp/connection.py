@@ -60,6 +60,8 @@ class ServerConnection:
         self.spec = spec
         self.instructions = ""
         """The server's instructions inside a fence, or an empty text."""
+        self.connected_at = 0.0
+        """When the last attempt succeeded, in seconds of `time.monotonic`."""
         self._on_tools_listed = on_tools_listed
         self._options = options
         self._session_options = SessionOptions(
@@ -90,6 +92,11 @@ class ServerConnection:
     @property
     def status(self) -> ServerStatus:
         return msgspec.structs.replace(self._status, calls_in_flight=self._calls_in_flight)
+
+    @property
+    def is_first_reconnect(self) -> bool:
+        """Whether the first attempt since the loss of the session is under way."""
+        return self._session is None and self._failures <= 1 and self._is_attempting
 
     async def start(self) -> None:
         """Returns when the server is ready. Raises ServerUnreachable if the current or next attempt fails."""
@@ -276,7 +283,7 @@ class ServerConnection:
         self.instructions = fence_instructions(self.name, session.client.instructions or "")
         self._publish_tools(tool_list)
         self._session = session
-        self._last_used = time.monotonic()
+        self._last_used = self.connected_at = time.monotonic()
         self._wake.clear()
         self._finish_attempt()
         return session, transport

@@ -64,6 +64,12 @@ class McpProvider(ToolProvider):
     def status(self) -> ServerStatus:
         return self._connection.status
 
+    def last_connected_at(self) -> float:
+        return self._connection.connected_at
+
+    def is_reconnecting(self) -> bool:
+        return self._connection.is_first_reconnect
+
     async def warmup(self) -> None:
         """Starts the server. Raises ProviderError if it does not start."""
         try:

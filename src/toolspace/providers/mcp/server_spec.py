@@ -85,6 +85,10 @@ class ServerStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """When the server entered this state, in Unix seconds."""
     calls_in_flight: int = 0
     """How many calls are running."""
+    circuit: Literal["closed", "open"] = "closed"
+    """`open` after repeated transport errors or timeouts of calls: then further calls fail at once."""
+    next_probe_at: float | None = None
+    """When the next call is let through an open circuit breaker, in Unix seconds."""
 
 
 class ElicitationRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -54,6 +54,7 @@ class RestProvider(ToolProvider):
 
     kind = "rest"
     namespace = "rest"
+    circuit_scope = "tool"  # Each tool may be a service of its own.
 
     def __init__(self, specs: Iterable[RestSpec], *, client: HttpClient | None = None) -> None:
         """Raises `ToolDefinitionError` if a template is invalid or two tools have the same name."""
