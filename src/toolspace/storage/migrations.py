@@ -204,7 +204,13 @@ _PRINCIPALS = (
     "ALTER TABLE plans ADD COLUMN principal TEXT",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _GOALS_PER_AGENT, _PRINCIPALS)
+_CHECKED_RESULTS = (
+    # Who submitted a result, and what it must match.
+    "ALTER TABLE calls ADD COLUMN client_id TEXT",
+    "ALTER TABLE calls ADD COLUMN output_schema TEXT",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _GOALS_PER_AGENT, _PRINCIPALS, _CHECKED_RESULTS)
 
 
 def migrate() -> Program[int]:
