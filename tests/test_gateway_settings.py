@@ -224,6 +224,17 @@ async def test_concurrent_requests_are_limited(setup: GatewaySetup) -> None:
         assert (await first).status == 200
 
 
+@coverage.covers("server.maxConnectionsPerAddress")
+async def test_connections_of_one_address_are_limited(setup: GatewaySetup) -> None:
+    for limit, expected in ((1, 503), (2, 200), (None, 200)):
+        async with setup.gateway(maxConnectionsPerAddress=limit) as (_, api):
+            # One connection stays open for the stream, the other request needs one of its own.
+            headers = {**api.headers, "accept": "text/event-stream"}
+            async with api.session.get(f"{api.url}/api/events", headers=headers) as stream:
+                assert stream.status == 200
+                assert (await api.get("/api/me")).status == expected
+
+
 @coverage.covers("server.stopTimeout")
 async def test_running_calls_have_time_to_finish_when_the_gateway_stops(setup: GatewaySetup) -> None:
     async with setup.gateway(stopTimeout=50) as (gateway, api):

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from toolspace.config import value_types as types
 from toolspace.config.provider_settings import Headers
 from toolspace.config.validation import SECRET, Section, SettingOptions
-from toolspace.config.value_types import Count, Duration, Globs, HttpUrl, Name, NullableRate, RateSetting
+from toolspace.config.value_types import Count, Duration, Globs, HttpUrl, Name, NullableCount, NullableRate, RateSetting
 from toolspace.core import defaults
 
 CacheKind = Literal["memory", "disk"]
@@ -80,6 +80,11 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     ] = RateSetting(count=60, seconds=60.0)
     max_concurrent_requests: Annotated[
         Count, "How many requests may run at once, besides streams; one more gets 503."
+    ] = 4_000
+    max_connections_per_address: Annotated[
+        NullableCount,
+        "How many connections one address may have open, at most half of what the system allows the process; "
+        "one more gets 503; null: any number.",
     ] = 4_000
     heartbeat: Annotated[Duration, "How often an idle event stream sends a comment to keep the connection open."] = 15.0
     stop_timeout: Annotated[Duration, "How long running calls may take to finish when the gateway stops."] = 10.0

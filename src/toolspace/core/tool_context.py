@@ -27,6 +27,8 @@ ELICITATION_CALL: Final = "elicitation"
 """The name of the call that shows a question in a space. A frontend has a component for it."""
 LOCAL_PRINCIPAL: Final = "local"
 """The principal of calls that name no user: those of a program, or of a person at a terminal."""
+SECRET_KEY_PREFIX: Final = "key/"
+"""The start of the user ids of secret keys. Ids of entities have no slash, so nobody looks like a key."""
 _MAX_ISSUES = 5
 _EXPECTED_RESULT: Final = '{"action": "accept", "content": {…}}, or "decline" or "cancel" as the action'
 
@@ -236,6 +238,12 @@ class ToolContext:
         Results, outputs, limits and approvals of different principals are kept apart.
         """
         return self.user_id or LOCAL_PRINCIPAL
+
+    @property
+    def limited_principal(self) -> str | None:
+        """The principal if it may use only a share of what all use; None for a program's own calls and secret keys."""
+        user = self.user_id
+        return None if user is None or user.startswith(SECRET_KEY_PREFIX) else user
 
     @property
     def run(self) -> RunHandle | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, Generic, TypeVar
 
@@ -52,6 +53,7 @@ Metadata = Annotated[
     Meta(description=f"Any JSON object of up to {MAX_METADATA} bytes.", examples=[{"ticket": 4711}]),
 ]
 Limit = Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE, description="Maximum number of items.")]
+Cursor = Annotated[str, Meta(max_length=400, description="Where to continue: `next` of the previous page.")]
 Milliseconds = Annotated[int, Meta(description="Unix milliseconds.")]
 
 
@@ -74,8 +76,7 @@ class PageQuery(QueryParameters, frozen=True, kw_only=True):
     """Selects a page of a list."""
 
     limit: Limit = DEFAULT_PAGE_SIZE
-    cursor: Annotated[str, Meta(max_length=300)] | None = None
-    """Where to continue: `next` of the previous page."""
+    cursor: Cursor | None = None
 
 
 class ResponseBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -95,6 +96,12 @@ def check_no_nul(name: str, value: str) -> None:
     """Raises `ValueError` if a text has a NUL character, which PostgreSQL cannot store."""
     if "\0" in value:
         raise ValueError(f"`{name}` contains a NUL character")
+
+
+def check_cursor(cursor: str | None, pattern: str) -> None:
+    """Raises `ValueError` if a cursor is no position in this list."""
+    if cursor is not None and re.fullmatch(pattern, cursor, re.ASCII) is None:
+        raise ValueError("`cursor` is not from this list; start without one")
 
 
 def check_json_size(name: str, value: Any, limit: int) -> None:

@@ -15,12 +15,13 @@ from typing import Final
 
 from toolspace.config.server_settings import ServerSettings
 from toolspace.config.value_types import RateSetting
-from toolspace.server.authorization import AnonymousCaller, Caller, EntityCaller
+from toolspace.server.authorization import AnonymousCaller, Caller, EntityCaller, SecretKeyCaller
 from toolspace.server.responses import Problem, unavailable
 
 MAX_BUCKETS: Final = 50_000
-_ENTITY_SHARE: Final = 10
-"""One entity may use a tenth of `maxConcurrentRequests`."""
+SHARE: Final = 10
+"""One entity or tool key may use a tenth of the requests. Another tenth of requests, streams and sessions is for secret
+keys alone, so that operators can always get in."""
 
 
 class TokenBuckets:
@@ -79,13 +80,13 @@ class FailedLoginLimiter:
 
     def check(self, address: str) -> None:
         """Raises `Problem` 429 if the address has to wait before it may send unverified credentials."""
-        if self._buckets is not None and (wait := self._buckets.peek(_network(address))) > 0:
+        if self._buckets is not None and (wait := self._buckets.peek(network_of(address))) > 0:
             raise _too_many(wait, "Too many failed logins from this address (server.failedLoginLimit)")
 
     def record(self, address: str) -> None:
         """Counts a failed login."""
         if self._buckets is not None:
-            self._buckets.take(_network(address))
+            self._buckets.take(network_of(address))
 
 
 class RequestLimiter:
@@ -100,8 +101,12 @@ class RequestLimiter:
         self.streams = 0
         """Open streams."""
         self._streams_by_subject: Counter[str] = Counter()
-        self._requests_by_entity: Counter[str] = Counter()
-        self._max_requests_per_entity = max(1, server.max_concurrent_requests // _ENTITY_SHARE)
+        self._requests_by_subject: Counter[str] = Counter()
+        """Requests of entities and tool keys."""
+        self._limited_requests = 0
+        """Running requests of all but secret keys."""
+        self._limited_streams = 0
+        self._max_requests_per_subject = max(1, server.max_concurrent_requests // SHARE)
 
     def admit(self, caller: Caller, *, stream: bool = False) -> Callable[[], None]:
         """Admits a request and returns a function to call when it has ended. Raises `Problem` 429 or 503."""
@@ -109,40 +114,84 @@ class RequestLimiter:
         buckets = self._entity_buckets if is_entity else self._key_buckets
         if buckets is not None and not isinstance(caller, AnonymousCaller) and (wait := buckets.take(caller.subject)):
             raise _too_many(wait, f"Too many requests (server.{'rateLimit' if is_entity else 'secretRateLimit'})")
+        is_secret = isinstance(caller, SecretKeyCaller)
         if stream:
-            return self._admit_stream(caller.subject)
+            return self._admit_stream(caller.subject, is_secret=is_secret)
+        if not is_secret:
+            return self._admit_limited(caller)
         if self.requests >= self._server.max_concurrent_requests:
-            raise unavailable("Too many requests are running (server.maxConcurrentRequests)")
-        if is_entity:
-            return self._admit_entity(caller.subject)
+            raise _too_many_requests()
         self.requests += 1
         return self._release
 
     def _release(self) -> None:
         self.requests -= 1
 
-    def _admit_entity(self, subject: str) -> Callable[[], None]:
-        count = self._requests_by_entity[subject]
-        if count >= self._max_requests_per_entity:
+    def _admit_limited(self, caller: Caller) -> Callable[[], None]:
+        subject = caller.subject
+        count = self._requests_by_subject[subject]
+        if count >= self._max_requests_per_subject and not isinstance(caller, AnonymousCaller):
             raise _too_many(
                 1.0,
                 f"{count} requests are running with these credentials; "
-                f"the limit is a tenth of server.maxConcurrentRequests, {self._max_requests_per_entity}",
+                f"the limit is a tenth of server.maxConcurrentRequests, {self._max_requests_per_subject}",
             )
+        limit = self._server.max_concurrent_requests
+        if self.requests >= limit or self._limited_requests >= _without_reserve(limit):
+            raise _too_many_requests()
         self.requests += 1
-        return _count(self._requests_by_entity, subject, self._release)
+        self._limited_requests += 1
+        return _count(self._requests_by_subject, subject, self._release_limited)
 
-    def _admit_stream(self, subject: str) -> Callable[[], None]:
+    def _release_limited(self) -> None:
+        self.requests -= 1
+        self._limited_requests -= 1
+
+    def _admit_stream(self, subject: str, *, is_secret: bool) -> Callable[[], None]:
         count = self._streams_by_subject[subject]
         if count >= self._server.max_streams_per_caller:
             raise _too_many(1.0, f"{count} streams are open with these credentials (server.maxStreamsPerCaller)")
-        if self.streams >= self._server.max_streams:
+        limit = self._server.max_streams
+        if self.streams >= limit or (not is_secret and self._limited_streams >= _without_reserve(limit)):
             raise unavailable("Too many streams are open (server.maxStreams)", retry_seconds=5)
         self.streams += 1
-        return _count(self._streams_by_subject, subject, self._release_stream)
+        self._limited_streams += not is_secret
+        return _count(
+            self._streams_by_subject, subject, self._release_stream if is_secret else self._release_limited_stream
+        )
 
     def _release_stream(self) -> None:
         self.streams -= 1
+
+    def _release_limited_stream(self) -> None:
+        self.streams -= 1
+        self._limited_streams -= 1
+
+
+class ConnectionLimiter:
+    """Counts the open connections of each address. An IPv6 /64 network counts as one address."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self._counts: Counter[str] = Counter()
+
+    def admit(self, address: str) -> Callable[[], None] | None:
+        """Counts a connection and returns a function to call when it is closed; None if the address has too many."""
+        network = network_of(address)
+        if self._limit is not None and self._counts[network] >= self._limit:
+            return None
+        return _count(self._counts, network, _do_nothing)
+
+
+def _do_nothing() -> None: ...
+
+
+def _too_many_requests() -> Problem:
+    return unavailable("Too many requests are running (server.maxConcurrentRequests)")
+
+
+def _without_reserve(limit: int) -> int:
+    return limit - limit // SHARE
 
 
 def _count(counts: Counter[str], subject: str, on_release: Callable[[], None]) -> Callable[[], None]:
@@ -162,7 +211,7 @@ def _count(counts: Counter[str], subject: str, on_release: Callable[[], None]) -
     return release
 
 
-def _network(address: str) -> str:
+def network_of(address: str) -> str:
     """Returns the /64 network of an IPv6 address, because its owner can use all addresses of the network."""
     if ":" not in address:
         return address

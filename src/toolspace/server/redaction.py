@@ -1,16 +1,22 @@
 """Redaction: what a viewer may see of a stored event, call, run or entity. Responses and streams use it.
 
+Failed calls of tool keys lose the addresses and paths of this installation.
+
 One decision is taken earlier: `spaces/runs.py` stores the events of a space without the usage and the error of a run.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
+from toolspace.core import json_text
+from toolspace.core.result import ToolResult
 from toolspace.core.stored_records import CallRecord, Entity, RunRecord, StoredEvent, Visibility
+from toolspace.orchestrator.call import Arguments
 from toolspace.server.authorization import Caller, EntityCaller, SecretKeyCaller
 
 Viewer = Literal["secret", "public"]
@@ -20,6 +26,42 @@ _NAMED_EVENTS: Final = frozenset(("tool.started", "tool.ready", "tool.done", "to
 """Events with the visibility `name` (of prebuilt tools), of which a member sees only the call id and tool name."""
 _OPERATOR_EVENT_FIELDS: Final[dict[str, frozenset[str]]] = {"run.done": frozenset(("usage", "error"))}
 _OPERATOR_RUN_FIELDS: Final = frozenset(("trigger", "usage", "error", "principal"))
+
+
+_ADDRESS: Final = re.compile(
+    r"""
+    [a-z][a-z0-9+.-]*://[^\s"'<>)\]]+                    # a URL
+    | \[[0-9a-f:.]+\](?::\d+)?                          # an IPv6 address in brackets
+    | (?<![\w:.])(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{0,4}(?![\w:.])
+    | (?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?(?![\w.]*\d)
+    | (?<![\w.-])[a-z][\w.-]*:\d{2,5}(?!\w)             # a host and a port
+    | (?<![\w/.])~?(?:/[\w.@+~-]+){2,}/?                # the path of a file
+    | (?<!\w)[a-z]:\\[^\s"'<>]+
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+_BATCH_TOOL: Final = "agent__batch"
+_TOOL_ERRORS: Final = frozenset(("execution_error", "invalid_parameters"))
+"""Errors that a tool writes for its caller, and errors about the arguments."""
+
+
+def conceal_addresses(result: ToolResult, arguments: Arguments) -> None:
+    """Replaces addresses and paths in the error of a failed call by `…`, except those that the caller sent itself.
+
+    For callers who are no operators: they must not learn the hosts, ports and files of this installation.
+    """
+    if not result.ok:
+        if result.error is not None and result.error_kind not in _TOOL_ERRORS:
+            result.error, result.encoded = _conceal(result.error, arguments), None
+    elif result.tool == _BATCH_TOOL:
+        for entry in cast("list[dict[str, Any]]", result.result.get("results", [])):
+            if "error" in entry and entry["errorKind"] not in _TOOL_ERRORS:
+                entry["error"], result.encoded = _conceal(entry["error"], arguments), None
+
+
+def _conceal(text: str, arguments: Arguments) -> str:
+    sent_text = arguments if isinstance(arguments, str) else json_text.encode(arguments)
+    return _ADDRESS.sub(lambda match: match[0] if match[0] in sent_text else "…", text)
 
 
 def viewer_of(caller: Caller) -> Viewer:

@@ -9,6 +9,7 @@ import asyncio
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, MutableMapping
 from functools import cache
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 from urllib.parse import parse_qsl
 
@@ -16,7 +17,7 @@ import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.names import did_you_mean
-from toolspace.server.authorization import AnonymousCaller, Caller
+from toolspace.server.authorization import AnonymousCaller, Caller, SecretKeyCaller
 from toolspace.server.responses import Problem, invalid_input
 
 if TYPE_CHECKING:
@@ -119,10 +120,28 @@ class Request:
                 if "\0" in value:
                     raise Problem(400, f'The query parameter "{name}" contains a NUL character', path=f"$.{name}")
                 values[name] = value
+            if "cursor" in values:
+                values["cursor"] = self._read_cursor(values["cursor"])
         try:
             return msgspec.convert(values, kind, strict=False)
         except msgspec.ValidationError as error:
             raise _explain(error, kind, "query") from None
+
+    def create_cursor(self, position: str) -> str:
+        """Returns a cursor for a position in the list of this request. Only this caller can use it, for this list."""
+        # All secret keys see the same. The digest tells lists apart; it is no secret: a list has only visible items.
+        owner = self.caller.kind if isinstance(self.caller, SecretKeyCaller) else self.caller.subject
+        text = "\0".join((owner, self.path, position))
+        return f"{position}.{blake2b(text.encode('utf-8', 'surrogatepass'), digest_size=6).hexdigest()}"
+
+    def _read_cursor(self, cursor: str) -> str:
+        """Returns the position of a cursor. Raises `Problem` 400 if it is a cursor of another caller or list."""
+        position = cursor.rpartition(".")[0]
+        if self.create_cursor(position) != cursor:
+            raise Problem(
+                400, "The cursor is from another list or of another caller; start without a cursor", path="$.cursor"
+            )
+        return position
 
     async def body(self) -> bytes:
         """Returns the whole body. Raises `Problem` if it is too large, too slow or incomplete."""

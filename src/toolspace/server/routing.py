@@ -70,7 +70,11 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     parameters: tuple[str, ...] = ()
     """The names of the path parameters, derived from `path`."""
 
+    has_cursor: bool = False
+    """Whether it returns a page of a list, derived from `query`."""
+
     def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "has_cursor", "cursor" in getattr(self.query, "__struct_fields__", ()))
         names = tuple(part[1:-1] for part in self.path.split("/") if part.startswith("{"))
         msgspec.structs.force_setattr(self, "parameters", names)
 
@@ -201,6 +205,8 @@ class App:
                 if not is_id(value):
                     _check_parameter(name, value)
             result = await route.handler(request)
+            if route.has_cursor:
+                result = _with_cursor(request, result)
             if isinstance(result, Response):
                 headers, body = result.encode()
                 await responses.send_response(send, result.status, headers, body, head_only=head_only)
@@ -287,6 +293,14 @@ class _Node:
     children: dict[str, _Node] = field(default_factory=dict[str, "_Node"])
     parameter: _Node | None = None
     routes: dict[str, Route] = field(default_factory=dict[str, Route])
+
+
+def _with_cursor(request: Request, page: Any) -> Any:
+    """Returns a page whose `next` only this caller can use, and only for this list."""
+    if isinstance(page, dict):
+        fields = cast("dict[str, Any]", page)
+        return fields if fields["next"] is None else {**fields, "next": request.create_cursor(fields["next"])}
+    return page if page.next is None else msgspec.structs.replace(page, next=request.create_cursor(page.next))
 
 
 async def _stream(response: StreamingResponse, scope: Scope, receive: Receive, send: Send, *, head_only: bool) -> int:

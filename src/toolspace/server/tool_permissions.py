@@ -11,16 +11,15 @@ from typing import Final
 
 from toolspace.core.extension_points import Allow, Decision, Deny
 from toolspace.core.tool import Tool
-from toolspace.core.tool_context import ToolContext
+from toolspace.core.tool_context import SECRET_KEY_PREFIX, ToolContext
 from toolspace.orchestrator.effective_settings import ToolSpellings, matches_name
 from toolspace.server.authorization import Caller, SecretKeyCaller, ToolKeyCaller
 from toolspace.server.responses import Problem
 from toolspace.spaces.call_context import GatewayCallHost
 from toolspace.spaces.pending_calls import PendingCalls
 
-_SECRET_USER: Final = "key/"
 _TOOLS_USER: Final = "tools/"
-"""Prefixes of user ids. Ids of entities have no slash, so neither a person nor an agent looks like a key."""
+"""The start of the user ids of tool keys. Ids of entities have no slash, so nobody looks like a key."""
 _SEARCH_TOOL: Final = "agent__find_tools"
 _MAX_CACHED: Final = 10_000
 _ALLOW: Final = Allow()
@@ -30,6 +29,11 @@ def find_key_id(user_id: str) -> str | None:
     """Returns the id of the key whose user this is; None for other users."""
     kind, slash, key_id = user_id.partition("/")
     return key_id if slash and kind in ("key", "tools") else None
+
+
+def is_tool_key_user(user_id: str | None) -> bool:
+    """Whether this is the user of a tool key."""
+    return user_id is not None and user_id.startswith(_TOOLS_USER)
 
 
 class ToolKeyPolicy:
@@ -79,7 +83,7 @@ class ToolKeyPolicy:
             self._filter(caller)
             user, agent_id = _TOOLS_USER + caller.key_id, caller.agent_entity_id
         elif isinstance(caller, SecretKeyCaller):
-            user, agent_id = _SECRET_USER + caller.key_id, None
+            user, agent_id = SECRET_KEY_PREFIX + caller.key_id, None
         else:
             raise Problem(403, f"{caller.kind} credentials cannot call tools; use a secret key or a tool key")
         host = None

@@ -12,12 +12,14 @@ import contextlib
 import logging
 import math
 import socket
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import uvicorn
 
+from toolspace.server.rate_limit import ConnectionLimiter
 from toolspace.server.requests import Application
 
 if TYPE_CHECKING:
@@ -35,6 +37,10 @@ RESPONSE_SECONDS = 3.0
 """How long the last responses may take, once all running calls have ended."""
 _KEEP_ALIVE_SECONDS = 75
 """Longer than common clients keep a connection, so that the client closes it and no request is lost in a race."""
+_TOO_MANY_CONNECTIONS = (
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 5\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+)
+"""The response to a connection beyond `server.maxConnectionsPerAddress`."""
 _TICK_SECONDS = 0.1
 _POLL_SECONDS = 0.005
 
@@ -79,6 +85,7 @@ async def serve_gateway(gateway: Gateway, listen_socket: socket.socket) -> Async
         stop_seconds=settings.stop_timeout + RESPONSE_SECONDS,
         drain=lambda: gateway.drain(settings.stop_timeout),
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        max_connections_per_address=settings.max_connections_per_address,
         # X-Forwarded-For is trusted only behind a proxy.
         proxy_headers=settings.public_url is not None,
     ) as url:
@@ -89,10 +96,16 @@ async def serve_gateway(gateway: Gateway, listen_socket: socket.socket) -> Async
             gateway.readiness.is_stopping = True
 
 
-def uvicorn_config(app: Application, *, stop_seconds: float, **settings: Any) -> uvicorn.Config:
+def uvicorn_config(
+    app: Application, *, stop_seconds: float, max_connections_per_address: int | None = None, **settings: Any
+) -> uvicorn.Config:
+    protocol = http_protocol()
+    if max_connections_per_address is not None and not isinstance(protocol, str):
+        limiter = ConnectionLimiter(min(max_connections_per_address, _max_open_files() // 2))
+        protocol = type(protocol.__name__, (protocol,), {"connection_limiter": limiter})
     return uvicorn.Config(
         app,
-        http=http_protocol(),
+        http=protocol,
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -113,6 +126,8 @@ def http_protocol() -> type[asyncio.Protocol] | Literal["h11"]:
     class LimitedProtocol(HttpToolsProtocol):
         """Closes connections with endless headers, slow headers, or responses that the client does not read."""
 
+        connection_limiter: ConnectionLimiter | None = None
+        _release_connection: Callable[[], None] | None = None
         _unparsed_bytes = 0
         """Bytes since the parser last completed something."""
         _in_headers = True
@@ -123,12 +138,21 @@ def http_protocol() -> type[asyncio.Protocol] | Literal["h11"]:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            if self.connection_limiter is not None:
+                peer = transport.get_extra_info("peername")
+                self._release_connection = self.connection_limiter.admit(peer[0] if peer else "")
+                if self._release_connection is None:
+                    transport.write(_TOO_MANY_CONNECTIONS)
+                    transport.close()
+                    return
             self._header_timer = self.loop.call_later(HEADER_TIMEOUT_SECONDS, transport.close)
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_header_timer()
             if self._read_timer is not None:
                 self._read_timer.cancel()
+            if self._release_connection is not None:
+                self._release_connection()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
@@ -183,6 +207,16 @@ def http_protocol() -> type[asyncio.Protocol] | Literal["h11"]:
             super().on_message_complete()
 
     return LimitedProtocol
+
+
+def _max_open_files() -> int:
+    """Returns how many files and connections the system allows this process to have open."""
+    try:
+        import resource  # Windows has none.
+    except ImportError:
+        return sys.maxsize
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
 
 
 class WebServer(uvicorn.Server):

@@ -10,7 +10,7 @@ import asyncio
 import heapq
 import itertools
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -54,7 +54,9 @@ def queue(stage: StageContext, next: CallHandler, /) -> CallHandler:
                     slot = queue.try_acquire() if inherited_slot is None else None
                     if slot is None:
                         call.prepare_to_wait()
-                        slot = await call.within_deadline(queue.acquire(inherited_slot, priority=priority))
+                        principal = call.base_context.limited_principal
+                        waiting_slot = queue.acquire(inherited_slot, priority=priority, principal=principal)
+                        slot = await call.within_deadline(waiting_slot)
                     slots.append(slot)
                     if call.slots is None:
                         call.slots = {}
@@ -192,6 +194,8 @@ class CallQueue:
         self._clock = clock
         self._waiters: list[tuple[int, int, SlotFuture]] = []
         """A heap: the negative priority, the order of arrival, and what the call waits for."""
+        self._waiting_by_principal: Counter[str] = Counter()
+        """Waiting calls of principals that have a share; counted if `max_waiting` is set."""
         self._arrivals = itertools.count()
         self._start_times: deque[float] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -203,16 +207,42 @@ class CallQueue:
             return QueueSlot(self, None)
         return None
 
-    async def acquire(self, inherited_slot: QueueSlot | None = None, *, priority: int = 0) -> QueueSlot:
-        """Waits for a slot and returns it. `inherited_slot` is the slot in this queue of an ancestor of the call."""
+    async def acquire(
+        self, inherited_slot: QueueSlot | None = None, *, priority: int = 0, principal: str | None = None
+    ) -> QueueSlot:
+        """Waits for a slot and returns it. `inherited_slot` is the slot in this queue of an ancestor of the call.
+
+        `principal`: who may use only a share of the places for waiting calls.
+        """
         if inherited_slot is not None and inherited_slot.is_open:
             await self._wait_for_rate()
             return await inherited_slot.borrow(priority)
         slot = self.try_acquire()
         if slot is not None:
             return slot
-        await self._wait(priority)
+        if principal is None or self.spec.max_waiting is None:
+            await self._wait(priority)
+        else:
+            self._check_share(principal, self.spec.max_waiting)
+            self._waiting_by_principal[principal] += 1
+            try:
+                await self._wait(priority)
+            finally:
+                self._waiting_by_principal[principal] -= 1
+                if not self._waiting_by_principal[principal]:
+                    del self._waiting_by_principal[principal]
         return QueueSlot(self, None)
+
+    def _check_share(self, principal: str, max_waiting: int) -> None:
+        """Raises if a principal has half of the places already, or if those of all but secret keys are taken."""
+        count, limit = self._waiting_by_principal[principal], max(1, max_waiting // 2)
+        if count >= limit and max_waiting > 1:
+            raise ToolLimitError(
+                f'queue "{self.name}": {count} calls of {principal} wait already, '
+                f"and one principal may use half of maxWaiting ({max_waiting})"
+            )
+        if self._waiting_by_principal.total() >= max_waiting - max_waiting // 10:
+            raise ToolLimitError(f'queue "{self.name}" is full: its last places are for secret keys (maxWaiting)')
 
     def release_slot(self) -> None:
         self.active -= 1

@@ -167,6 +167,9 @@ class McpEndpoint:
                 message = f"Too many sessions: {MAX_SESSIONS_PER_CALLER} are open; end one with DELETE"
                 await send_error(send, 429, message)
                 return
+            if not self._sessions.has_room_for(context):
+                await send_error(send, 503, "Service Unavailable: too many sessions of tool keys are open")
+                return
             send = self._sessions.watch_opening(capabilities, owner, context, send)
         # Some web servers leave white space around header values.
         trimmed_scope = {**scope, "headers": [(name, value.strip(b" \t")) for name, value in header_pairs]}

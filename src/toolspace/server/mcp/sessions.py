@@ -13,11 +13,15 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from toolspace.core.tool_context import ToolContext
 from toolspace.server.mcp.elicitation import create_unsupported_client
 from toolspace.server.mcp.tool_service import session_context, with_caller_client
+from toolspace.server.rate_limit import SHARE
 from toolspace.server.requests import Message, Send
+from toolspace.server.tool_permissions import is_tool_key_user
 
 MAX_SESSIONS = 10_000
-MAX_SESSIONS_PER_CALLER = MAX_SESSIONS // 10
+MAX_SESSIONS_PER_CALLER = MAX_SESSIONS // SHARE
 """Applies to authenticated callers, so that one of them cannot use up all sessions."""
+MAX_LIMITED_SESSIONS = MAX_SESSIONS - MAX_SESSIONS // SHARE
+"""How many sessions all tool keys may have together; the others are for secret keys."""
 _QUESTION_CAPABILITIES = frozenset(("elicitation", "sampling", "roots"))
 _VERSIONS = frozenset(version.encode() for version in HANDSHAKE_PROTOCOL_VERSIONS)
 
@@ -64,6 +68,8 @@ class HandshakeSessions:
     def __init__(self, idle_seconds: float) -> None:
         self._sessions: dict[bytes, HandshakeSession] = {}
         self._count_by_owner: Counter[str | None] = Counter()
+        self._limited_count = 0
+        """Sessions of tool keys."""
         self._sdk_interval = idle_seconds / 6
         """The seconds after which a request goes to the SDK, which otherwise would end a session as idle."""
         self._idle_seconds = idle_seconds + self._sdk_interval
@@ -75,6 +81,13 @@ class HandshakeSessions:
             return False
         self._remove_idle()
         return self._count_by_owner[owner] >= MAX_SESSIONS_PER_CALLER
+
+    def has_room_for(self, context: ToolContext | None) -> bool:
+        """Whether a caller may open one more session: tool keys leave some to secret keys."""
+        if not _has_tool_key(context) or self._limited_count < MAX_LIMITED_SESSIONS:
+            return True
+        self._remove_idle()
+        return self._limited_count < MAX_LIMITED_SESSIONS
 
     def find(self, headers: Mapping[bytes, bytes], owner: str | None) -> HandshakeSession | None:
         """Returns the session if the fast path may serve it. If None, the SDK serves it, which keeps it from idling."""
@@ -132,11 +145,13 @@ class HandshakeSessions:
         if len(self._sessions) < MAX_SESSIONS:  # Otherwise the SDK serves the session, which is only slower.
             self._sessions[session.id] = session
             self._count_by_owner[session.owner] += 1
+            self._limited_count += _has_tool_key(session.context)
 
     def _remove(self, id: bytes) -> None:
         session = self._sessions.pop(id, None)
         if session is None:
             return
+        self._limited_count -= _has_tool_key(session.context)
         self._count_by_owner[session.owner] -= 1
         if not self._count_by_owner[session.owner]:
             del self._count_by_owner[session.owner]
@@ -145,3 +160,7 @@ class HandshakeSessions:
         oldest = time.monotonic() - self._idle_seconds
         for session in [session for session in self._sessions.values() if session.last_sdk_request_at < oldest]:
             self._remove(session.id)
+
+
+def _has_tool_key(context: ToolContext | None) -> bool:
+    return context is not None and is_tool_key_user(context.user_id)

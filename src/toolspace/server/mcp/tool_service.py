@@ -24,6 +24,8 @@ from toolspace.orchestrator import call as calls
 from toolspace.orchestrator.call import Arguments, is_running_loop
 from toolspace.server.mcp.progress import ProgressSubscriptions
 from toolspace.server.mcp.results_and_resources import StoredOutputs
+from toolspace.server.redaction import conceal_addresses
+from toolspace.server.tool_permissions import is_tool_key_user
 from toolspace.toolspace import Toolspace
 
 PAGE_TOOLS = 1_000
@@ -116,7 +118,8 @@ class McpService:
 
         The list is sorted by name, so that changes between pages skip or repeat no tool.
         """
-        last_name = "" if cursor is None else _parse_cursor(cursor)
+        user = "" if context is None else context.user_id or ""
+        last_name = "" if cursor is None else _parse_cursor(cursor, user)
         tools = sorted(
             (tool for tool in self._list_tools(context) if tool.name > last_name), key=lambda tool: tool.name
         )
@@ -130,7 +133,7 @@ class McpService:
                 break
             definitions.append(definition)
         has_more = len(definitions) < len(tools)
-        return ToolPage(definitions, _build_cursor(tools[len(definitions) - 1].name) if has_more else None)
+        return ToolPage(definitions, _build_cursor(tools[len(definitions) - 1].name, user) if has_more else None)
 
     def find_tool(self, name: str) -> OfferedTool | None:
         """Returns the tool with exactly this name. Cheap for unknown names, too."""
@@ -173,6 +176,8 @@ class McpService:
         if name in _NOT_OFFERED:
             raise UnknownToolError(f'Tool "{name}" not found')
         result = await self.toolspace.orchestrator.execute(name, arguments, context=context, call_id=call_id)
+        if context is not None and is_tool_key_user(context.user_id):
+            conceal_addresses(result, arguments)
         if result.ok:
             if result.extras and result.extras.get("stored"):
                 self._add_output(str(result.extras.get("handle")), context)
@@ -282,15 +287,17 @@ def _allow_stored_output(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return {**wider_schema, "$defs": schema["$defs"]} if "$defs" in schema else wider_schema
 
 
-def _build_cursor(name: str) -> str:
-    return base64.urlsafe_b64encode(f"after:{name}".encode()).decode()
+def _build_cursor(name: str, user: str) -> str:
+    """Returns the cursor of the page after a tool. It names the user, because lists of users are different."""
+    return base64.urlsafe_b64encode(f"after:{name}:{user}".encode()).decode()
 
 
-def _parse_cursor(cursor: str) -> str:
+def _parse_cursor(cursor: str, user: str) -> str:
     try:
-        kind, _, name = base64.b64decode(cursor.encode(), altchars=b"-_", validate=True).decode().partition(":")
+        kind, _, position = base64.b64decode(cursor.encode(), altchars=b"-_", validate=True).decode().partition(":")
     except (binascii.Error, ValueError):
-        kind = name = ""
-    if kind != "after" or not name:
+        kind = position = ""
+    name, _, owner = position.partition(":")
+    if kind != "after" or not name or owner != user:
         raise InvalidCursor(f"unknown cursor {cursor[:80]!r}; omit it to start with the first page")
     return name

@@ -14,7 +14,16 @@ from msgspec import UNSET, Meta, UnsetType
 from toolspace.core import json_text
 from toolspace.core.stored_records import CallRecord, CallStatus, ExecutionTarget, ResultSource, Visibility
 from toolspace.errors import RefusedError
-from toolspace.server.api_types import Id, Limit, PageQuery, QueryParameters, ResponseBody, ResultPage
+from toolspace.server.api_types import (
+    Cursor,
+    Id,
+    Limit,
+    PageQuery,
+    QueryParameters,
+    ResponseBody,
+    ResultPage,
+    check_cursor,
+)
 from toolspace.server.authorization import CALL, RUN, Access, entity_id_of, get_visible
 from toolspace.server.idempotency import submission_key
 from toolspace.server.redaction import redact_calls, viewer_of
@@ -26,7 +35,6 @@ from toolspace.storage.database import Program, read_page
 from toolspace.storage.queries import calls
 
 _STATUSES: tuple[str, ...] = get_args(CallStatus)
-_MAX_SEQ = 2**53
 
 ToolName = Annotated[str, Meta(min_length=1, max_length=256)]
 
@@ -95,8 +103,10 @@ class CallListQuery(PageQuery, frozen=True, kw_only=True):
 
 class RunCallListQuery(QueryParameters, frozen=True, kw_only=True):
     limit: Limit = 100
-    cursor: Annotated[int, Meta(ge=0, le=_MAX_SEQ)] = 0
-    """Where to continue: `next` of the previous page."""
+    cursor: Cursor | None = None
+
+    def __post_init__(self) -> None:
+        check_cursor(self.cursor, "[0-9]{1,15}")
 
 
 class ResultBody(msgspec.Struct, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -176,10 +186,11 @@ async def get_call(request: Request) -> dict[str, Any]:
 )
 async def list_run_calls(request: Request) -> dict[str, Any]:
     query = request.query(RunCallListQuery)
+    start = int(query.cursor or 0)
     run = await get_visible(request, RUN)
 
     def read(last: tuple[CallRecord, Visibility] | None, limit: int) -> Program[list[tuple[CallRecord, Visibility]]]:
-        return calls.list_of_run(run.id, after=query.cursor if last is None else last[0].seq, limit=limit)
+        return calls.list_of_run(run.id, after=start if last is None else last[0].seq, limit=limit)
 
     records, has_more = await request.ledger.read(read_page, read, lambda item: _size(item[0]), query.limit)
     next_cursor = str(records[-1][0].seq) if has_more else None

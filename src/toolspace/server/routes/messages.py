@@ -7,16 +7,18 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from toolspace.core import json_text
-from toolspace.core.ids import new_id
+from toolspace.core.ids import derived_id, new_id
 from toolspace.core.stored_records import Message
 from toolspace.server.api_types import (
     BodyWithMetadata,
+    Cursor,
     Id,
     Limit,
     NewId,
     QueryParameters,
     ResultPage,
     Text,
+    check_cursor,
     check_no_nul,
 )
 from toolspace.server.authorization import SPACE, Access, EntityCaller, get_visible
@@ -42,6 +44,8 @@ class NewMessage(BodyWithMetadata, frozen=True, kw_only=True):
     reply_to: Id | None = None
     """The message to which this is a reply; not a tool call."""
     id: NewId | None = None
+    """An id of your choice; the server creates one if it is missing. With a token it becomes an id of the token's
+    entity; the response has the resulting id."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,8 +58,10 @@ class MessageListQuery(QueryParameters, frozen=True, kw_only=True):
     """Only messages with a greater `seq`, the first ones."""
     before: Annotated[int, Meta(ge=0, le=_MAX_SEQ)] | None = None
     """Only messages with a smaller `seq`, the last ones."""
-    cursor: Annotated[str, Meta(pattern="^(after|before)[.][0-9]{1,16}$")] | None = None
-    """Where to continue: `next` of the previous page."""
+    cursor: Cursor | None = None
+
+    def __post_init__(self) -> None:
+        check_cursor(self.cursor, "(after|before)[.][0-9]{1,16}")
 
 
 @routes.add(
@@ -114,6 +120,9 @@ async def post_message(request: Request) -> Response:
     if sender is None:
         raise Problem(400, "entityId is required: the sender of the message", path="$.entityId")
     message_id = body.id or new_id("msg")
+    if isinstance(request.caller, EntityCaller) and body.id is not None:
+        # Each entity has its own message ids, so that no member can occupy the id of another's message.
+        message_id = derived_id("msg", request.caller.entity_id, body.id)
     reply_to = _reply_to(body)
     return await run_once(
         request,

@@ -14,10 +14,12 @@ from toolspace.agents.history import to_turn_records
 from toolspace.core.stored_records import AgentHistory, TaskRecord, TaskStatus, TaskWithMessages
 from toolspace.server.api_types import (
     MAX_PAGE_SIZE,
+    Cursor,
     PageQuery,
     QueryParameters,
     ResultPage,
     build_page,
+    check_cursor,
     full_match_pattern,
 )
 from toolspace.server.requests import Request
@@ -50,8 +52,10 @@ class TaskListQuery(PageQuery, frozen=True, kw_only=True):
 class HistoryQuery(QueryParameters, frozen=True, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE)] = 100
     """Maximum number of turns."""
-    cursor: Annotated[str, Meta(pattern=full_match_pattern("^\\d{1,15}$"))] | None = None
-    """Where to continue: `next` of the previous page."""
+    cursor: Cursor | None = None
+
+    def __post_init__(self) -> None:
+        check_cursor(self.cursor, "[0-9]{1,15}")
 
 
 @routes.add("GET", f"{_AGENT}/tasks", "List the background tasks of an agent, newest first", query=TaskListQuery)

@@ -26,6 +26,7 @@ from toolspace.orchestrator.run import Run
 from toolspace.providers.mcp.server_spec import ServerStatus
 from toolspace.server.api_types import NewId, PageQuery, ResponseBody, ResultPage, build_page
 from toolspace.server.authorization import Access, ToolKeyCaller
+from toolspace.server.redaction import conceal_addresses
 from toolspace.server.requests import Request
 from toolspace.server.responses import Problem, Response, StreamingResponse
 from toolspace.server.routing import RouteTable
@@ -282,8 +283,11 @@ async def _call(
         host=host,
     )
 
-    def start(call_id: str | None) -> Coroutine[Any, Any, ToolResult]:
-        return toolspace.call(name, body.args, context=context, run=run, call_id=call_id)
+    async def start(call_id: str | None) -> ToolResult:
+        result = await toolspace.call(name, body.args, context=context, run=run, call_id=call_id)
+        if isinstance(request.caller, ToolKeyCaller):
+            conceal_addresses(result, body.args)
+        return result
 
     if "text/event-stream" in (request.header("accept") or ""):
         return CallStream(toolspace, start, host, body.call_id)
