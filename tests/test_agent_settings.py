@@ -115,6 +115,17 @@ async def test_an_agent_has_a_name_a_description_instructions_and_sub_agents(set
         assert await gateway.list_agent_messages("boss") == ["Vega"]
 
 
+@agent_coverage.covers("tasks", "tasks.tools")
+async def test_the_tasks_of_an_agent_have_tools_of_their_own(setup: AgentSetup) -> None:
+    spawn_turn = tool_calls_turn(("spawn_task", {"description": "d", "input": "i"}))
+    for tasks, has_write_file in (({}, False), ({"tools": ["write_file"]}, True)):
+        async with setup.open_ada(spawn_turn, tools=["spawn_task"], tasks=tasks) as gateway:
+            await gateway.wait_for_run_end(2)
+            requests = setup.model_server.list_requests()
+            (request,) = (item for item in requests if "You work on a task" in list_input_texts(item)[0])
+            assert ("write_file" in offered_tools(request)) == has_write_file
+
+
 @agent_coverage.covers("spaces")
 async def test_an_agent_is_a_member_of_its_spaces(setup: AgentSetup) -> None:
     async with setup.open_gateway({"ada": setup.agent(spaces=["Room", "Garden"])}) as gateway:

@@ -363,6 +363,10 @@ class Toolspace:
         self._sources.add_provider(provider, rules or ProviderRules())
         await self.orchestrator.warmup()
 
+    def add_local_provider(self, provider: ToolProvider) -> None:
+        """Adds a provider whose tools the settings of `tools` apply to, like functions and built-in tools."""
+        self._sources.add_local_provider(provider)
+
     def list_tools(self, *, context: ToolContext | None = None) -> list[Tool]:
         """All tools that may be called."""
         return self.orchestrator.list_tools(context=context)

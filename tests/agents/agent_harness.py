@@ -163,7 +163,8 @@ class CallId:
 
 
 def agent(name: str, model: Model, *, tools: Sequence[Any] = (), system: str = "", **spec: Any) -> Agent:
-    """An agent of configuration, with a model and tools of the test."""
+    """An agent of configuration, with a model and tools of the test. It may start tasks and reply."""
+    spec.setdefault("named_tools", ("spawn_task", "reply"))
     configured_agent = Agent.from_spec(AgentSpec(name=name, system=system, **spec))
     configured_agent.model, configured_agent.tools = model, tuple(tools)
     return configured_agent

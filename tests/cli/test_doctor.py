@@ -331,3 +331,20 @@ def test_a_secret_file_that_others_may_read_is_a_warning_without_its_content(
     assert warning["found"] == f"other users may read {project / 'key'} (mode 644)"
     assert warning["fix"] == f"chmod 600 {project / 'key'}"
     assert "doctor-secret" not in result.stdout + result.stderr
+
+
+@pytest.mark.spec("19.3")
+def test_doctor_says_what_an_agent_is_not_offered(toolspace: Toolspace, project: Path) -> None:
+    (project / "toolspace.yaml").write_text(
+        "agents:\n"
+        "  ada: {model: demo}\n"
+        "  bob: {model: demo, tools: [mainAgentTools]}\n"
+        "  eve: {model: demo, tools: {builtins: [read_file, write_file]}}\n"
+    )
+    checks = list_checks(toolspace("doctor", "--json"), "ok")
+    notes = [check["found"] for check in checks if "not offered" in check["found"]]
+    assert notes == [
+        "ada: built-in tools that change something are not offered: set_env, write_file, delete_file, move_file, "
+        "edit_file, http_post, http_request, memory_write, memory_patch, memory_append, spawn_task, reply",
+        "eve: built-in tools that change something are not offered: spawn_task, reply",
+    ]

@@ -23,8 +23,9 @@ from toolspace.config.validation import ReadingContext, Value
 
 DOCS = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
 
-DERIVED_FIELDS = {"name", "extra", "pauses_run"}
-"""Fields without a setting: the name of the entry, the unknown keys, and what follows from other settings."""
+DERIVED_FIELDS = {"name", "names", "extra", "pauses_run"}
+"""Fields without a setting: the name of the entry, the names in a list, the unknown keys, and what follows from other
+settings."""
 
 
 @pytest.mark.parametrize("section", SECTIONS)

@@ -79,7 +79,10 @@ def test_a_string_from_a_variable_is_converted_to_the_type_of_the_setting(load: 
         ("defaults: []", "1: defaults: expected a mapping, got a list"),
         ("defaults: {traceMCP: maybe}", '1: defaults.traceMCP: expected true or false, got "maybe"'),
         ("tools: 5", "1: tools: expected a mapping, got 5"),
-        ("tools: {builtins: 5}", "1: tools.builtins: expected true, false, or a list of names or globs, got 5"),
+        (
+            "tools: {builtins: 5}",
+            "1: tools.builtins: expected true, false, or a list of tools: names, globs or collections, got 5",
+        ),
         ("tools: {allowedPaths: [5]}", "1: tools.allowedPaths[0]: expected a path, got 5"),
         (
             "tools: {webSearch: {provider: gogle}}",

@@ -29,7 +29,6 @@ FORBIDDEN = {
 KINDS = (
     "tool.started",
     "tool.streaming",
-    "tool.ready",
     "tool.progress",
     "tool.done",
     "tool.error",

@@ -36,7 +36,7 @@ def say(request: ModelRequest) -> Any:
 
 async def start_agent(gateway: Gateway) -> str:
     """Starts an agent in the gateway; returns its id."""
-    gateway.toolspace.agents.add([Agent("ada", model=ScriptedModel(say))])
+    gateway.toolspace.agents.add([Agent("ada", model=ScriptedModel(say), tools=["spawn_task"])])
     await gateway.agent_host.register_agents()
     return entity_id_for("ada")
 
@@ -148,7 +148,8 @@ async def test_the_settings_of_an_agent_apply_to_its_tasks(tmp_path: Path) -> No
         model_server.script(
             tool_calls_turn(("spawn_task", {"description": "learn", "input": "all of it"})), "I wait.", model="m"
         )
-        own_tools = {"memoryDir": "own-memory", "builtins": ["memory_*"], "toolsDenied": ["reply", "memory_append"]}
+        builtins = ["memory_*", "spawn_task"]
+        own_tools = {"memoryDir": "own-memory", "builtins": builtins, "toolsDenied": ["reply", "memory_append"]}
         async with open_agent_gateway(
             tmp_path, model_server, agents={"ada": agent_config(model_server, tools=own_tools)}
         ) as setup:

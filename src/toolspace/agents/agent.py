@@ -17,6 +17,7 @@ from toolspace.core.ids import derived_id
 from toolspace.core.language_model import DEFAULT_SETTINGS, Model, ModelSettings, ToolChoice
 from toolspace.core.names import agent_name_problem
 from toolspace.core.tool import Tool
+from toolspace.core.tool_collections import ToolSelection
 from toolspace.errors import RegistrationError
 
 DEFAULT_MAX_STEPS = 20
@@ -66,8 +67,10 @@ class Agent:
 
     `model` is `provider:name`, the name of a well-known model (`gpt-5`), a `Model`, or None: then the provider whose
     API key is in the environment. An unknown model raises `ModelError`. `tools` are private to the agent; it can also
-    use the tools of its toolspace. `agents` are the agents that it may call, and `destinations` the agents that it may
-    hand a request off to: `Agent` objects or names.
+    use the tools of its toolspace, but of the built-in tools only those that read, unless `tools` has their names or
+    the name of a collection (`"allTaskTools"`). `task_tools` are the names of the tools of its background tasks.
+    `agents` are the agents that it may call, and `destinations` the agents that it may hand a request off to: `Agent`
+    objects or names.
     """
 
     def __init__(
@@ -77,7 +80,8 @@ class Agent:
         description: str = "",
         system: str = "",
         model: Model | AgentModelSettings | str | None = None,
-        tools: Iterable[Tool | Callable[..., Any]] = (),
+        tools: Iterable[Tool | Callable[..., Any] | str] = (),
+        task_tools: Iterable[str] | None = None,
         agents: Iterable[Agent | str] = (),
         destinations: Iterable[Agent | str] = (),
         settings: LoopSettings = _DEFAULT_SETTINGS,
@@ -96,7 +100,13 @@ class Agent:
         self.system = system
         """Its instructions."""
         self.model = model
-        self.tools = tuple(tools)
+        tools = tuple(tools)
+        self.tools = tuple(tool for tool in tools if not isinstance(tool, str))
+        """Its own tools, which no other agent has."""
+        self.named_tools = ToolSelection.from_names(tool for tool in tools if isinstance(tool, str))
+        """The built-in tools that it is offered besides those that only read."""
+        self.task_tools = tuple(task_tools) if task_tools is not None else None
+        """The names, patterns and collections of the tools of its background tasks; None: those of the agent."""
         self._agents = tuple(agents)
         self._destinations = tuple(destinations)
         self.subagents = _names(self._agents)
@@ -116,6 +126,8 @@ class Agent:
             description=spec.description,
             system=spec.system,
             model=spec.model,
+            tools=spec.named_tools,
+            task_tools=spec.tasks.tools,
             agents=spec.agents,
             destinations=spec.router.destinations,
             settings=msgspec.structs.replace(

@@ -18,6 +18,7 @@ import msgspec
 
 from toolspace.agents.agent import Agent, LoopSettings, RunLimits
 from toolspace.agents.failure_review import ModelReviewer, RuleReviewer
+from toolspace.agents.offered_tools import AgentToolPolicy, CombinedPolicy
 from toolspace.core.defaults import AGENT_CONCURRENT_TOOLS
 from toolspace.core.extension_points import Policy
 from toolspace.core.language_model import NO_USAGE, Model, Turn, Usage
@@ -62,7 +63,13 @@ class PreparedAgent(msgspec.Struct, frozen=True, kw_only=True):
     def open_tool_run(
         self, *, id: str | None, context: ToolContext, policy: Policy | None, session: str | None, seconds: float
     ) -> Run:
-        """Opens the orchestrator's run for the calls of one agent run. `seconds`: its time limit, or infinity."""
+        """Opens the orchestrator's run for the calls of one agent run. `seconds`: its time limit, or infinity.
+
+        `policy` decides besides that of the agent's tools; for a task or a reflection instead of it.
+        """
+        if self.task is None:
+            agent_policy = AgentToolPolicy(self.agent, self.tools)
+            policy = agent_policy if policy is None else CombinedPolicy((agent_policy, policy))
         max_calls = self.settings.max_tool_calls_per_turn
         options: dict[str, Any] = {} if max_calls is None else {"max_tool_calls_per_turn": max_calls}
         if self.tools.defaults.max_concurrent_tools.source == DEFAULT:

@@ -11,21 +11,20 @@ cycle puts a `TaskService` in the context of its agent's calls, which does the w
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import msgspec
 
 from toolspace.agents.agent_run import PreparedAgent, TaskInstructions, find_agent_run
 from toolspace.agents.history import render_transcript, shorten_middle, shorten_text, to_messages
 from toolspace.agents.loop import RunOutcome
+from toolspace.agents.offered_tools import TaskToolPolicy, build_task_policy, is_reflection_tool
 from toolspace.agents.prebuilt.action import tool_errors
 from toolspace.agents.prompt_builder import load_prompt_context, render_memories, render_section
 from toolspace.agents.session_transactions import SessionLease, WriteProgram, new_turn
-from toolspace.builtin.catalog import reflection_tools
 from toolspace.builtin.task_tools import agent_tools, session_tools, task_tools
 from toolspace.core import json_text
-from toolspace.core.extension_points import Allow, Decision, Deny
 from toolspace.core.ids import derived_id, new_id
 from toolspace.core.json_text import single_line
 from toolspace.core.language_model import ModelTurn, UserTurn
@@ -54,8 +53,6 @@ _MAX_TRANSCRIPT = 60_000
 _MAX_RESULT = 2_000
 _MAX_LISTED_FILES = 200
 _MAX_ASSESSMENT = 4_000
-_EXCLUDED_TOOLS = frozenset(("spawn_task", "reply", "session_archive_read", "router__handoff-to"))
-_REFLECTION_TOOLS = frozenset(tool.name for tool in reflection_tools)
 
 _TASK_INSTRUCTIONS = """\
 You work in the background: no person reads along or answers questions. Work on the task with your tools until it is \
@@ -244,16 +241,6 @@ def reflection_completion(session_id: str, outcome: RunOutcome | None) -> WriteP
 # Instructions and tools
 
 
-class _ToolPolicy(NamedTuple):
-    """Denies a task the tools that it must not use, even if it knows their names."""
-
-    is_allowed: Callable[[Tool], bool]
-    rule: str = "tools for this kind of work"
-
-    def decide(self, tool: Tool, context: ToolContext) -> Decision:
-        return Allow() if self.is_allowed(tool) else Deny(f'"{tool.name}" is not for this kind of work')
-
-
 async def prepare_task(ledger: Ledger, prepared_agent: PreparedAgent, lease: SessionLease) -> PreparedAgent:
     """Changes a prepared agent for a background task: another prompt, fewer tools, no forced tool."""
     agent, settings, entity_id = prepared_agent.agent, prepared_agent.settings, lease.agent_entity_id
@@ -275,23 +262,9 @@ async def prepare_task(ledger: Ledger, prepared_agent: PreparedAgent, lease: Ses
     instructions = TaskInstructions(
         task_id=task.id,
         prompt="\n\n".join(filter(None, sections)),
-        policy=_ToolPolicy(_is_task_tool if is_in_space else _is_task_tool_outside_spaces),
+        policy=build_task_policy(agent, prepared_agent.tools, is_in_space=is_in_space),
     )
     return msgspec.structs.replace(prepared_agent, settings=settings, task=instructions)
-
-
-def _is_task_tool(tool: Tool) -> bool:
-    """Whether a task may use a tool of its agent: all but those that address people or start more tasks."""
-    return tool.execution_type != "prebuilt" and tool.name not in _EXCLUDED_TOOLS
-
-
-def _is_task_tool_outside_spaces(tool: Tool) -> bool:
-    """The same for a task without a space, where visible calls could not be shown."""
-    return _is_task_tool(tool) and not tool.visible and tool.execution_type != "space"
-
-
-def _is_reflection_tool(tool: Tool) -> bool:
-    return tool.name in _REFLECTION_TOOLS
 
 
 def can_reflect(tools: ToolOrchestrator) -> bool:
@@ -319,7 +292,7 @@ async def prepare_reflection(prepared_agent: PreparedAgent, lease: SessionLease)
     instructions = TaskInstructions(
         task_id=rows.task_id_of(lease.session_id),
         prompt="\n\n".join((_REFLECTION_INSTRUCTIONS.format(name=name), index)),
-        policy=_ToolPolicy(_is_reflection_tool),
+        policy=TaskToolPolicy(is_reflection_tool),
     )
     settings = msgspec.structs.replace(prepared_agent.settings, tool_choice="auto")
     return msgspec.structs.replace(prepared_agent, settings=settings, task=instructions)

@@ -9,6 +9,7 @@ from toolspace.builtin.network import network_tools
 from toolspace.builtin.system import system_tools
 from toolspace.builtin.task_tools import agent_tools, session_tools, task_tools
 from toolspace.core.tool import FunctionTool
+from toolspace.core.tool_collections import TOOL_COLLECTIONS
 
 builtin_tools: tuple[FunctionTool, ...] = (*system_tools, *file_tools, *network_tools, *data_tools, *memory_tools)
 """The tools that work without an agent. Agents get the task tools too."""
@@ -18,25 +19,16 @@ for _tool in _tools_by_name.values():
     _tool.visible = False  # Built-in tools are never shown in a space.
 
 
-def _select(names: str) -> tuple[FunctionTool, ...]:
-    return tuple(_tools_by_name[name] for name in names.split())
-
-
-all_task_tools: tuple[FunctionTool, ...] = (*builtin_tools, *task_tools)
-"""For a background task: everything except talking to people and starting more tasks."""
-
-main_agent_tools: tuple[FunctionTool, ...] = _select(
-    "current_time memory_list memory_read task_list task_replay session_archive_read spawn_task reply"
-)
-"""For the agent that people talk to: it looks things up and starts tasks for the work."""
-
-reflection_tools: tuple[FunctionTool, ...] = _select("memory_read memory_write memory_patch memory_append")
-"""For reflecting on a finished task. The prompt already contains the memory index."""
-
 tool_collections: dict[str, tuple[FunctionTool, ...]] = {
-    "allTaskTools": all_task_tools,
-    "mainAgentTools": main_agent_tools,
-    "reflectionTools": reflection_tools,
-    "sessionTools": session_tools,
+    collection: tuple(_tools_by_name[name] for name in names) for collection, names in TOOL_COLLECTIONS.items()
 }
 """The collections by the names that the configuration uses."""
+
+all_task_tools = tool_collections["allTaskTools"]
+"""For a background task: everything except talking to people and starting more tasks."""
+
+main_agent_tools = tool_collections["mainAgentTools"]
+"""For the agent that people talk to: it looks things up and starts tasks for the work."""
+
+reflection_tools = tool_collections["reflectionTools"]
+"""For reflecting on a finished task. The prompt already contains the memory index."""

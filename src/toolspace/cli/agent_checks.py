@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, TypeVar
 
 from toolspace.cli.check_result import CheckResult
+from toolspace.composition.from_config import select_builtins
 from toolspace.config.agent_settings import AgentModelSettings
 from toolspace.config.configuration import AgentSpec, Config
 from toolspace.config.secret_references import load_secrets, resolve_secrets
 from toolspace.config.server_settings import EmbeddingSettings
+from toolspace.core.tool_collections import ToolSelection
 from toolspace.errors import ConfigError, ModelError
+from toolspace.orchestrator.effective_settings import ProviderRules, ToolSpellings
 
 T = TypeVar("T")
 
@@ -23,10 +26,42 @@ async def check_agents(config: Config, environ: Mapping[str, str]) -> AsyncItera
             if not path.exists():
                 fix = f"create it, or remove it from knowledge in {agent.path}"
                 yield CheckResult("warning", "agents", f"{agent.name}: its knowledge {path} does not exist", fix)
+    for check in _check_builtin_tools(config):
+        yield check
     if not config.agents and config.demo:
         yield _check_demo(environ)
     if config.embeddings is not None:
         yield await _check_embeddings(config.embeddings, environ)
+
+
+def _check_builtin_tools(config: Config) -> Iterator[CheckResult]:
+    """Says which of the available built-in tools agents are not offered, unless they name a collection."""
+    agents_by_tools: dict[tuple[str, ...], list[str]] = {}
+    for agent in config.agents.values():
+        agents_by_tools.setdefault(_list_tools_not_offered(config, agent), []).append(agent.name)
+    for tools, agents in agents_by_tools.items():
+        if tools:
+            message = f"{', '.join(agents)}: built-in tools that change something are not offered: {', '.join(tools)}"
+            fix = "to offer some: add their names, or allTaskTools, to the tools of the agent"
+            yield CheckResult("ok", "agent tools", message, fix)
+
+
+def _list_tools_not_offered(config: Config, agent: AgentSpec) -> tuple[str, ...]:
+    from toolspace.builtin.catalog import builtin_tools, tool_collections  # Imported here: only agents need it.
+
+    selection = ToolSelection.from_names(agent.named_tools)
+    if selection.collection_tools:
+        return ()
+    tools = (agent.config or config).tools
+    rules = ProviderRules(tools_allowed=tools.tools_allowed, tools_denied=tools.tools_denied)
+    candidates = (*select_builtins(tools.builtins, builtin_tools), *tool_collections["mainAgentTools"])
+    return tuple(
+        tool.name
+        for tool in dict.fromkeys(candidates)
+        if not tool.annotations.read_only
+        and not selection.has_builtin(tool.name)
+        and rules.denial_reason(ToolSpellings((tool.name,), (tool.name,))) is None
+    )
 
 
 async def _check_model(agent: AgentSpec, environ: Mapping[str, str]) -> CheckResult:

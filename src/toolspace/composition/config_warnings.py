@@ -9,6 +9,7 @@ from toolspace.composition.providers import REST
 from toolspace.config.configuration import Config
 from toolspace.core.names import AGENT_NAMESPACE, RESERVED_AGENT_NAMES, SEPARATOR, agent_tool_name, sanitise
 from toolspace.core.tool import Tool
+from toolspace.core.tool_collections import BUILTIN_NAMES, TOOL_COLLECTIONS
 
 _AGENT_PREFIX = AGENT_NAMESPACE + SEPARATOR
 _ROUTER_NAMESPACE = "router"
@@ -18,7 +19,8 @@ _UNUSED_SETTINGS = (("storage", "redis"),)
 def list_unmatched_rules(config: Config, tools: Sequence[Tool]) -> list[str]:
     """A warning for each rule that matches no local tool: most likely it is misspelt."""
     names = [tool.name.casefold() for tool in tools]
-    names_and_aliases = [*names, *map(str.casefold, config.tools.aliases)]
+    # With all built-in tools: a rule may name a collection of which this configuration offers only some.
+    names_and_aliases = [*names, *BUILTIN_NAMES, *map(str.casefold, config.tools.aliases)]
     agent_names = [
         agent_tool_name(name).casefold() for name in (*RESERVED_AGENT_NAMES, *(config.parent or config).agents)
     ]
@@ -31,6 +33,14 @@ def list_unmatched_rules(config: Config, tools: Sequence[Tool]) -> list[str]:
         "overrides": () if has_providers else tuple(config.tools.overrides),
     }
     warnings = [
+        f'tools: "{name}" matches no tool'
+        for name in config.tools.names
+        if SEPARATOR not in name
+        and name not in TOOL_COLLECTIONS
+        and not has_providers
+        and not fnmatch.filter(names_and_aliases, name.casefold())
+    ]
+    warnings += [
         f'tools.{key}: "{pattern}" matches no tool'
         for key, patterns in rules.items()
         for pattern in patterns

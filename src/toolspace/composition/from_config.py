@@ -33,12 +33,13 @@ from toolspace.core.names import (
 from toolspace.core.result import ToolResult
 from toolspace.core.secret_masking import register_secrets
 from toolspace.core.tool import Tool, ToolCategory
+from toolspace.core.tool_collections import BUILTIN_NAMES
 from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ConfigError, ToolDefinitionError, ToolExecutionError
 from toolspace.orchestrator.effective_settings import CallDefaults, ProviderRules, SourcedValue, ToolRules
 from toolspace.orchestrator.policy_rules import PolicyRule
 from toolspace.orchestrator.stages.queue import QueueSpec, RateLimit
-from toolspace.providers.configured_tools import OutputSchemaError, ToolExecution, build_execution, check_output_schema
+from toolspace.providers.configured_tools import ToolExecution, build_execution
 from toolspace.providers.functions import list_loaded_files, load_functions
 from toolspace.providers.mcp.server_spec import McpCallbacks
 from toolspace.storage.database import find_database_file
@@ -264,15 +265,19 @@ def _select_builtins(config: Config) -> Sequence[Tool]:
         return ()
     from toolspace.builtin.catalog import builtin_tools
 
-    if selection is True:
-        return builtin_tools
+    for pattern in selection if selection is not True else ():
+        if not fnmatch.filter((*(tool.name for tool in builtin_tools), *BUILTIN_NAMES), pattern.casefold()):
+            place, names = config.source("tools", "builtins"), ", ".join(tool.name for tool in builtin_tools)
+            raise ConfigError(f"{place}: no built-in tool matches {pattern!r}; they are {names}")
+    return select_builtins(selection, builtin_tools)
+
+
+def select_builtins(selection: bool | Sequence[str], tools: Sequence[Tool]) -> Sequence[Tool]:
+    """The built-in tools that `tools.builtins` selects."""
+    if isinstance(selection, bool):
+        return tools if selection else ()
     patterns = [pattern.casefold() for pattern in selection]
-    names = [tool.name for tool in builtin_tools]
-    for pattern in patterns:
-        if not fnmatch.filter(names, pattern):
-            place = config.source("tools", "builtins")
-            raise ConfigError(f"{place}: no built-in tool matches {pattern!r}; they are {', '.join(names)}")
-    return [tool for tool in builtin_tools if any(fnmatch.fnmatchcase(tool.name, pattern) for pattern in patterns)]
+    return [tool for tool in tools if any(fnmatch.fnmatchcase(tool.name, pattern) for pattern in patterns)]
 
 
 def _load_functions(entry: str, config: Config) -> list[Tool]:
@@ -313,9 +318,6 @@ def _build_defined_tools(
         if definition.enabled and (single_tool is None or not refers_to_secrets(definition.execution)):
             try:
                 tools.append(_build_defined_tool(definition, config, http_client, get_agents))
-                check_output_schema(tools[-1])
-            except OutputSchemaError as error:
-                problems.append(f"{config.source('tools', 'definitions', definition.name, 'outputSchema')}: {error}")
             except ToolDefinitionError as error:
                 key, _, reason = str(error).removeprefix(f"REST tool {definition.name!r}: ").partition(": ")
                 place = config.source("tools", "definitions", definition.name, "execution", key)

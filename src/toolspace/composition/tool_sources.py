@@ -69,6 +69,7 @@ class ToolSources:
         self._orchestrator = orchestrator
         self._builtins = ToolRegistry(kind="builtin", stats=stats)
         self._internal_providers: tuple[ToolProvider, ...] = (internal,)
+        self._local_providers: tuple[ToolProvider, ...] = (self._builtins, self.registry)
         self._added_providers: dict[ToolProvider, ProviderRules] = {}
         """The providers that the program added, with the rules that it gave."""
         orchestrator.register(self._builtins, rules.own_rules)
@@ -79,6 +80,11 @@ class ToolSources:
         """Registers a provider of the program."""
         self._orchestrator.register(provider, self.rules.for_added_provider(rules))
         self._added_providers[provider] = rules
+
+    def add_local_provider(self, provider: ToolProvider) -> None:
+        """Registers a provider under the rules of local tools."""
+        self._orchestrator.register(provider, self.rules.own_rules)
+        self._local_providers = (*self._local_providers, provider)
 
     def add_internal_provider(self, provider: ToolProvider) -> None:
         """Registers a provider of `agent__` or `router__` tools, which needs no start."""
@@ -125,8 +131,7 @@ class ToolSources:
             context=parts.context,
             policy_rules=parts.policy_rules,
             rules={
-                self.registry: parts.rules,
-                self._builtins: parts.rules,
+                **dict.fromkeys(self._local_providers, parts.rules),
                 **dict.fromkeys(self._internal_providers, self.rules.for_internal_tools()),
                 **{
                     provider: self.rules.for_added_provider(own_rules)

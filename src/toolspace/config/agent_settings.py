@@ -13,6 +13,7 @@ from toolspace.config import value_types as types
 from toolspace.config.file_formats import KeyPath
 from toolspace.config.provider_settings import Headers
 from toolspace.config.server_settings import NotificationSettings
+from toolspace.config.tool_lists import selected_tools
 from toolspace.config.validation import (
     SECRET,
     AlreadyReported,
@@ -162,6 +163,17 @@ class AgentLoopSettings(Section, frozen=True, kw_only=True):
     ] = "rules"
 
 
+class TaskSettings(Section, frozen=True, kw_only=True):
+    """The background tasks of an agent."""
+
+    tools: Annotated[
+        tuple[str, ...] | None,
+        selected_tools,
+        "The tools of its tasks: names, globs and collections; without it those of the agent. A list of collections "
+        "alone selects only among the built-in tools.",
+    ] = None
+
+
 class ConsciousnessSettings(Section, frozen=True, kw_only=True):
     """How much of its session an agent keeps in the prompt."""
 
@@ -281,6 +293,7 @@ class AgentSettings(Section, frozen=True, kw_only=True):
         _agents,
         "The agents that it may call, by name; files and definitions as in the main file.",
     ] = ()
+    tasks: Annotated[TaskSettings, "Its background tasks."] = TaskSettings()
     spaces: Annotated[Names, "The spaces that it is a member of from the start, by name; created if missing."] = ()
     knowledge: Annotated[tuple[Path, ...], "Files and directories that `search_knowledge` searches."] = ()
     notifications: Annotated[

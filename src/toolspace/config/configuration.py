@@ -21,6 +21,7 @@ from toolspace.config.agent_settings import (
     AgentSettings,
     ConsciousnessSettings,
     RouterSettings,
+    TaskSettings,
 )
 from toolspace.config.file_formats import ConfigDocument, KeyPath, format_key_path, format_value
 from toolspace.config.policy_settings import Policies, PolicySettings
@@ -122,7 +123,7 @@ TOOL_KEYS = _select("defaults queues tools mcp mcpServers servers restTools open
 PROCESS_KEYS = _select("policies storage server embeddings demo")
 """Keys that only the main file may have."""
 ANY_FILE_KEYS = _select("router agents notifications")
-AGENT_KEYS = _select("agent model loop consciousness limits spaces knowledge version runtime")
+AGENT_KEYS = _select("agent model loop tasks consciousness limits spaces knowledge version runtime")
 INLINE_KEYS = declared_settings(AgentIdentity)
 """Keys of `agent` that a definition inside another file may have at its top level."""
 SINGLE_SETTINGS = _select("functions demo")
@@ -146,6 +147,7 @@ SECTIONS: Mapping[str, SectionType[Any]] = {
         "agents.<name>.agent": AgentIdentity,
         "agents.<name>.model": AgentModelSettings,
         "agents.<name>.loop": AgentLoopSettings,
+        "agents.<name>.tasks": TaskSettings,
         "agents.<name>.consciousness": ConsciousnessSettings,
         "agents.<name>.limits": AgentLimits,
         "router": RouterSettings,
@@ -198,6 +200,9 @@ class AgentSpec(Section, frozen=True, kw_only=True):
     router: RouterSettings = RouterSettings()
     agents: tuple[str, ...] = ()
     """The agents that it may call."""
+    named_tools: tuple[str, ...] = ()
+    """The names, patterns and collections by which its `tools` name built-in tools; else those of the main file."""
+    tasks: TaskSettings = TaskSettings()
     spaces: tuple[str, ...] = ()
     """The names of the spaces that it is a member of from the start."""
     knowledge: tuple[Path, ...] = ()

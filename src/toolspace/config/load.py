@@ -374,6 +374,8 @@ class _AgentResolver:
             limits=settings.limits,
             router=settings.router,
             agents=tuple(agent.callees),
+            named_tools=settings.tools.named_tools or config.tools.named_tools,
+            tasks=settings.tasks,
             spaces=settings.spaces,
             knowledge=settings.knowledge,
             notifications=NotificationSettings(
@@ -450,7 +452,7 @@ def _merge_tools(own_tools: ToolSettings, main_tools: ToolSettings, context: Rea
     written_fields = {
         setting.attribute for setting in declared_settings(ToolSettings) if ("tools", setting.key) in context.origins
     }
-    separate = {"definitions", "mcp_servers", "timeout", "max_concurrent", "builtins"}
+    separate = {"names", "definitions", "mcp_servers", "timeout", "max_concurrent", "builtins"}
     changes: dict[str, Any] = {
         name: getattr(main_tools, name)
         for name in main_tools.__struct_fields__

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from toolspace.config import value_types as types
 from toolspace.config.provider_settings import ANNOTATIONS
+from toolspace.config.tool_lists import ToolPatterns
 from toolspace.config.validation import InvalidValue, Section, SectionType, SettingOptions, Value, value_type
 from toolspace.config.value_types import Duration, Globs, Names
 from toolspace.core.approvals import OPERATORS
@@ -23,7 +24,7 @@ class PolicySettings(Section, frozen=True, kw_only=True):
         Literal["allow", "ask", "deny"],
         "What happens: `allow` runs the call, `ask` asks a person first, `deny` refuses it.",
     ]
-    tool: Annotated[Globs | None, "Tools, by any of their names.", SettingOptions(aliases=("tools",))] = None
+    tool: Annotated[ToolPatterns | None, "Tools, by any of their names.", SettingOptions(aliases=("tools",))] = None
     server: Annotated[
         Globs | None, "MCP servers, services and other providers, by name.", SettingOptions(aliases=("servers",))
     ] = None

@@ -15,6 +15,7 @@ import msgspec
 
 from toolspace.config import value_types as types
 from toolspace.config.file_formats import format_value
+from toolspace.config.tool_lists import ToolPatterns
 from toolspace.config.validation import (
     SECRET,
     AlreadyReported,
@@ -94,10 +95,10 @@ class ToolSourceSettings(Section, frozen=True, kw_only=True):
     enabled: Enabled = True
     required: Annotated[bool, "Refuse to start if it does not start."] = False
     tools_allowed: Annotated[
-        Globs | None, "Offer only these of its tools.", SettingOptions(aliases=("allowedTools", "includeTools"))
+        ToolPatterns | None, "Offer only these of its tools.", SettingOptions(aliases=("allowedTools", "includeTools"))
     ] = None
     tools_denied: Annotated[
-        Globs,
+        ToolPatterns,
         "Do not offer these of its tools, even if allowed.",
         SettingOptions(aliases=("deniedTools", "excludeTools")),
     ] = ()

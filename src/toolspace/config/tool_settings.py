@@ -22,6 +22,7 @@ from toolspace.config.provider_settings import (
     SingleToolSettings,
     Timeout,
 )
+from toolspace.config.tool_lists import ToolPatterns, boolean_or_tools, check_collections
 from toolspace.config.validation import (
     SECRET,
     AlreadyReported,
@@ -30,10 +31,19 @@ from toolspace.config.validation import (
     SettingOptions,
     Value,
     ValueType,
+    read_named_elements,
     read_value,
     value_type,
 )
-from toolspace.config.value_types import Count, Duration, Globs, NullableCount, ObjectSchema, RateSetting, ScalarText
+from toolspace.config.value_types import (
+    Count,
+    Duration,
+    Globs,
+    NullableCount,
+    ObjectSchema,
+    RateSetting,
+    ScalarText,
+)
 from toolspace.core import defaults
 from toolspace.core.names import did_you_mean, is_local_name
 from toolspace.core.tool import ExecutionType, ToolCategory
@@ -318,12 +328,12 @@ class ToolSettings(Section, frozen=True, kw_only=True):
     memory_dir: Annotated[Path | None, "The directory of the memory tools."] = None
     session_dir: Annotated[Path | None, "The directory of archived sessions."] = None
     web_search: Annotated[WebSearchSettings | None, "The search engine of `web_search`."] = None
-    builtins: Annotated[bool | tuple[str, ...], types.boolean_or_globs, "Which built-in tools are offered."] = True
+    builtins: Annotated[bool | tuple[str, ...], boolean_or_tools, "Which built-in tools are offered."] = True
     tools_allowed: Annotated[
-        Globs | None, "Offer only these local tools.", SettingOptions(aliases=("allowedTools",))
+        ToolPatterns | None, "Offer only these local tools.", SettingOptions(aliases=("allowedTools",))
     ] = None
     tools_denied: Annotated[
-        Globs, "Do not offer these local tools, even if allowed.", SettingOptions(aliases=("deniedTools",))
+        ToolPatterns, "Do not offer these local tools, even if allowed.", SettingOptions(aliases=("deniedTools",))
     ] = ()
     aliases: Annotated[Mapping[str, str], "Other names for tools: alias to name."] = {}
     overrides: Annotated[
@@ -336,24 +346,43 @@ class ToolSettings(Section, frozen=True, kw_only=True):
     ] = {}
     mcp_servers: Annotated[McpServers, "The same as the section `mcpServers`."] = {}
     """As written; `Config.mcp_servers` has all of them."""
+    names: tuple[str, ...] = ()
+    """The names in a list of tools: built-in tools and collections that agents get besides the read-only ones."""
+
+    @property
+    def named_tools(self) -> tuple[str, ...]:
+        """All names and patterns by which it names built-in tools."""
+        builtins = self.builtins if not isinstance(self.builtins, bool) else ()
+        return (*self.names, *builtins, *(self.tools_allowed or ()))
 
 
 _tools_section = SectionType(ToolSettings)
 
 
+_TOOL = {"anyOf": [{"type": "object", "required": ["name"]}, {"type": "string"}]}
+
+
 @value_type(
     "mapping of settings, or list of tools",
     "a mapping of settings or a list of tools",
-    {"anyOf": [_tools_section, {"type": "array", "items": {"type": "object", "required": ["name"]}}]},
+    {"anyOf": [_tools_section, {"type": "array", "items": _TOOL}, {"type": "string"}]},
     fits_variable=False,
     has_settings=True,
 )
 def _tools(value: Value) -> ToolSettings:
-    if not isinstance(value.data, list):
+    if not isinstance(value.data, list | str):
         return _tools_section.read(value)
-    # A list holds the definitions; the file then has no other settings of `tools`, but the environment may.
+    # A list holds names and definitions; the file then has no other settings of `tools`, but the environment may.
     tools = _tools_section.read(value.with_data({}))
-    return msgspec.structs.replace(tools, definitions=_definitions.read(value.with_key(*value.key, "definitions")))
+    elements = value.elements()
+    name_values = [element for element in elements if isinstance(element.data, str)]
+    check_collections(name_values, is_strict=True)
+    definitions = read_named_elements(
+        _definition, [element for element in elements if element not in name_values], (*value.key, "definitions")
+    )
+    return msgspec.structs.replace(
+        tools, names=tuple(str(element.data) for element in name_values), definitions=definitions
+    )
 
 
 Tools = Annotated[ToolSettings, _tools]

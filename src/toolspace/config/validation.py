@@ -392,8 +392,12 @@ class SectionType(ValueType[S]):
 
 def read_named_entries(value_type: ValueType[T], value: Value, *, entry_label: str) -> dict[str, T]:
     """Entries by name: of a mapping, or of a list whose elements have a `name`. Leaves out invalid entries."""
+    return _read_entries(value_type, list_named_values(value, entry_label=entry_label))
+
+
+def _read_entries(value_type: ValueType[T], values: Iterable[tuple[str, Value]]) -> dict[str, T]:
     entries: dict[str, T] = {}
-    for name, inner in list_named_values(value, entry_label=entry_label):
+    for name, inner in values:
         with suppress(AlreadyReported):
             entries[name] = read_value(value_type, inner)
     return entries
@@ -409,8 +413,17 @@ def list_named_values(value: Value, *, entry_label: str) -> list[tuple[str, Valu
         return [(name, inner) for name, inner in entries.items() if inner.data is not None]
     if not isinstance(value.data, list):
         raise InvalidValue(f"a mapping of {entry_label} by name, or a list of them with a name each")
+    return _list_named_elements(value.elements(), value.key)
+
+
+def read_named_elements(value_type: ValueType[T], elements: Iterable[Value], key: KeyPath) -> dict[str, T]:
+    """Entries by name: of the elements of a list that have a `name`. Leaves out invalid entries."""
+    return _read_entries(value_type, _list_named_elements(elements, key))
+
+
+def _list_named_elements(elements: Iterable[Value], key: KeyPath) -> list[tuple[str, Value]]:
     entries = dict[str, Value]()
-    for inner in value.elements():
+    for inner in elements:
         try:
             mapping = inner.mapping()
         except InvalidValue as error:
@@ -420,11 +433,11 @@ def list_named_values(value: Value, *, entry_label: str) -> list[tuple[str, Valu
         if not isinstance(name, str) or not name:
             inner.report('"name" is missing; expected a string')
         elif name in entries:
-            first_line = value.context.document.find_line(entries[name].path)
+            first_line = inner.context.document.find_line(entries[name].path)
             inner.report(f"the name {format_value(name)} is given twice, first in line {first_line}")
         else:
-            rest = {key: data for key, data in mapping.items() if key != "name"}
-            entries[name] = Value(rest, value.context, inner.path, (*value.key, name))
+            rest = {field: data for field, data in mapping.items() if field != "name"}
+            entries[name] = Value(rest, inner.context, inner.path, (*key, name))
     return list(entries.items())
 
 

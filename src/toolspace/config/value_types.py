@@ -375,21 +375,6 @@ mail_addresses = list_of(mail_address, "list of mail addresses", "a list of mail
 
 
 @value_type(
-    "boolean or list of names or globs",
-    "true, false, or a list of names or globs",
-    {"anyOf": [{"type": "boolean"}, globs]},
-    separator=",",
-)
-def boolean_or_globs(value: Value) -> bool | tuple[str, ...]:
-    with suppress(InvalidValue):
-        return boolean.read(value)
-    try:
-        return globs.read(value)
-    except InvalidValue:
-        raise InvalidValue("true, false, or a list of names or globs") from None
-
-
-@value_type(
     "mapping of strings",
     "a mapping of strings",
     {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean", "null"]}},

@@ -20,6 +20,7 @@ from toolspace.errors import ToolCanceledError, ToolError
 
 if TYPE_CHECKING:
     from toolspace.core.approvals import ApprovalDecision, ApprovalRequest
+    from toolspace.core.extension_points import Policy
     from toolspace.core.result import ToolResult
     from toolspace.core.tool import Tool
 
@@ -34,7 +35,7 @@ _EXPECTED_RESULT: Final = '{"action": "accept", "content": {…}}, or "decline" 
 
 
 class RunHandle(Protocol):
-    """The part of a run that its own tools change."""
+    """The part of a run that its own tools read and change."""
 
     id: str
     final_report: Mapping[str, Any] | None
@@ -43,6 +44,9 @@ class RunHandle(Protocol):
     check_report: Callable[[Any], None] | None
     task_status: Mapping[str, Any] | None
     discovered_tools: dict[str, None]
+
+    @property
+    def policy(self) -> Policy | None: ...
 
     @property
     def final_report_reminder(self) -> str | None: ...

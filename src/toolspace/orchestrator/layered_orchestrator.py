@@ -74,6 +74,10 @@ class LayeredOrchestrator(ToolOrchestrator):
         """The provider that stands for the parent's tools."""
         return self._inherited_tools
 
+    def find_provider_kind(self, name: str) -> str | None:
+        kind = super().find_provider_kind(name)
+        return self._parent.find_provider_kind(name) if kind == self._inherited_tools.kind else kind
+
     def parent_changed(self) -> None:
         if not self.closed:
             self._inherited_tools.notify_changed()

@@ -123,6 +123,11 @@ class ToolOrchestrator:
         entry = self._catalog.entries.get(name)
         return entry.spellings if entry is not None else ToolSpellings((name,), (name,))
 
+    def find_provider_kind(self, name: str) -> str | None:
+        """Returns the kind of the provider that offers the tool with this full name; None if there is no such tool."""
+        entry = self._catalog.entries.get(name)
+        return entry.provider.kind if entry is not None else None
+
     def check_name_available(self, provider: ToolProvider, name: str) -> None:
         """Raises `ToolNameConflict` if another provider offers a tool of this name."""
         self._catalog.check_names_available(provider, (name,))

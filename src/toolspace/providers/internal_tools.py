@@ -18,10 +18,11 @@ from typing import Any, Literal, cast
 
 from toolspace.core import json_text
 from toolspace.core.argument_validation import compile_schema, find_issues
-from toolspace.core.extension_points import OutputStore, StoredOutput, ToolProvider
+from toolspace.core.extension_points import Deny, OutputStore, StoredOutput, ToolProvider
 from toolspace.core.result import PENDING_CALL_KEY, ToolResult
 from toolspace.core.safe_regex import SafePattern
 from toolspace.core.tool import Annotations, FunctionTool, Tool, ToolCategory, tool
+from toolspace.core.tool_collections import BUILTIN_NAMES
 from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ToolCanceledError, ToolExecutionError, ToolNotFoundError, ToolValidationError
 from toolspace.providers.functions import run_tool
@@ -283,8 +284,14 @@ def _build_find_tools(search: ToolSearch) -> Callable[..., Any]:
         if not query.strip():
             raise ToolValidationError("query: expected a few words on what to do")
         count = min(max(limit, 1), _MAX_FOUND_TOOLS)
-        # One more than needed, because the search may return this tool.
-        matches = [match for match, _ in search(query, count + 1) if match.name != "agent__find_tools"][:count]
+        policy = context.run.policy if context.run is not None else None
+        # More than needed, because the search may return this tool and tools that the run may not use.
+        matches = [
+            match
+            for match, _ in search(query, count + 1 + len(BUILTIN_NAMES))
+            if match.name != "agent__find_tools"
+            and (policy is None or not isinstance(policy.decide(match, context), Deny))
+        ][:count]
         if context.run is not None:
             context.run.discovered_tools.update(dict.fromkeys(match.name for match in matches))
         return {

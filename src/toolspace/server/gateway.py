@@ -125,7 +125,7 @@ class Gateway:
         self.tool_key_policy.pending_calls = self.pending_calls
         self.toolspace = Toolspace.open(self._path, environ=self.environ, callbacks=ASK_SPACE_MEMBERS)
         self.toolspace.orchestrator.register(PrebuiltProvider())
-        self.toolspace.orchestrator.register(TaskToolProvider())
+        self.toolspace.add_local_provider(TaskToolProvider())
         self.tool_key_policy.get_spellings = self.toolspace.orchestrator.get_spellings
         self.toolspace.orchestrator.configure(permissions=(self.tool_key_policy,))
         recorder = CallRecorder(self.ledger, self.toolspace.bus)

@@ -31,7 +31,6 @@ _STATUSES: Final[Mapping[RefusalReason, int]] = {
     "forbidden": 403,
     "not_found": 404,
     "conflict": 409,
-    "unprocessable": 422,
     "unavailable": 503,
 }
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from toolspace.core.extension_points import Allow, Decision, Deny
 from toolspace.core.tool import Tool
+from toolspace.core.tool_collections import expand_collections
 from toolspace.core.tool_context import SECRET_KEY_PREFIX, ToolContext
 from toolspace.orchestrator.effective_settings import ToolSpellings, matches_name
 from toolspace.server.authorization import Caller, SecretKeyCaller, ToolKeyCaller
@@ -120,8 +121,8 @@ class _ToolFilter:
     """Matches the names of tools against the patterns of one key, and caches the decisions."""
 
     def __init__(self, key: ToolKeyCaller) -> None:
-        self._allowed = key.tools_allowed
-        self._denied = key.tools_denied
+        self._allowed = expand_collections(key.tools_allowed) if key.tools_allowed is not None else None
+        self._denied = expand_collections(key.tools_denied)
         self.decide = lru_cache(maxsize=_MAX_CACHED)(self._decide)
 
     def _decide(self, spellings: ToolSpellings) -> Decision:

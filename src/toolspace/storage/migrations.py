@@ -204,13 +204,7 @@ _PRINCIPALS = (
     "ALTER TABLE plans ADD COLUMN principal TEXT",
 )
 
-_CHECKED_RESULTS = (
-    # Who submitted a result, and what it must match.
-    "ALTER TABLE calls ADD COLUMN client_id TEXT",
-    "ALTER TABLE calls ADD COLUMN output_schema TEXT",
-)
-
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _GOALS_PER_AGENT, _PRINCIPALS, _CHECKED_RESULTS)
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _GOALS_PER_AGENT, _PRINCIPALS)
 
 
 def migrate() -> Program[int]:

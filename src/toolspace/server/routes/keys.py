@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from toolspace.core.stored_records import Entity
+from toolspace.core.tool_collections import expand_collections, unknown_collection_problem
 from toolspace.server import api_keys
 from toolspace.server.access_tokens import MAX_TOKEN_SECONDS
 from toolspace.server.api_types import (
@@ -158,6 +159,10 @@ async def create_key(request: Request) -> KeyShape:
         raise Problem(
             400, f"toolsAllowed, toolsDenied and agentEntityId are only for tool keys, not for a {body.kind} key"
         )
+    for field, patterns in (("toolsAllowed", body.tools_allowed or ()), ("toolsDenied", body.tools_denied)):
+        for pattern in patterns:
+            if (problem := unknown_collection_problem(pattern, is_strict=False)) is not None:
+                raise Problem(400, problem, path=f"$.{field}")
     if body.agent_entity_id is not None:
         agent = await request.ledger.read(entities_and_spaces.find_entity, body.agent_entity_id)
         if agent is None or agent.type != "agent":
@@ -172,10 +177,10 @@ def _report_unmatched(toolspace: Toolspace, key_id: str, scope: KeyScope) -> Non
     spellings = [entry.spellings for entry in toolspace.orchestrator.entries()]
     if len(spellings) * (len(scope.tools_allowed or ()) + len(scope.tools_denied)) > _MAX_COMPARISONS:
         return
-    for pattern in scope.tools_allowed or ():
+    for pattern in expand_collections(scope.tools_allowed or ()):
         if not any(is_allowed_by(pattern, item) for item in spellings):
             _log.warning('key %s: toolsAllowed: "%s" matches no tool', key_id, pattern)
-    for pattern in scope.tools_denied:
+    for pattern in expand_collections(scope.tools_denied):
         if not any(is_denied_by(pattern, item) for item in spellings):
             _log.warning('key %s: toolsDenied: "%s" matches no tool', key_id, pattern)
 
