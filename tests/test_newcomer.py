@@ -115,7 +115,7 @@ async def test_the_commands_of_the_getting_started_pages_work(tmp_path: Path) ->
         assert _data(await terminal.paste(answer))["status"] == "resolved"
         assert _data(await terminal.paste(answer))["status"] == 409
         (event,) = _data(await terminal.paste(look))["items"]
-        assert (event["type"], event["data"]["result"]) == ("tool_result", {"approved": True})
+        assert (event["type"], event["data"]["result"]) == ("tool_result", {"confirmed": True})
 
         (tmp_path / ".mcp.json").write_text(terminal.fill_placeholders(client))
         assert "Asia/Tokyo" in "\n".join(await terminal.paste(use_mcp))

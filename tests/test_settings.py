@@ -389,6 +389,26 @@ async def test_pending_calls_expire_after_the_configured_time(open_toolspace: Op
             assert round((call["expiresAt"] - call["createdAt"]) / 3_600_000, 3) == hours
 
 
+@coverage.covers("tools.definitions.<name>.whenUnserved")
+async def test_calls_that_nobody_serves_fail_at_once_if_the_tool_says_so(
+    open_toolspace: OpenToolspace, folder: Path
+) -> None:
+    from tests.server.gateway_api import SECRET, open_api
+    from toolspace.server.gateway import Gateway
+
+    external_tool = {"executionType": "external", "visible": False, "timeout": 50}
+    open_toolspace(
+        server={"secretKey": SECRET},
+        tools=[{"name": "wait", **external_tool}, {"name": "fail", **external_tool, "whenUnserved": "fail"}],
+    )
+    async with (
+        Gateway.open(folder / "toolspace.yaml", environ={"HOME": str(folder)}) as gateway,
+        open_api(gateway) as api,
+    ):
+        kinds = [(await api.post(f"/api/tools/{name}/call", {})).data["errorKind"] for name in ("wait", "fail")]
+        assert kinds == ["timeout", "execution_error"]
+
+
 @coverage.covers("storage.cache")
 async def test_the_cache_on_disk_survives_a_restart(open_toolspace: OpenToolspace, folder: Path) -> None:
     config = {"storage": {"dir": "./state", "cache": "disk"}, "tools": {"overrides": {"counted": {"cache": "1h"}}}}

@@ -14,7 +14,14 @@ from toolspace.client.client import ToolspaceClient
 from toolspace.server.gateway import Gateway
 
 TOOLS: list[dict[str, Any]] = [
-    {"name": "move", "description": "Moves.", "executionType": "external", "visible": False, "timeout": "20s"},
+    {
+        "name": "move",
+        "description": "Moves.",
+        "executionType": "external",
+        "visible": False,
+        "timeout": "20s",
+        "whenUnserved": "fail",
+    },
     {"name": "later", "description": "Moves later.", "executionType": "external", "visible": False, "isAsync": True},
     {"name": "confirm", "description": "Asks.", "executionType": "space", "isAsync": True},
     {"name": "hello", "description": "Greets.", "executionType": "static", "execution": {"output": "hello"}},

@@ -40,7 +40,8 @@ async def agent(tmp_path: Path) -> AsyncIterator[AgentInSpace]:
             {"name": "total", "executionType": "compute", "execution": {"expression": "price * count"}},
             {"name": "fetch", "executionType": "gateway", "execution": {"url": server.url()}},
             {"name": "confirm", "executionType": "space", "isAsync": True},
-            {"name": "robot", "executionType": "external", "visible": False},
+            {"name": "robot", "executionType": "external", "visible": False, "whenUnserved": "fail"},
+            {"name": "slowRobot", "executionType": "external", "visible": False, "timeout": 50},
             {"name": "show", "executionType": "internal", "visible": True},
             {"name": "goals", "executionType": "prebuilt", "execution": {"action": "getGoals"}},
         ]
@@ -93,9 +94,12 @@ async def test_a_visible_tool_needs_an_active_space(agent: AgentInSpace) -> None
 
 
 @pytest.mark.spec("6.7")
-async def test_a_tool_that_no_worker_serves_fails_fast(agent: AgentInSpace) -> None:
+async def test_a_tool_that_no_worker_serves_waits_for_its_timeout_or_fails_at_once(agent: AgentInSpace) -> None:
     error = (await agent.call("robot")).data["error"]
     assert 'no worker serves the tool "robot"' in error
+    reply = (await agent.call("slowRobot")).data
+    assert (reply["error"], reply["errorKind"]) == ("Tool timed out after 50ms; no worker serves it", "timeout")
+    assert (await agent.api.get(f"/api/calls/{reply['callId']}")).data["status"] == "pending"
 
 
 @pytest.mark.spec("8.2")

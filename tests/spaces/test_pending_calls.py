@@ -14,6 +14,7 @@ from toolspace.errors import RefusedError
 from toolspace.spaces import call_transactions
 from toolspace.spaces.call_transactions import Submission
 from toolspace.spaces.ledger import Ledger
+from toolspace.spaces.workers import Workers
 from toolspace.storage.database import Database
 from toolspace.storage.sqlite.database import SqliteDatabase
 
@@ -200,8 +201,49 @@ async def test_visible_tool_needs_an_active_space(database: Database) -> None:
 
 
 @pytest.mark.spec("6.7")
-async def test_call_without_a_worker_fails_at_once_unless_it_is_async(database: Database) -> None:
-    async with service_harness(database, pending_tool("fetch"), pending_tool("later", is_async=True)) as harness:
+async def test_call_without_a_worker_waits_for_its_timeout_and_becomes_pending(database: Database) -> None:
+    async with service_harness(database, pending_tool("fetch", timeout=0.05)) as harness:
+        run = await harness.open_run()
+        result = await harness.call(run, "fetch")
+        assert (result.error, result.error_kind) == ("Tool timed out after 50ms; no worker serves it", "timeout")
+        assert result.extras["status"] == "pending"
+        assert (await harness.get_call(result.call_id)).status == "pending"
+        await harness.submit(result.call_id, "late")
+        (event,) = await harness.inbox()
+        assert event.data["result"] == "late"
+
+
+@pytest.mark.spec("6.7")
+async def test_worker_that_connects_while_the_call_waits_answers_it(database: Database) -> None:
+    async with service_harness(database, pending_tool("fetch", timeout=60.0)) as harness:
+        run = await harness.open_run()
+        call_task = asyncio.create_task(harness.call(run, "fetch"))
+        call = await harness.wait_until_started(run)
+        async with Workers(harness.ledger) as workers, workers.connect("wrk_a", ["fetch"], 1) as worker:
+            ((kind, _),) = await worker.next_events()
+            assert kind == "offered"
+            await harness.submit(call.call_id, "in time")
+            assert (await call_task).unwrap() == "in time"
+
+
+@pytest.mark.spec("6.7")
+async def test_timeout_does_not_blame_a_missing_worker_if_someone_could_answer(database: Database) -> None:
+    external = pending_tool("fetch", timeout=0.05)
+    person = pending_tool("ask", "space", visible=True, timeout=0.05)
+    async with service_harness(database, external, person) as harness:
+        await harness.register_worker("fetch")
+        run = await harness.open_run(in_space=True)
+        for name in ("fetch", "ask"):
+            assert (await harness.call(run, name)).error == "Tool timed out after 50ms"
+
+
+@pytest.mark.spec("6.7")
+async def test_call_of_a_tool_with_when_unserved_fail_fails_at_once_without_a_worker(database: Database) -> None:
+    tools = [
+        pending_tool("fetch", when_unserved="fail"),
+        pending_tool("later", is_async=True, when_unserved="fail"),
+    ]
+    async with service_harness(database, *tools) as harness:
         run = await harness.open_run()
         result = await harness.call(run, "fetch")
         assert 'no worker serves the tool "fetch"' in str(result.error)
@@ -210,6 +252,11 @@ async def test_call_without_a_worker_fails_at_once_unless_it_is_async(database: 
         with pytest.raises(RefusedError, match="takes no result any more: it is failed"):
             await harness.submit(result.call_id, 1)
         assert (await harness.call(run, "later")).unwrap()["status"] == "pending"
+        await harness.register_worker("fetch")
+        call_task = asyncio.create_task(harness.call(run, "fetch", call_id="call_2"))
+        await harness.wait_until_awaited("call_2")
+        call_task.cancel()
+        await asyncio.gather(call_task, return_exceptions=True)
 
 
 @pytest.mark.spec("6.1")

@@ -384,6 +384,7 @@ def _build_defined_tool(
         version=definition.version,
         expires_after=definition.expires_after,
         pauses_run=definition.pauses_run,
+        when_unserved=definition.when_unserved,
     )
 
 

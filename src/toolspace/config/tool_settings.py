@@ -46,7 +46,7 @@ from toolspace.config.value_types import (
 )
 from toolspace.core import defaults
 from toolspace.core.names import did_you_mean, is_local_name
-from toolspace.core.tool import ExecutionType, ToolCategory
+from toolspace.core.tool import ExecutionType, ToolCategory, WhenUnserved
 
 SearchEngine = Literal["tavily", "google", "bing", "duckduckgo"]
 
@@ -185,6 +185,10 @@ class ToolDefinition(SingleToolSettings, frozen=True, kw_only=True):
     expires_after: Annotated[
         Duration | None, "How long a pending call waits for its result; without it `defaults.pendingCallTtl`."
     ] = None
+    when_unserved: Annotated[
+        WhenUnserved,
+        "What a call of an external tool that nobody serves does: `wait` for its timeout, or `fail` at once.",
+    ] = "wait"
     execution: Annotated[Mapping[str, Any], "How it is executed; the keys depend on the type.", SECRET] = {}
     version: Annotated[ScalarText | None, "The version of the tool."] = None
     pauses_run: bool = False

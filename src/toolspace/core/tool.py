@@ -49,6 +49,7 @@ ExecutionType = Literal[
 ]
 CacheScope = Literal["principal", "shared"]
 """Who gets a cached result: the principal whose call it was, or everyone who may reach the same."""
+WhenUnserved = Literal["wait", "fail"]
 PENDING_EXECUTION_TYPES: frozenset[ExecutionType] = frozenset(("external", "space", "wait"))
 """Tools whose calls are pending: a worker, a person or a timer submits the result."""
 
@@ -81,6 +82,7 @@ class Tool:
         "_description", "_input_schema", "_output_schema", "_validator", "annotations", "approval", "cache",
         "cache_scope", "category", "execution", "execution_type", "expires_after", "handler", "has_small_results",
         "is_async", "name", "pauses_run", "priority", "queue", "tags", "timeout", "version", "visible",
+        "when_unserved",
     )  # fmt: skip
 
     def __init__(
@@ -107,6 +109,7 @@ class Tool:
         has_small_results: bool = False,
         expires_after: float | None = None,
         pauses_run: bool = False,
+        when_unserved: WhenUnserved = "wait",
         approval: Literal["required", "none"] | None = None,
     ) -> None:
         self.name = name
@@ -138,6 +141,8 @@ class Tool:
         """How long a pending call waits for its result; None: as configured."""
         self.pauses_run = pauses_run
         """Whether the run waits for the result of a pending call, however long it takes."""
+        self.when_unserved: WhenUnserved = when_unserved
+        """What a synchronous external call does if nobody serves it: waits for its timeout, or fails at once."""
         self.approval: Literal["required", "none"] | None = approval
         """`required`: a person has to approve each call, unless a policy denies it anyway."""
 
@@ -196,6 +201,7 @@ class Tool:
             "execution": self.execution,
             "expiresAfter": None if self.expires_after is None else round(self.expires_after * 1000),
             "pausesRun": self.pauses_run or None,
+            "whenUnserved": None if self.when_unserved == "wait" else self.when_unserved,
             "approval": self.approval,
             "queue": self.queue,
             "priority": self.priority,

@@ -98,11 +98,11 @@ def start(effects: Effects, new: NewCall, *, needs_worker: bool = False) -> Prog
             raise RefusedError(
                 "conflict", f'the run "{new.run_id}" has ended: it is {run_status}', runStatus=run_status
             )
-    if needs_worker and not (yield from workers_and_presence.is_any_served(_topics_of_submitters(new))):
+    if needs_worker and not (yield from workers_and_presence.is_any_served(list_submitter_topics(new))):
         raise RefusedError(
             "unavailable",
             f'no worker serves the tool "{new.tool_name}"; start one (GET /api/tools/stream, or ToolWorker), '
-            "or make the tool async",
+            "or remove whenUnserved from the tool",
         )
     message_id = new_id("msg") if new.visible and new.space_id is not None else None
     call = yield from calls.create(new, seq=seq, message_id=message_id)
@@ -447,11 +447,11 @@ def _message_content(call: CallRecord) -> dict[str, Any]:
     return content
 
 
-def _topics_of_submitters(new: NewCall) -> list[str]:
-    """A worker of the tool; for a visible call also subscribers of its space, and of its run."""
-    topics = [f"tool:{new.tool_name}"]
-    if new.visible and new.space_id is not None:
-        topics.append(space_stream(new.space_id))
-    if new.run_id is not None:
-        topics.append(run_stream(new.run_id))
+def list_submitter_topics(call: NewCall | CallRecord) -> list[str]:
+    """Who may submit the result: workers of the tool, subscribers of its run, and of its space if it is visible."""
+    topics = [workers_and_presence.tool_topic(call.tool_name)]
+    if call.visible and call.space_id is not None:
+        topics.append(space_stream(call.space_id))
+    if call.run_id is not None:
+        topics.append(run_stream(call.run_id))
     return topics

@@ -35,6 +35,7 @@ from toolspace.spaces.call_transactions import StartedCall, Submission
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.queries import calls
 from toolspace.storage.queries.calls import NewCall
+from toolspace.storage.queries.workers_and_presence import is_any_served
 from toolspace.storage.streams.waiters import DeadlineTimer
 
 _log = logging.getLogger("toolspace.calls")
@@ -98,7 +99,7 @@ class PendingCalls:
             due_at=_timer_end(tool, parameters, now),
             pauses_run=tool.pauses_run,
         )
-        needs_worker = tool.execution_type == "external" and not tool.is_async and not tool.pauses_run
+        needs_worker = tool.execution_type == "external" and tool.when_unserved == "fail" and not is_pending
         return self._open_and_wait(_Caller(host, context), new, seconds, needs_worker=needs_worker)
 
     async def ask_members(
@@ -202,8 +203,11 @@ class PendingCalls:
                 caller.host.deliver_inline(call_id)
                 return result_of(call)
             return ToolResult(False, error=reason, error_kind="timeout")
+        reason = f"Tool timed out after {format_milliseconds(round(seconds, 3))}ms"
         try:
             call, has_result = await self._finish(self.ledger.commit(call_transactions.make_pending, call_id))
+            if not has_result and not is_stopping and not await self._is_served(call):
+                reason += "; no worker serves it"
         except StorageError as error:
             _log.warning("Call %s: timed out, but the database does not answer; retrying: %s", call_id, error)
             self._run_in_background(self._give_up(call_id, is_cancelled=False, accepts_late_result=True))
@@ -215,11 +219,16 @@ class PendingCalls:
             return _pending_result(call_id)
         return ToolResult(
             ok=False,
-            error=f"Tool timed out after {format_milliseconds(round(seconds, 3))}ms",
+            error=reason,
             error_kind="timeout",
             executed=True,
             extras={"status": "pending", PENDING_CALL_KEY: call_id},
         )
+
+    async def _is_served(self, call: CallRecord) -> bool:
+        if call.execution_type != "external":
+            return True
+        return await self.ledger.read(is_any_served, call_transactions.list_submitter_topics(call))
 
     async def wait_for_result(self, call_id: str, seconds: float) -> CallRecord:
         """Waits for the end of a call, whoever opened it. Returns the call, still open if the time was too short."""

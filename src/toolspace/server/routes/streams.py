@@ -1,6 +1,7 @@
 """Routes of event streams: of a space, of a run, and of everything. `sse_responses` sends the events.
 
-`StreamSubscribers` stores which streams have subscribers: a call for a person fails at once if no subscriber sees it.
+`StreamSubscribers` stores which streams have subscribers: an external call that neither a worker nor a subscriber may
+execute says so when it times out, or fails at once.
 """
 
 from __future__ import annotations
