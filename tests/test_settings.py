@@ -527,6 +527,8 @@ def test_redis_has_no_effect_yet_and_a_warning(open_toolspace: OpenToolspace) ->
 OTHER_MODULES = (
     # test_policy_settings.py
     "policies[].",
+    # test_quota_settings.py
+    "quotas[].",
     # test_source_settings.py
     "mcpServers.",
     "restTools.",

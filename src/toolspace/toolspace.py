@@ -112,6 +112,7 @@ class Toolspace:
                 cache=self._cache,
                 outputs=self._outputs,
                 policies=settings.policies,
+                quotas=settings.quotas,
                 count_tokens=settings.count_tokens,
             )
         else:

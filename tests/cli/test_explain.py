@@ -108,3 +108,14 @@ def test_the_policy_of_a_tool_names_its_rules_and_their_lines(toolspace: Toolspa
     write_file = json.loads(toolspace("explain", "write_file", "--json").stdout)["settings"]["policy"]
     assert write_file == {"value": "ask", "source": f"toolspace.yaml:{first + 1} (policies[1]): cautious"}
     assert "deny if arguments.n > 3" in toolspace("explain", "echo").stdout
+
+
+@pytest.mark.spec("22.1")
+def test_the_quotas_of_a_tool_are_shown_with_their_line(toolspace: Toolspace, project: Path) -> None:
+    path = project / "toolspace.yaml"
+    quotas = ["quotas:", "  - {tool: ec*, per: user, callsPerDay: 7}", "  - {tool: other, callsPerDay: 1}"]
+    path.write_text("\n".join((path.read_text(), *quotas, "")))
+    line = path.read_text().splitlines().index(quotas[1]) + 1
+    quota = {"value": "7 calls per day for each principal", "source": f"toolspace.yaml:{line} (quotas[0])"}
+    assert json.loads(toolspace("explain", "echo", "--json").stdout)["settings"]["quotas"] == [quota]
+    assert quota["value"] in toolspace("explain", "echo").stdout

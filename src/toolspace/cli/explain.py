@@ -24,6 +24,7 @@ from toolspace.core.times import format_duration
 from toolspace.orchestrator.catalog import CatalogEntry
 from toolspace.orchestrator.effective_settings import DEFAULT, EffectiveSettings, SourcedValue
 from toolspace.orchestrator.policy_rules import compile_policy
+from toolspace.orchestrator.stages.quota import find_quotas
 from toolspace.toolspace import Toolspace
 
 T = TypeVar("T")
@@ -89,6 +90,10 @@ class _Explanation:
             self._row("maxBytes", settings.max_bytes, "{:,}".format),
             self._policy(),
             *self._policy_rules(),
+            *(
+                ExplainedSetting("quota", quota.text, quota.source, quota.text)
+                for quota in find_quotas(self._ts.orchestrator.services, self._entry)
+            ),
             ExplainedSetting("visible", tool.visible, visible_source, _yes_no(tool.visible)),
         ]
         if settings.queue.value in self._config.queues:
@@ -188,10 +193,14 @@ class _Explanation:
 
 
 def _document(requested_name: str, entry: CatalogEntry, rows: list[ExplainedSetting], tokens: int) -> dict[str, Any]:
-    listed_rows = ("alias", "rule")
-    settings = {row.name: {"value": row.value, "source": row.source} for row in rows if row.name not in listed_rows}
+    listed_rows = ("alias", "rule", "quota")
+    settings: dict[str, Any] = {
+        row.name: {"value": row.value, "source": row.source} for row in rows if row.name not in listed_rows
+    }
     if rules := [{"value": row.value, "source": row.source} for row in rows if row.name == "rule"]:
         settings["policy"]["rules"] = rules
+    if quotas := [{"value": row.value, "source": row.source} for row in rows if row.name == "quota"]:
+        settings["quotas"] = quotas
     if entry.denial_reason is not None:
         settings["policy"]["reason"] = entry.denial_reason
     return {

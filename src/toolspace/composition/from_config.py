@@ -30,6 +30,7 @@ from toolspace.core.extension_points import ResultCache
 from toolspace.core.names import (
     did_you_mean,
 )
+from toolspace.core.quotas import Quota
 from toolspace.core.result import ToolResult
 from toolspace.core.secret_masking import register_secrets
 from toolspace.core.tool import Tool, ToolCategory
@@ -83,6 +84,8 @@ class ConfiguredParts(msgspec.Struct, frozen=True, kw_only=True):
     warnings: Sequence[str]
     agents: Sequence[AgentSpec] = ()
     policy_rules: Sequence[PolicyRule] | None = None
+    quotas: Sequence[Quota] | None = None
+    """None: those of the main configuration."""
     """None for one agent: the rules of the main configuration apply to its tools, too."""
 
 
@@ -135,6 +138,7 @@ def build_parts(
         ],
         agents=tuple(config.agents.values()),
         policy_rules=build_policy_rules(config) if config.parent is None else None,
+        quotas=_build_quotas(config) if config.parent is None else None,
     )
 
 
@@ -241,6 +245,26 @@ def _build_defaults(config: Config) -> CallDefaults:
             for name in CallDefaults.__struct_fields__
         }
     )
+
+
+def _build_quotas(config: Config) -> list[Quota]:
+    return [
+        Quota(
+            per=quota.per or "all",
+            tools=quota.tool,
+            agents=quota.agent,
+            principals=quota.principal,
+            keys=quota.key,
+            calls_per_minute=quota.calls_per_minute,
+            calls_per_hour=quota.calls_per_hour,
+            calls_per_day=quota.calls_per_day,
+            tokens_per_day=quota.tokens_per_day,
+            cost_per_day=quota.cost_per_day,
+            place=f"quotas[{index}]",
+            source=config.source("quotas", index),
+        )
+        for index, quota in enumerate(config.quotas)
+    ]
 
 
 def _build_queue(queue: QueueSettings) -> QueueSpec:

@@ -9,6 +9,7 @@ import msgspec
 
 from toolspace.core import defaults
 from toolspace.core.extension_points import Policy, TokenCounter
+from toolspace.core.quotas import Quota
 from toolspace.core.token_count import estimate_tokens
 from toolspace.orchestrator.effective_settings import DEFAULT, CallDefaults, SourcedValue, ToolRules
 from toolspace.orchestrator.stages.queue import QueueSpec
@@ -32,6 +33,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     aliases: Mapping[str, str] = {}
     overrides: Mapping[str, ToolRules] = {}
     policies: Sequence[Policy] = ()
+    quotas: Sequence[Quota] = ()
+    """Counted in memory: a restart forgets them."""
     count_tokens: TokenCounter = estimate_tokens
     state_dir: Path | None = None
     """The directory of stored outputs; None: the user's state directory."""

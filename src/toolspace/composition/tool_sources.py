@@ -130,6 +130,7 @@ class ToolSources:
             aliases=parts.aliases,
             context=parts.context,
             policy_rules=parts.policy_rules,
+            quotas=parts.quotas,
             rules={
                 **dict.fromkeys(self._local_providers, parts.rules),
                 **dict.fromkeys(self._internal_providers, self.rules.for_internal_tools()),

@@ -35,6 +35,7 @@ from toolspace.config.provider_settings import (
     RestTools,
     RestToolSettings,
 )
+from toolspace.config.quota_settings import Quotas, QuotaSettings
 from toolspace.config.secret_references import SecretReference
 from toolspace.config.server_settings import (
     EmbeddingSettings,
@@ -89,6 +90,7 @@ class TopLevelSettings(AgentSettings, frozen=True, kw_only=True):
     defaults: Annotated[DefaultSettings, "Holds for every call that has no setting of its own."] = DefaultSettings()
     queues: Annotated[Queues, "Limits on calls, by name."] = {}
     policies: Annotated[Policies, "Rules that decide which calls run, need approval or are denied."] = ()
+    quotas: Annotated[Quotas, "How many calls, tokens and dollars callers and agents may use in a time."] = ()
     tools: Annotated[Tools, "Settings of the built-in and local tools, or a list of tools."] = ToolSettings()
     mcp: Annotated[_McpSection, "MCP servers, as in the file of an agent."] = _McpSection()
     mcp_servers: Annotated[McpServers, "MCP servers, by name."] = {}
@@ -120,7 +122,7 @@ def _select(keys: str) -> tuple[Setting, ...]:
 
 TOOL_KEYS = _select("defaults queues tools mcp mcpServers servers restTools openapi providers functions")
 """Keys that define tools, for all agents or for one alone."""
-PROCESS_KEYS = _select("policies storage server embeddings demo")
+PROCESS_KEYS = _select("policies quotas storage server embeddings demo")
 """Keys that only the main file may have."""
 ANY_FILE_KEYS = _select("router agents notifications")
 AGENT_KEYS = _select("agent model loop tasks consciousness limits spaces knowledge version runtime")
@@ -135,6 +137,7 @@ SECTIONS: Mapping[str, SectionType[Any]] = {
         "defaults": DefaultSettings,
         "queues.<name>": QueueSettings,
         "policies[]": PolicySettings,
+        "quotas[]": QuotaSettings,
         "tools": ToolSettings,
         "tools.webSearch": WebSearchSettings,
         "tools.overrides.<name>": ToolOverride,
@@ -229,6 +232,7 @@ class Config(Section, frozen=True, kw_only=True):
     defaults: DefaultSettings = DefaultSettings()
     queues: Mapping[str, QueueSettings] = {}
     policies: tuple[PolicySettings | Literal["cautious"], ...] = ()
+    quotas: tuple[QuotaSettings, ...] = ()
     tools: ToolSettings = ToolSettings()
     mcp_servers: Mapping[str, McpServerSettings] = {}
     """All servers, in whichever place the file has them."""

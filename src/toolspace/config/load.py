@@ -67,6 +67,7 @@ def load_config(path: Path | None, *, environ: Mapping[str, str] | None = None) 
         defaults=defaults,
         queues=settings.queues,
         policies=settings.policies,
+        quotas=settings.quotas,
         tools=settings.tools,
         mcp_servers=settings.all_servers,
         rest_tools=settings.rest_tools,

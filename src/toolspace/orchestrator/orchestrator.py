@@ -16,6 +16,7 @@ from typing import Any
 from toolspace.core.call_statistics import StatsCollector, ToolStats
 from toolspace.core.events import CallEvent, ToolsChanged
 from toolspace.core.extension_points import OutputStore, Policy, ResultCache, TokenCounter, ToolProvider
+from toolspace.core.quotas import Quota, QuotaStore
 from toolspace.core.result import ToolResult
 from toolspace.core.token_count import estimate_tokens
 from toolspace.core.tool import Tool
@@ -68,6 +69,7 @@ class ToolOrchestrator:
         cache: ResultCache | None = None,
         outputs: OutputStore | None = None,
         policies: Sequence[Policy] = (),
+        quotas: Sequence[Quota] = (),
         stats: StatsCollector | None = None,
         count_tokens: TokenCounter = estimate_tokens,
         stages: Sequence[Stage] = STAGES,
@@ -89,6 +91,7 @@ class ToolOrchestrator:
             cache=cache,
             outputs=outputs,
             policies=policies,
+            quotas=quotas,
             defaults=defaults or CallDefaults(),
         )
         self._services.queues.configure(queues or {})
@@ -376,6 +379,8 @@ class ToolOrchestrator:
         permissions: Sequence[Policy] | None = None,
         policy_rules: Sequence[PolicyRule] | None = None,
         approvals: ProgramApprovals | None = None,
+        quotas: Sequence[Quota] | None = None,
+        quota_store: QuotaStore | None = None,
     ) -> None:
         """Applies new settings. Running calls finish with the old ones."""
         services = self._services
@@ -391,7 +396,8 @@ class ToolOrchestrator:
         if context is not None:
             self.context = context
         decisions = {"policies": policies, "permissions": permissions, "policy_rules": policy_rules}
-        for name, value in {**decisions, "approvals": approvals}.items():
+        limits = {"quotas": quotas, "quota_store": quota_store}
+        for name, value in {**decisions, "approvals": approvals, **limits}.items():
             if value is not None:
                 setattr(services, name, value)
                 for layer in tuple(self._layers):

@@ -13,6 +13,7 @@ import msgspec
 
 from toolspace.core.events import CallCompleted, CallEvent, CallRequested, EventType
 from toolspace.core.extension_points import OutputStore, Policy, ResultCache, TokenCounter
+from toolspace.core.quotas import MemoryQuotas, Quota, QuotaStore
 from toolspace.core.result import ToolResult
 from toolspace.orchestrator.call import Call
 from toolspace.orchestrator.catalog import CatalogEntry, Failure
@@ -28,6 +29,7 @@ from toolspace.orchestrator.stages.large_results import budget, cap
 from toolspace.orchestrator.stages.permission_and_validation import limits, permission, validate
 from toolspace.orchestrator.stages.policy import ProgramApprovals, find_policy, policy
 from toolspace.orchestrator.stages.queue import QueueRegistry, queue
+from toolspace.orchestrator.stages.quota import find_quotas, quota
 from toolspace.orchestrator.stages.timeout import timeout
 
 CallHandler = Callable[[Call], Coroutine[Any, Any, ToolResult]]
@@ -54,6 +56,9 @@ class CallServices(msgspec.Struct, kw_only=True, eq=False):
     """Those of the configuration, which decide after the program's policies."""
     approvals: ProgramApprovals | None = None
     """Asks whoever a program names; None: calls that need approval fail, unless a gateway or a client is asked."""
+    quotas: Sequence[Quota] = ()
+    quota_store: QuotaStore = msgspec.field(default_factory=MemoryQuotas)
+    """Counts what the quotas limit."""
     defaults: CallDefaults = CallDefaults()
     deferred_completions: dict[str, CallEvent] = {}
     """By call id: completion events that the callers emit themselves, after they have updated their own state."""
@@ -95,6 +100,7 @@ STAGES: tuple[Stage, ...] = (
     validate,
     policy,
     limits,
+    quota,
     cache,
     circuit_breaker,
     queue,
@@ -139,7 +145,7 @@ def compile_instant(entry: CatalogEntry, services: CallServices) -> InstantHandl
     find_cached = cached_lookup(_stage_context(entry, services, in_run=False))
     if find_cached is None or entry.denial_reason is not None or services.permissions or services.policies:
         return None
-    if not find_policy(_stage_context(entry, services, in_run=False)).always_allows:
+    if find_quotas(services, entry) or not find_policy(_stage_context(entry, services, in_run=False)).always_allows:
         return None
     is_logged, name = calls_log.isEnabledFor, entry.tool.name
     subscribers, deliver = services.bus.subscribers, services.bus.deliver

@@ -48,6 +48,7 @@ from toolspace.spaces.document_library import DocumentLibrary
 from toolspace.spaces.elicitation import ASK_SPACE_MEMBERS
 from toolspace.spaces.ledger import Ledger
 from toolspace.spaces.pending_calls import PendingCalls
+from toolspace.spaces.quota_counters import StoredQuotas
 from toolspace.spaces.runs import OpenRuns
 from toolspace.spaces.sweeper import Sweeper
 from toolspace.spaces.workers import Workers
@@ -127,7 +128,9 @@ class Gateway:
         self.toolspace.orchestrator.register(PrebuiltProvider())
         self.toolspace.add_local_provider(TaskToolProvider())
         self.tool_key_policy.get_spellings = self.toolspace.orchestrator.get_spellings
-        self.toolspace.orchestrator.configure(permissions=(self.tool_key_policy,))
+        self.toolspace.orchestrator.configure(
+            permissions=(self.tool_key_policy,), quota_store=StoredQuotas(self.ledger)
+        )
         recorder = CallRecorder(self.ledger, self.toolspace.bus)
         stack.push_async_callback(recorder.aclose)
         self.toolspace.orchestrator.add_stage(recorder.stage)

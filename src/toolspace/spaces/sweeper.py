@@ -19,7 +19,7 @@ from toolspace.spaces import call_transactions, plans, runs
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.spaces.workers import release_departed
 from toolspace.storage.database import Program
-from toolspace.storage.queries import calls, events, idempotency, inbox, tasks
+from toolspace.storage.queries import calls, events, idempotency, inbox, quotas, tasks
 from toolspace.storage.queries import plans as plan_queries
 from toolspace.storage.queries import runs as run_queries
 from toolspace.storage.queries import workers_and_presence as presence
@@ -33,6 +33,8 @@ _MAX_CHECK_GAP: Final = DEAD_SECONDS / 2
 """After a longer gap between two checks, missing heartbeats prove nothing: the database may have been down."""
 _OVERDUE_MS: Final = 5_000
 """If a caller still waits so long after its timeout, the sweeper makes its call pending."""
+_QUOTA_RETENTION_MS: Final = 3_600_000
+"""How long the counter of an ended window stays: the clocks of other processes may be behind."""
 _LONGEST_SLEEP, _SHORTEST_SLEEP = 1.0, 0.002
 _BATCH: Final = 200
 _DELETE_EVERY: Final = 300.0
@@ -193,6 +195,7 @@ class Sweeper:
         for delete, before in (
             (events.delete_old, now - round(self._event_retention * 1000)),
             (idempotency.delete_old_responses, now - _RESPONSE_RETENTION_MS),
+            (quotas.delete_old, now - _QUOTA_RETENTION_MS),
             (calls.delete_old, ended_before),
             (run_queries.delete_old, ended_before),  # After their calls.
             (inbox.delete_old, ended_before),

@@ -204,7 +204,15 @@ _PRINCIPALS = (
     "ALTER TABLE plans ADD COLUMN principal TEXT",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _GOALS_PER_AGENT, _PRINCIPALS)
+_QUOTAS = (
+    """CREATE TABLE quota_counters (
+        key TEXT NOT NULL, window_start BIGINT NOT NULL, reset_at BIGINT NOT NULL, amount BIGINT NOT NULL,
+        PRIMARY KEY (key, window_start)
+    )""",
+    "CREATE INDEX quota_counters_reset ON quota_counters (reset_at)",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _GOALS_PER_AGENT, _PRINCIPALS, _QUOTAS)
 
 
 def migrate() -> Program[int]:
