@@ -80,6 +80,13 @@ async def test_calls_time_out_after_the_configured_time(open_toolspace: OpenTool
 @coverage.covers("defaults.toolResponseMaxBytes")
 async def test_larger_results_are_stored(open_toolspace: OpenToolspace, folder: Path) -> None:
     async with open_toolspace(defaults={"toolResponseMaxBytes": 1000}) as ts:
+        assert "tool_output" in (await ts.run().call("big", {"size": 2000})).result
+
+
+@coverage.covers("defaults.maxInlineBytes")
+async def test_larger_results_are_stored_for_programs_too(open_toolspace: OpenToolspace, folder: Path) -> None:
+    async with open_toolspace(defaults={"toolResponseMaxBytes": 500, "maxInlineBytes": 1000}) as ts:
+        assert "tool_output" not in (await ts.call("big", {"size": 900})).result
         assert "tool_output" in (await ts.call("big", {"size": 2000})).result
 
 
@@ -88,7 +95,7 @@ async def test_stored_results_expire_and_lie_in_the_state_directory(
     open_toolspace: OpenToolspace, folder: Path
 ) -> None:
     async with open_toolspace(defaults={"toolResponseMaxBytes": 1000, "toolOutputTtl": "1h"}) as ts:
-        result = await ts.call("big", {"size": 2000})
+        result = await ts.run().call("big", {"size": 2000})
         assert abs(result.extras["expiresAt"] - result.completed_at - 3_600_000) < 60_000
         assert list((folder / "state" / "outputs").rglob("*"))
 
@@ -296,7 +303,7 @@ async def test_an_override_sets_the_cache_for_all_or_each_principal(
 @coverage.covers("tools.overrides.<name>.maxBytes")
 async def test_an_override_sets_the_size_limit(open_toolspace: OpenToolspace, folder: Path) -> None:
     async with open_toolspace(tools={"overrides": {"big": {"maxBytes": 500}}}) as ts:
-        assert "tool_output" in (await ts.call("big", {"size": 1000})).result
+        assert "tool_output" in (await ts.run().call("big", {"size": 1000})).result
 
 
 @coverage.covers("tools.overrides.<name>.enabled", "tools.overrides.<name>.visible")

@@ -251,7 +251,7 @@ async def test_tools_declared_in_configuration_are_called_like_any_other(folder:
 
 async def test_a_persistent_session_reads_its_outputs_back_in_another_process(folder: Path) -> None:
     path = folder / "toolspace.yaml"
-    path.write_text("defaults: {toolResponseMaxBytes: 500}\nstorage: {dir: ./state}\n")
+    path.write_text("defaults: {maxInlineBytes: 500}\nstorage: {dir: ./state}\n")
     async with Toolspace.open(path, session="me") as ts:
         stored_result = await ts.call("json_stringify", {"data": list(range(1000))})
         handle = stored_result.result["tool_output"]["handle"]

@@ -224,8 +224,14 @@ class Toolspace:
         run: Run | None = None,
         call_id: str | None = None,
     ) -> Coroutine[Any, Any, ToolResult]:
-        """Calls a tool. `arguments` is a mapping, or the JSON text that a model wrote."""
-        return self.orchestrator.execute(name, arguments, context=context, run=run, call_id=call_id)
+        """Calls a tool. `arguments` is a mapping, or the JSON text that a model wrote.
+
+        The result is whole up to `maxInlineBytes`, and above it the handle of a stored output. In a run, the result is
+        what a model gets: above `toolResponseMaxBytes` a handle.
+        """
+        return self.orchestrator.execute(
+            name, arguments, context=context, run=run, call_id=call_id, is_for_program=True
+        )
 
     def cancel(self, call_id: str) -> bool:
         """Cancels a call and the calls that it made. Returns whether it was running."""

@@ -114,12 +114,19 @@ def test_the_timeout_option_overrides_longer_and_shorter_configured_timeouts(too
 def test_a_large_result_is_complete_in_a_pipe_and_readable_by_its_handle_later(toolspace: Toolspace) -> None:
     result = toolspace("call", "give", "what=big")
     as_json = toolspace("call", "give", "what=big", "--json")
-    handle = json.loads(as_json.stdout)["result"]["tool_output"]["handle"]
+    whole_document = json.loads(as_json.stdout)
+    as_json = toolspace("call", "give", "what=big", "--json", TOOLSPACE_MAX_INLINE_BYTES="1000")
+    stored_result = toolspace("call", "give", "what=big", TOOLSPACE_MAX_INLINE_BYTES="1000")
+    document = json.loads(as_json.stdout)
+    handle = document["result"]["tool_output"]["handle"]
     read = toolspace("call", "agent__read_output", f"handle={handle}", "pattern=tail$", "--json")
 
     assert result.stdout.startswith("head xxx")
     assert len(result.stdout) > 100_000
     assert result.stdout.rstrip().endswith("tail")
+    assert (whole_document["stored"], whole_document["result"]) == (False, result.stdout.rstrip("\n"))
+    assert document["stored"] is True
+    assert stored_result.stdout == result.stdout
     assert handle.startswith("session-cli-")
     assert json.loads(read.stdout)["ok"], read.stdout
 

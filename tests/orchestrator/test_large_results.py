@@ -37,7 +37,7 @@ async def lines(count: int) -> str:
 
 
 def small(limit: int = 1_000, **more: Any) -> Settings:
-    return Settings(tool_response_max_bytes=limit, **more)
+    return Settings(tool_response_max_bytes=limit, **{"max_inline_bytes": limit, **more})
 
 
 @pytest.mark.spec("4.6")

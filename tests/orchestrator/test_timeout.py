@@ -390,9 +390,7 @@ def _large() -> tuple[Toolspace, asyncio.Event]:
         return "x" * 2_000
 
     outputs = SlowOutputs()
-    return Toolspace(
-        tools=[large], outputs=outputs, settings=Settings(tool_response_max_bytes=1_000)
-    ), outputs.reached_event
+    return Toolspace(tools=[large], outputs=outputs, settings=Settings(max_inline_bytes=1_000)), outputs.reached_event
 
 
 def _cached() -> tuple[Toolspace, asyncio.Event]:

@@ -138,6 +138,17 @@ async def test_an_operator_reads_a_stored_output(gateway: Gateway, api: ApiClien
         assert (await api.get(f"/api/outputs/{wrong}")).status == 404, wrong
 
 
+@pytest.mark.spec("4.6")
+async def test_a_caller_gets_the_handle_of_a_large_result(gateway: Gateway, api: ApiClient) -> None:
+    data = list(range(50_000))
+    reply = await api.post("/api/tools/json_stringify/call", {"args": {"data": data}})
+    output = reply.data["result"]["tool_output"]
+    assert output["reason"] == "size_limit_exceeded"
+    assert len((await api.get(f"/api/outputs/{output['handle']}")).body) == output["bytes"] > 100_000
+    whole_result = await gateway.toolspace.call("json_stringify", {"data": data})
+    assert len(whole_result.result) == output["bytes"]
+
+
 async def test_a_gateway_without_servers_has_an_empty_list(api: ApiClient) -> None:
     assert (await api.get("/api/servers")).data == {"items": [], "next": None}
 

@@ -89,7 +89,7 @@ async def _call(
     if printer.error is not None:
         raise printer.error
     if options.json:
-        options.output.document(result.to_dict())
+        options.output.document({**result.to_dict(), "stored": bool(result.extras.get("stored"))})
     elif not result.ok:
         kind = result.error_kind if result.error_kind != "canceled" else None  # The message says it already.
         options.output.error(result.error or "unknown error", kind)
@@ -331,9 +331,9 @@ def print_result(output: CommandOutput, result: ToolResult) -> None:
 
 
 async def _read_stored(ts: Toolspace, options: Options, result: ToolResult) -> str | None:
-    """Returns the whole text of a stored output for a file or a pipe; None for a terminal, which gets the preview."""
+    """Returns the whole text of a stored output, which is above `maxInlineBytes`; None if there is none to print."""
     handle = _stored_output(result) if result.ok else None
-    if handle is None or options.json or options.output.is_terminal:
+    if handle is None or options.json:
         return None
     stored_file = await ts.outputs.find(handle["handle"], session=ts.orchestrator.session, owner=None)
     return await ts.outputs.text(stored_file, limit=stored_file.bytes) if stored_file is not None else None

@@ -20,6 +20,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     tool_timeout: float = defaults.TOOL_TIMEOUT_SECONDS
     tool_response_max_bytes: int = defaults.TOOL_RESPONSE_MAX_BYTES
+    """For models: a larger result is stored, and the model gets a handle and a preview."""
+    max_inline_bytes: int = defaults.MAX_INLINE_BYTES
+    """For programs: `Toolspace.call` outside a run returns a whole result up to this size."""
     max_tool_calls_per_turn: int | None = None
     max_concurrent_tools: int | None = None
     """How many calls of one run may run at once; None: 3 in a run of an agent, any number in a run of a program."""

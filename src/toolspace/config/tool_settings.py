@@ -100,6 +100,9 @@ class DefaultSettings(Section, frozen=True, kw_only=True):
     tool_response_max_bytes: Annotated[
         Count, "A larger result is stored, and the model gets a handle and a preview."
     ] = defaults.TOOL_RESPONSE_MAX_BYTES
+    max_inline_bytes: Annotated[
+        Count, "Programs and the command line get a whole result up to this size; a larger one is stored for them, too."
+    ] = defaults.MAX_INLINE_BYTES
     tool_output_ttl: Annotated[Duration, "How long stored results are kept."] = defaults.TOOL_OUTPUT_TTL_SECONDS
     pending_call_ttl: Annotated[
         Duration, "How long a pending call waits for a worker or a person; then it expires, and its agent is notified."

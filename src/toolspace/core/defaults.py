@@ -6,6 +6,8 @@ from typing import Final
 
 TOOL_TIMEOUT_SECONDS: Final = 30.0
 TOOL_RESPONSE_MAX_BYTES: Final = 100_000
+MAX_INLINE_BYTES: Final = 64 * 1024 * 1024
+"""The size up to which a program gets a whole result."""
 TOOL_SEARCH_THRESHOLD: Final = 20_000
 """Tokens of tool definitions above which a model gets a search tool instead of all definitions."""
 AGENT_CONCURRENT_TOOLS: Final = 3

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from toolspace.toolspace import Toolspace
 
 T = TypeVar("T")
+ExecuteTool = Callable[..., Awaitable[ToolResult]]
+"""Runs a call of a model: the method of a run, or of the orchestrator."""
 _START_SECONDS = 10.0
 
 
@@ -46,7 +48,8 @@ def to_langchain_tools(
         hidden_names = LOOP_TOOLS | {"agent__find_tools"}
         all_tools = toolspace.orchestrator.list_tools(context=context)
         tools = [tool for tool in all_tools if tool.name not in hidden_names]
-    return [ToolspaceTool.create(tool, run or toolspace, context, loop_runner) for tool in tools]
+    execute = run.call if run is not None else toolspace.orchestrator.execute
+    return [ToolspaceTool.create(tool, execute, context, loop_runner) for tool in tools]
 
 
 class ToolFailure(ToolException):
@@ -62,13 +65,13 @@ class ToolspaceTool(BaseTool):
 
     handle_tool_error: Any = True
     response_format: Literal["content", "content_and_artifact"] = "content_and_artifact"
-    _caller: Toolspace | Run = PrivateAttr()
+    _execute: ExecuteTool = PrivateAttr()
     _context: ToolContext | None = PrivateAttr(default=None)
     _loop_runner: LoopRunner = PrivateAttr()
 
     @classmethod
     def create(
-        cls, tool: Tool, caller: Toolspace | Run, context: ToolContext | None, loop_runner: LoopRunner
+        cls, tool: Tool, execute: ExecuteTool, context: ToolContext | None, loop_runner: LoopRunner
     ) -> ToolspaceTool:
         langchain_tool = cls(
             name=tool.name,
@@ -77,7 +80,7 @@ class ToolspaceTool(BaseTool):
             tags=list(tool.tags) or None,
             metadata={"category": str(tool.category)},
         )
-        langchain_tool._caller, langchain_tool._context = caller, context
+        langchain_tool._execute, langchain_tool._context = execute, context
         langchain_tool._loop_runner = loop_runner
         return langchain_tool
 
@@ -99,7 +102,7 @@ class ToolspaceTool(BaseTool):
         return self._outcome(await self._call(arguments, call_id), call_id)
 
     async def _call(self, arguments: dict[str, Any] | str, call_id: str | None) -> ToolResult:
-        return await self._caller.call(self.name, arguments, context=self._context, call_id=call_id)
+        return await self._execute(self.name, arguments, context=self._context, call_id=call_id)
 
     def _outcome(self, result: ToolResult, call_id: str | None) -> tuple[Any, ToolResult]:
         if result.ok:

@@ -102,9 +102,9 @@ class ToolspaceToolset(AbstractToolset[AgentDepsT]):
         ctx: RunContext[AgentDepsT],
         tool: ToolsetTool[AgentDepsT],
     ) -> Any:
-        caller = self._run or self._toolspace
         arguments = tool_args.text if isinstance(tool_args, _InvalidArguments) else tool_args
-        result = await caller.call(name, arguments, context=self._context, call_id=ctx.tool_call_id)
+        execute = self._run.call if self._run is not None else self._toolspace.orchestrator.execute
+        result = await execute(name, arguments, context=self._context, call_id=ctx.tool_call_id)
         if not result.ok:
             raise _failure(result, last_attempt=ctx.last_attempt)
         return ToolReturn(_content(result), metadata=_metadata(result))

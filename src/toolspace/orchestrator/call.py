@@ -22,6 +22,7 @@ import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.events import CallPartial, CallProgress, EventType, TaskStatusReported
+from toolspace.core.names import AGENT_NAMESPACE
 from toolspace.core.result import Content, ToolResult, get_content_parts, join_parts
 from toolspace.core.tool_context import ToolContext
 from toolspace.errors import NOT_EXECUTED, ErrorKind, ToolTimeoutError
@@ -90,6 +91,8 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
     """How long the provider may take."""
     spill: SpillSettings = NO_SPILL
     """Where a stream is stored when it becomes too large."""
+    is_for_program: bool = False
+    """Whether a program gets the result, not a model or a remote caller: it gets more of it."""
     cache_hit: bool = False
     is_stored: bool = False
     """Whether the result is a handle of a stored output."""
@@ -255,9 +258,11 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
             self._emit(TaskStatusReported(**self._ids(), status=status))
 
     async def call(self, name: str, arguments: Mapping[str, Any] | str | None) -> ToolResult:
+        # The code of a tool is a program. An internal tool, `agent__batch`, passes the results on to a model.
+        is_for_program = self.entry.provider.namespace != AGENT_NAMESPACE
         token = current_call.set(self)
         try:
-            return await self.owner.execute(name, arguments)
+            return await self.owner.execute(name, arguments, is_for_program=is_for_program)
         finally:
             current_call.reset(token)
 

@@ -31,6 +31,7 @@ class CallDefaults(msgspec.Struct, frozen=True, kw_only=True):
 
     tool_timeout: SourcedValue[float] = SourcedValue(defaults.TOOL_TIMEOUT_SECONDS)
     tool_response_max_bytes: SourcedValue[int] = SourcedValue(defaults.TOOL_RESPONSE_MAX_BYTES)
+    max_inline_bytes: SourcedValue[int] = SourcedValue(defaults.MAX_INLINE_BYTES)
     max_tool_calls_per_turn: SourcedValue[int | None] = SourcedValue(None)
     max_concurrent_tools: SourcedValue[int | None] = SourcedValue(None)
     context_window: SourcedValue[int | None] = SourcedValue(None)

@@ -224,11 +224,13 @@ class ToolOrchestrator:
         run: Run | None = None,
         call_id: str | None = None,
         defer_completion: bool = False,
+        is_for_program: bool = False,
     ) -> ToolResult:
         """Runs one call and returns its result. Raises only if the caller itself is cancelled.
 
         With `defer_completion` the completion event waits for `emit_completion`, so that the caller can update its own
-        state first.
+        state first. `is_for_program`: outside a run, the result is whole up to `maxInlineBytes`; else, and for all
+        other callers, a result above `toolResponseMaxBytes` is stored and replaced by its handle.
         """
         parent = current_call.get()
         if parent is not None:
@@ -263,6 +265,7 @@ class ToolOrchestrator:
         if defer_completion:
             call.defers_completion = True
         if run is None:
+            call.is_for_program = is_for_program
             if entry.instant_handler is not None and (result := entry.instant_handler(call)) is not None:
                 return result
             handler = entry.handler or self._compile(entry, in_run=False)

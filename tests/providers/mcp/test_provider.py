@@ -278,8 +278,10 @@ async def test_garbage_output_affects_neither_call_nor_connection(
 @pytest.mark.spec("4.6")
 async def test_result_of_5_mb_is_stored(create_scripted: CreateProvider) -> None:
     async with open_toolspace(create_scripted()) as ts:
-        result = await ts.call("s__big", {"bytes": 5_000_000})
+        result = await ts.orchestrator.execute("s__big", {"bytes": 5_000_000})
+        whole_result = await ts.call("s__big", {"bytes": 5_000_000})
     assert result.result["tool_output"]["bytes"] == 5_000_000
+    assert len(whole_result.result) == 5_000_000
 
 
 @pytest.mark.spec("3.12")

@@ -171,7 +171,8 @@ async def test_a_large_response_is_stored() -> None:
         http_server(respond_with(text.encode(), "text/plain")) as server,
         rest_toolspace(rest_spec(server.url())) as toolspace,
     ):
-        result = await toolspace.call("rest__t", {})
+        assert (await toolspace.call("rest__t", {})).result == text
+        result = await toolspace.orchestrator.execute("rest__t", {})
         stored_output = result.result["tool_output"]
         assert stored_output["bytes"] == len(text)
         assert result.extras["status"] == 200
@@ -179,6 +180,18 @@ async def test_a_large_response_is_stored() -> None:
             "agent__read_output", {"handle": stored_output["handle"], "pattern": "^line 149999$"}
         )
     assert "line 149999" in read.text
+
+
+@pytest.mark.spec("4.6")
+async def test_a_large_json_response_is_data_for_a_program() -> None:
+    value = [{"number": number, "text": "x" * 100} for number in range(20_000)]
+    async with (
+        http_server(respond_with(json.dumps(value).encode(), "application/json")) as server,
+        rest_toolspace(rest_spec(server.url())) as toolspace,
+    ):
+        assert (await toolspace.call("rest__t", {})).result == value
+        stored_output = (await toolspace.run().call("rest__t", {})).result["tool_output"]
+    assert stored_output["bytes"] > 2_000_000
 
 
 @pytest.mark.spec("3.21")

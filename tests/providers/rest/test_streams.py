@@ -116,6 +116,8 @@ async def test_a_large_stream_is_stored_on_disk() -> None:
         rest_toolspace(rest_spec(server.url())) as toolspace,
     ):
         result = await toolspace.call("rest__t", {})
+        model_result = await toolspace.run().call("rest__t", {})
+    assert model_result.result["tool_output"]["bytes"] == result.result["tool_output"]["bytes"]
     stored_output = result.result["tool_output"]
     assert stored_output["reason"] == "size_limit_exceeded"
     assert stored_output["bytes"] > 80_000_000

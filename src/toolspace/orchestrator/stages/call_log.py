@@ -27,6 +27,8 @@ _log = logging.getLogger("toolspace.orchestrator")
 
 _SHORT_TEXT = 200
 """A text of up to this length is kept instead of its token count; the tokens are counted when someone reads them."""
+_COUNTED_TEXT = 1 << 20
+"""Characters of a text whose tokens are counted. The number for a longer one is extrapolated."""
 _NOT_IN_SPANS = frozenset(("callId", "tool", "startedAt", "status", "runId"))
 """Fields of an entry that its span has already."""
 
@@ -102,7 +104,7 @@ class CallLog:
             call.queue_wait,
             characters_in,
             len(text),
-            text if len(text) <= _SHORT_TEXT else self._count_tokens(text),
+            text if len(text) <= _SHORT_TEXT else self._estimate_tokens(text),
             call.cache_hit,
             base.user_id,
             base.run_id if run is None else run.id,
@@ -113,6 +115,11 @@ class CallLog:
         if (span := call.span) is not None:
             span.load_attributes = lambda: _span_attributes(self._entry(row))
             span.end("ok" if result.ok else "failed", at=call.started_at + result.duration_ms)
+
+    def _estimate_tokens(self, text: str) -> int:
+        """Counts the tokens of a text. Counts only the beginning of a huge one, which would take seconds."""
+        tokens = self._count_tokens(text[:_COUNTED_TEXT])
+        return tokens if len(text) <= _COUNTED_TEXT else tokens * len(text) // _COUNTED_TEXT
 
     def _entry(self, row: tuple[Any, ...]) -> CallLogEntry:
         values = dict(zip(CallLogEntry.__struct_fields__, row, strict=True))

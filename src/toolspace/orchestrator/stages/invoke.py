@@ -24,7 +24,7 @@ from toolspace.core.result import ToolResult
 from toolspace.core.tool import FunctionTool
 from toolspace.errors import ToolError
 from toolspace.orchestrator.call import Call
-from toolspace.orchestrator.stages.large_results import SpillSettings
+from toolspace.orchestrator.stages.large_results import spill_settings
 
 if TYPE_CHECKING:
     from toolspace.orchestrator.pipeline import CallHandler, StageContext
@@ -62,10 +62,10 @@ def invoke(stage: StageContext, next: CallHandler, /) -> CallHandler:
 
 def _handler(stage: StageContext, body: _Body) -> CallHandler:
     """Turns what the body returns or raises into a result."""
-    spill = SpillSettings(stage.services.outputs, stage.settings.max_bytes.value)
+    for_model, for_program = spill_settings(stage)
 
     async def run(call: Call) -> ToolResult:
-        call.spill = spill
+        call.spill = for_program if call.is_for_program else for_model
         try:
             value = await body(call)
         except _NOT_FAILURES:

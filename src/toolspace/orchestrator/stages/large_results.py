@@ -1,7 +1,7 @@
 """The stages `budget` and `cap`: store a result that is too large for a model, and return a handle with a preview.
 
-`cap` limits the bytes of one result. `budget` limits what all results of a run add to its context window. A call
-collects streams with `StreamCollector`, which stores them while they run.
+`cap` limits the bytes of one result: more for a program than for a model. `budget` limits what all results of a run
+add to its context window. A call collects streams with `StreamCollector`, which stores them while they run.
 """
 
 from __future__ import annotations
@@ -65,18 +65,20 @@ def budget(stage: StageContext, next: CallHandler, /) -> CallHandler:
 
 
 def cap(stage: StageContext, next: CallHandler, /) -> CallHandler:
-    limit = stage.settings.max_bytes.value
-    outputs = stage.services.outputs
     if stage.entry.tool.has_small_results:
         return next
-    safe_length = limit // 4  # No character is longer than four bytes.
+    for_model, for_program = spill_settings(stage)
+    safe_length = min(for_model.limit, for_program.limit) // 4  # No character is longer than four bytes.
 
     async def run(call: Call) -> ToolResult:
         result = await next(call)
         text = result.encoded
         if text is None:
             text = result.text
-        if len(text) <= safe_length or call.is_stored or (size := len(text.encode("utf-8", "replace"))) <= limit:
+        if len(text) <= safe_length or call.is_stored:
+            return result
+        outputs, limit, setting = for_program if call.is_for_program else for_model
+        if (size := len(text.encode("utf-8", "replace"))) <= limit:
             return result
         if not result.ok:
             result.error, result.encoded = preview(result.error or "", limit), None
@@ -84,7 +86,7 @@ def cap(stage: StageContext, next: CallHandler, /) -> CallHandler:
         if outputs is None:
             return call.fail(
                 "limit_exceeded",
-                f"the result has {size} bytes, more than toolResponseMaxBytes ({limit}), "
+                f"the result has {size} bytes, more than {setting} ({limit}), "
                 "and no output store is configured to keep it",
                 executed=True,
             )
@@ -98,9 +100,20 @@ class SpillSettings(NamedTuple):
 
     outputs: OutputStore | None
     limit: int
+    setting: str = "toolResponseMaxBytes"
+    """The setting that has the limit."""
 
 
 NO_SPILL = SpillSettings(None, TOOL_RESPONSE_MAX_BYTES)
+
+
+def spill_settings(stage: StageContext) -> tuple[SpillSettings, SpillSettings]:
+    """The settings for calls of models and other remote callers, and for calls of programs."""
+    outputs, max_inline_bytes = stage.services.outputs, stage.services.defaults.max_inline_bytes.value
+    return (
+        SpillSettings(outputs, stage.settings.max_bytes.value),
+        SpillSettings(outputs, max_inline_bytes, "maxInlineBytes"),
+    )
 
 
 async def store_result(
@@ -134,7 +147,7 @@ class StreamCollector:
     def __init__(self, call: Call, spill: SpillSettings, *, is_json: bool = False) -> None:
         """`is_json`: the texts that are added are the pieces of one JSON text."""
         self._call = call
-        self._outputs, self._limit = spill
+        self._outputs, self._limit, self._setting = spill
         self._is_json = is_json
         self._values: list[Any] = []
         self._size = 0
@@ -155,7 +168,7 @@ class StreamCollector:
             if self._size > self._limit:
                 if self._outputs is None:
                     raise ToolLimitError(
-                        f"the result has more bytes than toolResponseMaxBytes ({self._limit}), "
+                        f"the result has more bytes than {self._setting} ({self._limit}), "
                         "and no output store is configured to keep it",
                         executed=True,
                     )

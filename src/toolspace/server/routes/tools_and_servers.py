@@ -284,7 +284,7 @@ async def _call(
     )
 
     async def start(call_id: str | None) -> ToolResult:
-        result = await toolspace.call(name, body.args, context=context, run=run, call_id=call_id)
+        result = await toolspace.orchestrator.execute(name, body.args, context=context, run=run, call_id=call_id)
         if isinstance(request.caller, ToolKeyCaller):
             conceal_addresses(result, body.args)
         return result
