@@ -236,6 +236,28 @@ async def test_memory_tools_write_to_the_memory_directory(open_toolspace: OpenTo
     assert (folder / "notes" / "facts" / "a.md").read_text() == "x"
 
 
+@coverage.covers("tools.memoryScope")
+@pytest.mark.spec("21.1")
+async def test_each_key_has_a_memory_directory_unless_they_are_shared(folder: Path) -> None:
+    from tests.server.gateway_api import open_api, write_config
+    from toolspace.server.gateway import Gateway
+
+    (folder / "gateway").mkdir()
+    for scope, expected in (("principal", ([], ["mine.md"])), ("shared", (["mine.md"], ["mine.md"]))):
+        tools = {"memoryDir": f"./{scope}", "memoryScope": scope}
+        async with Gateway.open(write_config(folder / "gateway", tools=tools)) as gateway, open_api(gateway) as api:
+            keys = [await api.create("/api/keys", kind="tools", name=name) for name in ("one", "two")]
+            first, second = (api.with_headers(authorization=f"Bearer {key['key']}") for key in keys)
+            note = {"path": "mine.md", "content": "> Summary: a secret"}
+            assert (await first.post("/api/tools/memory_write/call", {"args": note})).data["ok"]
+            lists = [(await key.post("/api/tools/memory_list/call", {})).data["result"] for key in (second, first)]
+            assert tuple([file["path"] for file in files] for files in lists) == expected
+            # The file tools do not reach them either.
+            file = f"./gateway/{scope}-keys/{keys[0]['id']}/mine.md"
+            reply = await second.post("/api/tools/read_file/call", {"args": {"path": file}})
+            assert reply.data["ok"] is False
+
+
 @coverage.covers("tools.sessionDir")
 async def test_archived_sessions_are_read_from_the_session_directory(
     open_toolspace: OpenToolspace, folder: Path
@@ -424,6 +446,20 @@ async def test_the_cache_on_disk_survives_a_restart(open_toolspace: OpenToolspac
         async with open_toolspace(**config) as ts:
             answers.append((await ts.call("counted")).result)
     assert answers == [1, 1]
+
+
+@coverage.covers(
+    "storage.outputs", "storage.outputs.perSession", "storage.outputs.perPrincipal", "storage.outputs.total"
+)
+@pytest.mark.parametrize("key", ["perSession", "perPrincipal", "total"])
+async def test_stored_outputs_have_limits(open_toolspace: OpenToolspace, folder: Path, key: str) -> None:
+    config = {"storage": {"outputs": {key: 3000}}, "tools": {"overrides": {"big": {"maxBytes": 500}}}}
+    async with open_toolspace(**config) as ts:
+        run = ts.run(context=ToolContext(user_id="ann", session_id="s"))
+        results = [await run.call("big", {"size": size}) for size in (2000, 1500, 900)]
+        assert [result.ok for result in results] == [True, False, True]
+        assert results[1].error_kind == "limit_exceeded"
+        assert f"storage.outputs.{key}" in (results[1].error or "")
 
 
 @coverage.covers("functions")

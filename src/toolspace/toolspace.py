@@ -103,7 +103,10 @@ class Toolspace:
             state_context = ToolContext(private_paths=list_state_paths(self.state_dir))
             context = context.with_defaults(state_context) if context is not None else state_context
             self._outputs = outputs or DiskOutputs(
-                self.state_dir / "outputs", ttl=settings.tool_output_ttl, count_tokens=settings.count_tokens
+                self.state_dir / "outputs",
+                ttl=settings.tool_output_ttl,
+                limits=settings.output_limits,
+                count_tokens=settings.count_tokens,
             )
             self.orchestrator = ToolOrchestrator(
                 context=context,
@@ -158,13 +161,13 @@ class Toolspace:
         that will be called: providers that cannot offer it are left out, unless they are required.
         """
         # Imported here: a toolspace of functions needs no configuration.
-        from toolspace.composition.from_config import open_cache
+        from toolspace.composition.from_config import build_settings, open_cache
         from toolspace.config.load import load_config
 
         environ = os.environ if environ is None else environ
         config_path = Path(path) if path is not None else None
         config = load_config(config_path, environ=environ)
-        settings = Settings(tool_output_ttl=config.defaults.tool_output_ttl, state_dir=config.state_dir)
+        settings = build_settings(config)
         context = ToolContext(session_id=session)
         self = cls(context=context, settings=settings, cache=open_cache(config), on_approval=on_approval)
         self._conversation_dir = config.state_dir / "conversations"

@@ -20,8 +20,9 @@ import msgspec
 from toolspace.composition.config_warnings import list_missing_queues, list_unmatched_rules, list_unused_settings
 from toolspace.composition.policies import build_policy_rules
 from toolspace.composition.providers import ConfiguredProvider, belongs_to_one_provider, build_providers
+from toolspace.composition.settings import Settings
 from toolspace.config.configuration import AgentSpec, Config
-from toolspace.config.find_and_watch import list_state_paths
+from toolspace.config.find_and_watch import key_memory_root, list_state_paths
 from toolspace.config.provider_settings import McpServerSettings
 from toolspace.config.secret_references import refers_to_secrets, resolve_secrets
 from toolspace.config.tool_settings import QueueSettings, ToolDefinition, WebSearchSettings
@@ -44,6 +45,7 @@ from toolspace.providers.configured_tools import ToolExecution, build_execution
 from toolspace.providers.functions import list_loaded_files, load_functions
 from toolspace.providers.mcp.server_spec import McpCallbacks
 from toolspace.storage.database import find_database_file
+from toolspace.storage.output_quota import OutputLimits
 
 if TYPE_CHECKING:
     from toolspace.agents.registry import AgentRegistry
@@ -142,6 +144,18 @@ def build_parts(
     )
 
 
+def build_settings(config: Config) -> Settings:
+    """The settings that a toolspace is created with; the others are applied later, and again after a reload."""
+    outputs = config.storage.outputs
+    return Settings(
+        tool_output_ttl=config.defaults.tool_output_ttl,
+        output_limits=OutputLimits(
+            per_session=outputs.per_session, per_principal=outputs.per_principal, total=outputs.total
+        ),
+        state_dir=config.state_dir,
+    )
+
+
 def open_cache(config: Config) -> ResultCache | None:
     """The cache on disk; None for the default, a cache in memory."""
     if config.storage.cache != "disk":
@@ -170,7 +184,9 @@ def _build_context(config: Config, single_tool: str | None) -> ToolContext:
     tools = config.tools
     memory_dir = tools.memory_dir or Path.cwd() / ".toolspace" / "memory"
     # Memories and archives belong to their agents: only the memory and session tools reach them.
-    own_dirs = [memory_dir] if tools.session_dir is None else [memory_dir, tools.session_dir]
+    own_dirs = [memory_dir, key_memory_root(memory_dir)]
+    if tools.session_dir is not None:
+        own_dirs.append(tools.session_dir)
     # The secrets of the search engine are left alone if no call can need them.
     web_search = tools.web_search if single_tool not in (None, "web_search") else _resolve_web_search(config)
     return ToolContext(

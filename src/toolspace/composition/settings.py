@@ -13,6 +13,7 @@ from toolspace.core.quotas import Quota
 from toolspace.core.token_count import estimate_tokens
 from toolspace.orchestrator.effective_settings import DEFAULT, CallDefaults, SourcedValue, ToolRules
 from toolspace.orchestrator.stages.queue import QueueSpec
+from toolspace.storage.output_quota import OutputLimits
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +33,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """After how many transport errors or timeouts in a row a provider is not called for a while; None: never."""
     circuit_breaker_delay: float = defaults.CIRCUIT_BREAKER_DELAY_SECONDS
     tool_output_ttl: float = defaults.TOOL_OUTPUT_TTL_SECONDS
+    output_limits: OutputLimits = OutputLimits()
+    """How many bytes of results may be stored; of the store that the toolspace creates itself."""
     queues: Mapping[str, QueueSpec] = {}
     aliases: Mapping[str, str] = {}
     overrides: Mapping[str, ToolRules] = {}

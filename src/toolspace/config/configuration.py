@@ -40,6 +40,7 @@ from toolspace.config.secret_references import SecretReference
 from toolspace.config.server_settings import (
     EmbeddingSettings,
     NotificationSettings,
+    OutputSettings,
     ServerSettings,
     SmtpSettings,
     StorageSettings,
@@ -159,6 +160,7 @@ SECTIONS: Mapping[str, SectionType[Any]] = {
         "notifications.smtp": SmtpSettings,
         "embeddings": EmbeddingSettings,
         "storage": StorageSettings,
+        "storage.outputs": OutputSettings,
         "server": ServerSettings,
     }.items()
 }

@@ -48,6 +48,11 @@ def default_state_dir(environ: Mapping[str, str] | None = None) -> Path:
     return (Path(home) if home else Path.home()) / ".local" / "state" / "toolspace"
 
 
+def key_memory_root(memory_dir: str | Path) -> Path:
+    """The directory with the memory directories of keys: beside `memoryDir`, whose tools list everything in it."""
+    return Path(f"{memory_dir}-keys")
+
+
 def list_state_paths(
     state_dir: Path, database_file: Path | None = None, other_dirs: Iterable[Path] = ()
 ) -> tuple[str, ...]:

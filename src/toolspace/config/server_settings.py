@@ -16,6 +16,20 @@ CacheKind = Literal["memory", "disk"]
 SmtpTls = Literal["none", "starttls", "tls"]
 
 
+class OutputSettings(Section, frozen=True, kw_only=True):
+    """How many bytes of stored results there may be. A result beyond a limit is not stored, and its call fails."""
+
+    per_session: Annotated[NullableCount, "How many bytes one session may have stored; null: any number."] = (
+        defaults.OUTPUT_BYTES_PER_SESSION
+    )
+    per_principal: Annotated[
+        NullableCount, "How many bytes one principal may have stored, over all its sessions; null: any number."
+    ] = defaults.OUTPUT_BYTES_PER_PRINCIPAL
+    total: Annotated[NullableCount, "How many bytes may be stored in all; null: any number."] = (
+        defaults.OUTPUT_BYTES_IN_TOTAL
+    )
+
+
 class StorageSettings(Section, frozen=True, kw_only=True):
     """Where state is stored."""
 
@@ -33,6 +47,7 @@ class StorageSettings(Section, frozen=True, kw_only=True):
     ] = None
     """As written; `Config.state_dir` has the value in force."""
     cache: Annotated[CacheKind, "Where cached results are stored."] = "memory"
+    outputs: Annotated[OutputSettings, "How many bytes of stored results there may be."] = OutputSettings()
 
 
 class ServerSettings(Section, frozen=True, kw_only=True):

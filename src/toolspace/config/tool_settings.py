@@ -46,7 +46,7 @@ from toolspace.config.value_types import (
 )
 from toolspace.core import defaults
 from toolspace.core.names import did_you_mean, is_local_name
-from toolspace.core.tool import ExecutionType, ToolCategory, WhenUnserved
+from toolspace.core.tool import CacheScope, ExecutionType, ToolCategory, WhenUnserved
 
 SearchEngine = Literal["tavily", "google", "bing", "duckduckgo"]
 
@@ -333,6 +333,12 @@ class ToolSettings(Section, frozen=True, kw_only=True):
         Globs | None, "Private network addresses that the network tools may reach nevertheless."
     ] = None
     memory_dir: Annotated[Path | None, "The directory of the memory tools."] = None
+    memory_scope: Annotated[
+        CacheScope,
+        types.choice("principal", "shared"),
+        "Which memories calls over HTTP and MCP use: those of their key (`principal`), in a directory beside "
+        "`memoryDir`, or those in `memoryDir` (`shared`).",
+    ] = "principal"
     session_dir: Annotated[Path | None, "The directory of archived sessions."] = None
     web_search: Annotated[WebSearchSettings | None, "The search engine of `web_search`."] = None
     builtins: Annotated[bool | tuple[str, ...], boolean_or_tools, "Which built-in tools are offered."] = True

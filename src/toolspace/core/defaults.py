@@ -10,6 +10,9 @@ MAX_INLINE_BYTES: Final = 64 * 1024 * 1024
 """The size up to which a program gets a whole result."""
 TOOL_SEARCH_THRESHOLD: Final = 20_000
 """Tokens of tool definitions above which a model gets a search tool instead of all definitions."""
+OUTPUT_BYTES_PER_SESSION: Final = 2 * 1024**3
+OUTPUT_BYTES_PER_PRINCIPAL: Final = 4 * 1024**3
+OUTPUT_BYTES_IN_TOTAL: Final = 20 * 1024**3
 AGENT_CONCURRENT_TOOLS: Final = 3
 """How many calls of an agent's run may run at once, unless the configuration says otherwise."""
 TOOL_OUTPUT_TTL_SECONDS: Final = 86_400.0

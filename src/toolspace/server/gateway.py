@@ -127,6 +127,8 @@ class Gateway:
         self.toolspace = Toolspace.open(self._path, environ=self.environ, callbacks=ASK_SPACE_MEMBERS)
         self.toolspace.orchestrator.register(PrebuiltProvider())
         self.toolspace.add_local_provider(TaskToolProvider())
+        self.tool_key_policy.get_base_context = lambda: self.toolspace.orchestrator.context
+        self.tool_key_policy.shares_memory = self.config.tools.memory_scope == "shared"
         self.tool_key_policy.get_spellings = self.toolspace.orchestrator.get_spellings
         self.toolspace.orchestrator.configure(
             permissions=(self.tool_key_policy,), quota_store=StoredQuotas(self.ledger)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
+from toolspace.config.find_and_watch import key_memory_root
 from toolspace.core.extension_points import Allow, Decision, Deny
 from toolspace.core.tool import Tool
 from toolspace.core.tool_collections import expand_collections
@@ -49,13 +50,22 @@ class ToolKeyPolicy:
     def __init__(self) -> None:
         self.get_spellings: Callable[[str], ToolSpellings] = _listed_name_only
         """Returns all names of the tool with this full name; the gateway sets it."""
+        self.get_base_context: Callable[[], ToolContext] = ToolContext
+        """Returns the context that fills in what a caller's context does not set; the gateway sets it."""
+        self.shares_memory = False
+        """Whether all keys use one memory directory."""
         self.pending_calls: PendingCalls | None = None
         """Handles pending calls. Without it, tools whose result comes later fail."""
+        self._base_context = ToolContext()
         self._contexts: dict[Caller, ToolContext] = {}
         self._filters: dict[str, _ToolFilter] = {}
 
     def context_for(self, caller: Caller) -> ToolContext:
         """Returns the context of calls that this caller makes outside a run, the same one every time."""
+        base_context = self.get_base_context()
+        if base_context is not self._base_context:  # The configuration was reloaded.
+            self._base_context = base_context
+            self._contexts = {}
         context = self._contexts.get(caller)
         if context is None:
             context = self._create_context(caller)
@@ -90,7 +100,16 @@ class ToolKeyPolicy:
         host = None
         if self.pending_calls is not None:
             host = GatewayCallHost(self.pending_calls, agent_entity_id=agent_id, confirms_delivery=False)
-        return ToolContext(user_id=user, session_id=f"session-{caller.key_id}", agent_entity_id=agent_id, host=host)
+        memory_dir = self._base_context.memory_dir
+        return ToolContext(
+            user_id=user,
+            session_id=f"session-{caller.key_id}",
+            agent_entity_id=agent_id,
+            host=host,
+            memory_dir=None
+            if memory_dir is None or self.shares_memory
+            else key_memory_root(memory_dir) / caller.key_id,
+        )
 
     def _filter(self, caller: ToolKeyCaller) -> _ToolFilter:
         user = _TOOLS_USER + caller.key_id

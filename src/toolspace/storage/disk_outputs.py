@@ -36,6 +36,7 @@ from toolspace.storage.memory_outputs import (
     new_handle,
     parse_handle,
 )
+from toolspace.storage.output_quota import OutputLimits, OutputQuota
 
 _T = TypeVar("_T")
 
@@ -61,10 +62,12 @@ class DiskOutputs(OutputStore):
         root: str | os.PathLike[str],
         *,
         ttl: float,
+        limits: OutputLimits | None = None,
         count_tokens: TokenCounter = estimate_tokens,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.ttl = ttl
+        self._quota = OutputQuota(limits or OutputLimits(), clock, lambda: _list_outputs(self._root, clock()))
         self.clock = clock
         self.open_writers: set[_DiskWriter] = set()
         self._root = Path(root)
@@ -73,7 +76,7 @@ class DiskOutputs(OutputStore):
 
     async def create(self, *, session: str, owner: str | None, tool: str) -> OutputWriter:
         origin = _Origin(session, owner, tool)
-        draft = await self.run(lambda: _Draft(self._root, origin, self._count_tokens), undo=_Draft.discard)
+        draft = await self.run(lambda: _Draft(self._root, origin, self._count_tokens, self._quota), undo=_Draft.discard)
         writer = _DiskWriter(self, draft)
         self.open_writers.add(writer)
         return writer
@@ -105,7 +108,8 @@ class DiskOutputs(OutputStore):
             await self.run(reader.close)
 
     async def sessions(self) -> Sequence[str]:
-        return await self.run(lambda: _list_sessions(self._root, self.clock()))
+        outputs = await self.run(lambda: _list_outputs(self._root, self.clock()))
+        return sorted({output.session for output in outputs})
 
     async def sweep(self) -> int:
         return await self.run(lambda: _sweep(self._root, self.clock()))
@@ -195,9 +199,10 @@ class _Origin(NamedTuple):
 class _Draft:
     """An unfinished output. Any thread may call its methods, one at a time."""
 
-    def __init__(self, root: Path, origin: _Origin, count_tokens: TokenCounter) -> None:
+    def __init__(self, root: Path, origin: _Origin, count_tokens: TokenCounter, quota: OutputQuota) -> None:
         self._root = root
         self._origin = origin
+        self._quota = quota
         self._count_tokens = count_tokens
         self._lock = threading.Lock()
         self._bytes = 0
@@ -217,8 +222,9 @@ class _Draft:
             for start in range(0, len(text), _SLICE):  # In slices: encoding copies the text.
                 piece = text[start : start + _SLICE]
                 data = encode(piece)
-                private_files.write_all(self._file, data)
+                self._quota.reserve(self._origin.session, self._origin.owner, len(data))
                 self._bytes += len(data)
+                private_files.write_all(self._file, data)
                 self._newlines += piece.count("\n")
                 self._tokens += self._count_tokens(piece)
                 self._last_character = piece[-1:]
@@ -238,6 +244,7 @@ class _Draft:
             os.rename(f"{self._id}.part", self._id, src_dir_fd=self._folder, dst_dir_fd=self._folder)
             _write_sidecar(output, self._id, self._folder)
             self._is_committed = True
+            self._quota.add(output)
             # Closing the file unlocks it: only now can another process's sweep see that the output is complete.
             self._close()
             return output
@@ -272,9 +279,11 @@ class _Draft:
         if self._closed:
             if self._is_committed:
                 self._is_committed = False
+                self._quota.remove(self._handle)
                 with contextlib.suppress(OSError), _open_folder(self._root, self._folder_name) as folder:
                     _remove_files(self._id, folder)
             return
+        self._quota.release(self._origin.session, self._origin.owner, self._bytes)
         with contextlib.suppress(OSError):
             _remove_files(self._id, self._folder)
         self._close()
@@ -352,15 +361,15 @@ def _find_output(root: Path, handle: str, now: float) -> StoredOutput | None:
         return None
 
 
-def _list_sessions(root: Path, now: float) -> list[str]:
-    """The sessions with an output that has not expired."""
-    sessions: set[str] = set()
+def _list_outputs(root: Path, now: float) -> list[StoredOutput]:
+    """The outputs that have not expired."""
+    outputs: list[StoredOutput] = []
     for folder, _ in _open_folders(root):
         for identifier, suffixes in _list_files(folder).items():
             output = _read_sidecar(identifier, folder) if suffixes >= {"", ".json"} else None
             if output is not None and output.expires_at > now:
-                sessions.add(output.session)
-    return sorted(sessions)
+                outputs.append(output)
+    return outputs
 
 
 def _sweep(root: Path, now: float) -> int:

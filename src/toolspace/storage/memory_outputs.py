@@ -11,9 +11,12 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
+import msgspec
+
 from toolspace.core.extension_points import OutputStore, OutputWriter, StoredOutput, TokenCounter
 from toolspace.core.token_count import estimate_tokens
-from toolspace.errors import ToolspaceError
+from toolspace.errors import ToolLimitError, ToolspaceError
+from toolspace.storage.output_quota import OutputLimits, OutputQuota
 
 LINE_LIMIT = 1 << 20
 """Characters; a longer line is split into pieces."""
@@ -25,22 +28,24 @@ _HANDLE = re.compile(r"(session-[A-Za-z0-9_-]{1,64})/([0-9a-f]{16})", re.ASCII)
 
 
 class MemoryOutputs(OutputStore):
-    """Stores outputs until they expire. Drops the oldest if all of them take more than `max_bytes`."""
+    """Stores outputs until they expire. Refuses an output beyond `max_bytes` of all, or beyond `limits`."""
 
     def __init__(
         self,
         *,
         ttl: float = 3600.0,
         max_bytes: int = 64 * 1024 * 1024,
+        limits: OutputLimits | None = None,
         count_tokens: TokenCounter = estimate_tokens,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.ttl = ttl
-        self.max_bytes = max_bytes
         self.count_tokens = count_tokens
         self.clock = clock
+        limits = limits or OutputLimits()
+        total = max_bytes if limits.total is None else min(max_bytes, limits.total)
+        self.quota = OutputQuota(msgspec.structs.replace(limits, total=total), clock)
         self._outputs: dict[str, tuple[StoredOutput, bytes]] = {}
-        self._bytes = 0
 
     async def create(self, *, session: str, owner: str | None, tool: str) -> OutputWriter:
         return _MemoryWriter(self, session=session, owner=owner, tool=tool)
@@ -71,24 +76,20 @@ class MemoryOutputs(OutputStore):
         now = self.clock()
         expired = [handle for handle, (output, _) in self._outputs.items() if output.expires_at <= now]
         for handle in expired:
-            self._drop(handle)
+            del self._outputs[handle]
+            self.quota.remove(handle)
         return len(expired)
 
     def add(self, output: StoredOutput, data: bytes) -> None:
         """For the writer: adds a finished output."""
         self._outputs[output.handle] = (output, data)
-        self._bytes += len(data)
-        while self._bytes > self.max_bytes:
-            self._drop(next(iter(self._outputs)))
+        self.quota.add(output)
 
     def _data(self, output: StoredOutput) -> bytes:
         entry = self._outputs.get(output.handle)
         if entry is None:
-            raise ToolspaceError(f"the output {output.handle!r} is gone: it expired, or newer ones needed the space")
+            raise ToolspaceError(f"the output {output.handle!r} is gone: it expired")
         return entry[1]
-
-    def _drop(self, handle: str) -> None:
-        self._bytes -= len(self._outputs.pop(handle)[1])
 
 
 class _MemoryWriter(OutputWriter):
@@ -103,12 +104,11 @@ class _MemoryWriter(OutputWriter):
     async def write(self, piece: str) -> None:
         self._check_open()
         data = encode(piece)
-        if len(self._data) + len(data) > self._store.max_bytes:
+        try:
+            self._store.quota.reserve(self._session, self._owner, len(data))
+        except ToolLimitError:
             await self.discard()
-            raise ToolspaceError(
-                f"the output of {self._tool!r} is larger than the {self._store.max_bytes} bytes that are stored in "
-                "memory; raise max_bytes or store outputs on disk"
-            )
+            raise
         self._data += data
 
     async def commit(self, *, is_json: bool = False) -> StoredOutput:
@@ -135,6 +135,7 @@ class _MemoryWriter(OutputWriter):
 
     async def discard(self) -> None:
         self._has_ended = True
+        self._store.quota.release(self._session, self._owner, len(self._data))
         self._data.clear()
 
     def _check_open(self) -> None:

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger("toolspace.cache")
 _MAX_KEY_TEXT = 512
 _MAX_KEYS = 1_024
-_SHARED_REACH = (
+_get_reach = operator.attrgetter(
     "allowed_paths", "protected_paths", "private_paths", "writable_code", "allowed_env", "allowed_hosts", "web_search",
 )  # fmt: skip
-_get_shared_reach = operator.attrgetter(*_SHARED_REACH)
-_get_reach = operator.attrgetter(*_SHARED_REACH, "memory_dir", "session_dir")
-"""Returns what a caller may reach. Its own directories do not keep shared results apart."""
+"""Returns what a caller may reach."""
+_get_caller = operator.attrgetter("user_id", "memory_dir", "session_dir")
+"""Returns who a caller is, with its own directories: they do not keep shared results apart."""
 
 
 def cache(stage: StageContext, next: CallHandler, /) -> CallHandler:
@@ -101,8 +101,8 @@ def cached_lookup(stage: StageContext) -> InstantHandler | None:
         arguments, context, keys = call.arguments, call.base_context, entry.cache_keys
         if type(arguments) is not str or keys is None or (context is not keys.context and not keys.cover(context)):
             return None
-        user = None if keys.is_shared else context.user_id
-        if (key := keys.by_text.get(arguments if user is None else (user, arguments))) is None:
+        is_same = context is keys.context or keys.is_shared
+        if (key := keys.by_text.get(arguments if is_same else (_get_caller(context), arguments))) is None:
             return None
         try:
             if (cached := peek(key)) is None:
@@ -138,36 +138,38 @@ class CacheKeys:
         self.context = context
         """A context with this reach."""
         self.is_shared = is_shared
-        self.by_text: dict[str | tuple[str, str], str] = {}
-        """Text of recent arguments → their key; with the user, if the call has one and results are not shared."""
+        self.by_text: dict[str | tuple[Any, str], str] = {}
+        """Text of recent arguments → their key; with the caller, if the results are not shared and the call has another
+        context."""
         self._entry = entry
-        self._starts: dict[str | None, str] = {}
-        """User → the start of their keys."""
+        self._starts: dict[Any, str] = {}
+        """Caller → the start of its keys."""
 
     def cover(self, context: ToolContext) -> bool:
         """Whether a caller with this context may reach the same, so that these keys are its keys."""
-        get_reach = _get_shared_reach if self.is_shared else _get_reach
-        return context is self.context or get_reach(context) == get_reach(self.context)
+        return context is self.context or _get_reach(context) == _get_reach(self.context)
 
     def create(self, call: Call) -> str:
         """Returns the key of a call whose arguments are validated."""
-        user = None if self.is_shared else call.base_context.user_id
-        start = self._starts.get(user)
+        context = call.base_context
+        caller = None if self.is_shared else _get_caller(context)
+        start = self._starts.get(caller)
         if start is None:
             _clear_if_full(self._starts)
-            self._starts[user] = start = self._create_start(call.base_context)
+            self._starts[caller] = start = self._create_start(context)
         key = f"{start}\0{_encode_arguments(call.values)}"
         text = call.arguments
         if type(text) is str and len(text) < _MAX_KEY_TEXT:
             _clear_if_full(self.by_text)
-            self.by_text[text if user is None else (user, text)] = key
+            self.by_text[text if context is self.context or self.is_shared else (caller, text)] = key
         return key
 
     def _create_start(self, context: ToolContext) -> str:
+        reach = _get_reach(context)
         if self.is_shared:
-            caller = digest("shared", _get_shared_reach(context))
+            caller = digest("shared", reach)
         else:
-            caller = digest("principal", context.principal, _get_reach(context))
+            caller = digest("principal", context.principal, context.memory_dir, context.session_dir, reach)
         return f"{self._entry.tool.name}\0{get_fingerprint(self._entry)}\0{caller}"
 
 

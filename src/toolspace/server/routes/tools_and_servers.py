@@ -278,6 +278,7 @@ async def _call(
     context = ToolContext(
         user_id=caller_context.user_id if principal is None else principal,
         session_id=caller_context.session_id if run is None else run.session,
+        memory_dir=caller_context.memory_dir if run is None else None,
         agent_entity_id=host.agent_entity_id,
         space_id=host.space_id,
         host=host,
