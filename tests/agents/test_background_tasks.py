@@ -410,7 +410,7 @@ async def test_a_result_that_a_task_waits_for_goes_to_the_task(database: Databas
         await has_asked.wait()
         (task,) = await list_tasks(harness)
         while await _status(harness, task.run_id) != "waiting_tool":
-            await harness.wait_for_event(task.run_id, "tool.started")
+            await harness.wait_for_event(task.run_id, "tool.ready")
         first, second = sorted(await _wait_for_open_calls(harness, 2), key=lambda record: record.args["n"])
         await harness.submit(first.call_id, {"boss": "yes"})
         assert await _status(harness, task.run_id) == "waiting_tool"

@@ -139,9 +139,106 @@ async def test_the_arguments_of_a_visible_tool_are_streamed(database: Database, 
         run = await harness.wait_for_run()
         events = await harness.events(f"space:{harness.space}")
         own_events = [event for event in events if event.data.get("toolCallId") == early.data["toolCallId"]]
-        assert [event.type for event in own_events] == ["tool.streaming", "tool.streaming", "tool.started", "tool.done"]
-        assert "".join(event.data["inputDelta"] for event in own_events[:2]) == '{"title": "Sales"}'
+        types = [event.type for event in own_events]
+        assert types == ["tool.started", "tool.streaming", "tool.streaming", "tool.ready", "tool.done"]
+        started, *deltas, ready, _ = own_events
+        assert "input" not in started.data
+        assert "".join(event.data["inputDelta"] for event in deltas) == '{"title": "Sales"}'
+        assert (ready.data["input"], ready.data["inputSchema"]) == ({"title": "Sales"}, {"type": "object"})
+        assert [
+            event.type
+            for event in await harness.events(f"run:{run.id}")
+            if event.data.get("toolCallId") == early.data["toolCallId"]
+        ] == types
         assert run.status == "completed"
+
+
+async def _list_types(harness: AgentHarness, name: str) -> list[str]:
+    """The types of the events of a tool in the space."""
+    events = await harness.events(f"space:{harness.space}")
+    return [event.type for event in events if event.data.get("toolName") == name]
+
+
+@pytest.mark.spec("7.5")
+async def test_a_call_of_a_restarted_response_that_calls_another_tool_ends_with_an_error(
+    database: Database, tmp_path: Path
+) -> None:
+    model = PacedModel(
+        _ENTER,
+        [
+            CallStarted(0, "c1", "set_goals"),
+            CallDelta(0, '{"go'),
+            "wait",
+            ResponseRestarted(),
+            CallStarted(0, "c1", "set_memories"),
+            CallDelta(0, '{"memories": []}'),
+            CallStarted(1, "c2", "get_goals"),
+            _call("set_memories", '{"memories": [{"key": "a", "value": "b"}]}'),
+        ],
+        ModelTurn(text="done"),
+    )
+    async with run_agents(database, agent("ada", model), session_dir=tmp_path) as harness:
+        await harness.send_message("Remember.")
+        await _wait_for_event(harness, "tool.streaming")
+        model.go_on.set()
+        await harness.wait_for_run()
+        assert await _list_types(harness, "set_goals") == ["tool.started", "tool.streaming", "tool.error"]
+        assert await _list_types(harness, "set_memories") == [
+            "tool.started",
+            "tool.streaming",
+            "tool.ready",
+            "tool.done",
+        ]
+        assert await _list_types(harness, "get_goals") == []  # Not in the final turn, and never published.
+
+
+@pytest.mark.spec("7.5")
+async def test_a_call_that_the_model_does_not_finish_ends_with_an_error(database: Database, tmp_path: Path) -> None:
+    class Breaking(PacedModel):
+        async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
+            turn = await super().respond(request, listen)
+            if turn.text == "break":
+                raise ModelError("invalid", "it broke off")
+            return turn
+
+    model = Breaking(_ENTER, [CallStarted(0, "c1", "set_goals"), "wait", ModelTurn(text="break")])
+    async with run_agents(database, agent("ada", model), session_dir=tmp_path) as harness:
+        await harness.send_message("Set a goal.")
+        while await _list_types(harness, "set_goals") != ["tool.started"]:  # Before the first part of its input.
+            await _wait_for_event(harness, "tool.started")
+        model.go_on.set()
+        assert (await harness.wait_for_run()).status == "failed"
+        assert await _list_types(harness, "set_goals") == ["tool.started", "tool.error"]
+
+
+@pytest.mark.spec("7.5")
+async def test_a_visible_call_after_a_change_of_the_space_is_published_only_in_its_space(
+    database: Database, tmp_path: Path
+) -> None:
+    async def draw(parameters: dict[str, Any], context: Any) -> Any:
+        return "drawn"
+
+    chart = Tool("draw_chart", "Draws.", {"type": "object"}, handler=draw, visible=True)
+    calls = (
+        ModelCall("c1", "draw_chart", "{}"),
+        ModelCall("c2", "enter_space", '{"spaceId": "spc_room"}'),
+        ModelCall("c3", "draw_chart", '{"title": "Sales"}'),
+    )
+    parts = [part for index, call in enumerate(calls) for part in (CallStarted(index, call.id, call.name),)]
+    model = PacedModel([*parts, CallDelta(2, '{"title":'), ModelTurn(calls=calls)], ModelTurn(text="done"))
+    async with run_agents(database, agent("ada", model), tools=[chart], session_dir=tmp_path) as harness:
+        await harness.send_message("Draw.")
+        run = await harness.wait_for_run()
+        assert await _list_types(harness, "draw_chart") == ["tool.started", "tool.ready", "tool.done"]
+        own_events = [
+            event for event in await harness.events(f"run:{run.id}") if event.data.get("toolName") == "draw_chart"
+        ]
+        by_call = {event.data["toolCallId"]: event.visibility for event in own_events}
+        assert sorted(by_call.values()) == ["full", "none"]  # The first was in no space.
+        for call_id in by_call:
+            types = [event.type for event in own_events if event.data["toolCallId"] == call_id]
+            assert types[:2] == ["tool.started", "tool.ready"]
+            assert len(types) == 3
 
 
 async def test_a_restarted_response_replaces_what_was_streamed_before(database: Database, tmp_path: Path) -> None:

@@ -371,6 +371,84 @@ async def test_a_message_that_was_streamed_during_the_crash_ends_with_an_error_a
         assert await harness.sent_texts() == ["Say hello.", "Hello."]
 
 
+@pytest.mark.spec("7.5")
+@pytest.mark.spec("11.6")
+async def test_a_call_that_was_announced_before_the_crash_ends_with_an_error_if_the_model_does_not_make_it(
+    database: Database, tmp_path: Path
+) -> None:
+    process = InterruptedProcess(database, tmp_path)
+
+    class CrashingModel(Model):
+        name = "test:crashes"
+        request_count = 0
+
+        async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
+            self.request_count += 1
+            if self.request_count == 1:
+                return ModelTurn(calls=(call("enter_space", {"spaceId": "spc_room"}, id="a"),))
+            assert listen is not None
+            listen(CallStarted(0, "b", "set_goals"))
+            listen(CallDelta(0, '{"goals": [{"desc'))
+            while not any(event.type == "tool.streaming" for event in await harness.events("space:spc_room")):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+            await process.crash()
+            raise AssertionError
+
+    async with process.first(CrashingModel()) as harness:
+        await harness.send_message("Set a goal.")
+        await process.crashing_database.has_crashed.wait()
+    async with process.second(ScriptedModel(["Done."])) as harness:
+        run = await harness.wait_for_run()
+        assert run.status == "completed"
+        for stream in ("space:spc_room", f"run:{run.id}"):
+            events = [event for event in await harness.events(stream) if event.data.get("toolName") == "set_goals"]
+            assert [event.type for event in events] == ["tool.started", "tool.streaming", "tool.error"]
+            assert events[2].data["errorKind"] == "canceled"
+            assert {event.visibility for event in events} == {"name"}
+
+
+@pytest.mark.spec("7.5")
+@pytest.mark.spec("11.6")
+async def test_a_call_that_was_announced_before_the_crash_and_starts_after_it_has_one_started_event(
+    database: Database, tmp_path: Path
+) -> None:
+    process = InterruptedProcess(database, tmp_path)
+
+    @tool(visible=False, annotations=Annotations(read_only=True))
+    async def look() -> str:
+        """Looks."""
+        if not process.crashing_database.has_crashed.is_set():
+            await process.crash()
+        return "looked"
+
+    @tool(visible=False)
+    async def act() -> str:
+        """Acts."""
+        return "acted"
+
+    class StreamingModel(Model):
+        name = "test:streams"
+
+        async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
+            # The call after enter_space waits for it, so it has not started when the process crashes.
+            calls = (call("look", id="a"), call("enter_space", {"spaceId": "spc_room"}, id="b"), call("act", id="c"))
+            assert listen is not None
+            for index, model_call in enumerate(calls):
+                listen(CallStarted(index, model_call.id, model_call.name))
+                listen(CallDelta(index, model_call.arguments))
+            return ModelTurn(calls=calls)
+
+    async with process.first(StreamingModel(), look, act) as harness:
+        await harness.send_message("Act.")
+        await process.crashing_database.has_crashed.wait()
+    async with process.second(ScriptedModel(["Done."]), look, act) as harness:
+        run = await harness.wait_for_run()
+        assert run.status == "completed"
+        for name in ("look", "act"):
+            events = [event for event in await harness.events(f"run:{run.id}") if event.data.get("toolName") == name]
+            assert [event.type for event in events] == ["tool.started", "tool.streaming", "tool.ready", "tool.done"]
+
+
 @pytest.mark.spec("11.6")
 async def test_a_final_report_before_the_crash_ends_the_run(database: Database, tmp_path: Path) -> None:
     process = InterruptedProcess(database, tmp_path)

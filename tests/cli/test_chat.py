@@ -46,6 +46,17 @@ BOOK = {
         "required": ["nights", "breakfast"],
     },
 }
+RATE = {
+    "name": "rateHotel",
+    "executionType": "space",
+    "timeout": "60s",
+    "inputSchema": {"type": "object"},
+    "outputSchema": {
+        "type": "object",
+        "properties": {"stars": {"type": "integer", "maximum": 5}},
+        "required": ["stars"],
+    },
+}
 CHART = {"name": "displayChart", "executionType": "internal", "visible": True, "inputSchema": {"type": "object"}}
 TOOLS = """
 import asyncio
@@ -109,7 +120,7 @@ async def running_gateway(folder: Path, act: RunHandler) -> AsyncIterator[Script
     """Runs a gateway and an agent named Robot."""
     (folder / "tools.py").write_text(TOOLS)
     storage = {"dir": str(folder / "state")}
-    path = write_config(folder, functions="./tools.py", tools=[CONFIRM, BOOK, CHART], demo=False, storage=storage)
+    path = write_config(folder, functions="./tools.py", tools=[CONFIRM, BOOK, RATE, CHART], demo=False, storage=storage)
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(Gateway.open(path))
         url = await stack.enter_async_context(serve_gateway(gateway, bind_socket("127.0.0.1", 0)))
@@ -217,6 +228,18 @@ async def test_a_form_is_asked_property_by_property(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, act):
         result = await run_chat(tmp_path, stdin="book\ntwo\n2\ny\n")
     assert json.loads(result.stdout) == {"nights": 2, "breakfast": True}
+
+
+@pytest.mark.spec("19.5")
+async def test_an_answer_that_does_not_match_the_schema_is_asked_again(tmp_path: Path) -> None:
+    async def act(run: GatewayRun, event: InboxEvent) -> None:
+        await run.send_message(json.dumps(await run.call("rateHotel")))
+
+    async with running_gateway(tmp_path, act):
+        result = await run_chat(tmp_path, stdin="rate\n9\n3\n")
+    assert json.loads(result.stdout) == {"stars": 3}
+    assert "stars" in result.stderr
+    assert 'does not match the output schema of "rateHotel"' in result.stderr
 
 
 async def test_a_question_that_is_left_open_is_asked_again_next_time(tmp_path: Path) -> None:

@@ -125,9 +125,10 @@ async def test_tail_of_a_run_prints_its_calls(tmp_path: Path) -> None:
         async with running_tail(tmp_path, "--run", run.id, **changes) as tail:
             await tail.wait_for("following run:run_1")
             await client.runs.call(run.id, "current_time", {"timezone": "Europe/Berlin"})
-            started, result = await tail.read_line(), await tail.read_line()
+            started, ready, result = [await tail.read_line() for _ in range(3)]
     assert "tool.started" in started
-    assert 'current_time  running  {"timezone":"Europe/Berlin"}' in started
+    assert "tool.ready" in ready
+    assert 'current_time  running  {"timezone":"Europe/Berlin"}' in ready
     assert "tool.done" in result
     assert " ms  " in result
 
@@ -142,10 +143,11 @@ async def test_tail_of_all_streams_prints_calls_of_a_run_once(tmp_path: Path) ->
             await client.runs.open("bot", space_id="support", id="run_1")
             await client.runs.call("run_1", "send_message", {"text": "Hello"})
             await client.runs.close("run_1")
-            rows = [(await tail.read_line()).split() for _ in range(6)]
+            rows = [(await tail.read_line()).split() for _ in range(7)]
     assert [(words[1], words[-1]) for words in rows] == [
         ("run.started", "run:run_1"),
         ("tool.started", "run:run_1"),
+        ("tool.ready", "run:run_1"),
         ("message.started", "space:support"),
         ("message.done", "space:support"),
         ("tool.done", "run:run_1"),

@@ -78,7 +78,7 @@ async def test_deleted_agent_leaves_nothing_open(database: Database) -> None:
         assert message.status == "error"
         assert await harness.inbox() == []
         types = [event.type for event in await harness.events(f"space:{harness.space}")]
-        assert types == ["run.started", "tool.started", "tool.error", "run.done"]
+        assert types == ["run.started", "tool.started", "tool.ready", "tool.error", "run.done"]
         assert not await harness.ledger.commit(delete_entity_transaction, harness.agent)
 
 

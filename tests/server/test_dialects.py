@@ -67,6 +67,12 @@ def read_stream(dialect: Dialect, events: list[StoredEvent], *, audience: Viewer
     return b"".join(frames)
 
 
+def payloads_of(stream: bytes) -> list[Any]:
+    """The JSON of each frame."""
+    lines = stream.decode().splitlines()
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+
+
 class Script:
     """Builds the events of a space."""
 
@@ -93,10 +99,23 @@ class Script:
         message = {"id": id, "spaceId": "spc_1", "seq": 1, "senderId": "ent_x", "kind": "message", "content": content}
         self.add("message.done", message={**message, "metadata": {}, "status": status, "runId": run})
 
-    def tool(self, id: str, exposure: Visibility = "full", /, **more: Any) -> None:
+    def tool_start(self, id: str, exposure: Visibility = "full", /, **more: Any) -> None:
+        """The model begins to write a call."""
+        data = {"toolCallId": id, "toolName": "confirm", "runId": "run_1", "agentEntityId": "ent_bot"}
+        rest = {"executionType": "space", "executionTarget": "client", "status": "running"}
+        self.add("tool.started", exposure, **{**data, "spaceId": "spc_1", **rest, **more})
+
+    def tool_ready(self, id: str, exposure: Visibility = "full", /, **more: Any) -> None:
         data = {"toolCallId": id, "toolName": "confirm", "runId": "run_1", "agentEntityId": "ent_bot"}
         rest = {"input": {"city": "Oslo"}, "executionType": "space", "executionTarget": "client", "status": "running"}
-        self.add("tool.started", exposure, **{**data, "spaceId": "spc_1", "messageId": f"msg_{id}", **rest, **more})
+        schemas = {"inputSchema": {"type": "object"}, "outputSchema": {"type": "object"}}
+        ids = {"spaceId": "spc_1", "messageId": f"msg_{id}"}
+        self.add("tool.ready", exposure, **{**data, **ids, **rest, **schemas, **more})
+
+    def tool(self, id: str, exposure: Visibility = "full", /, **more: Any) -> None:
+        """A call whose input is known when it starts."""
+        self.tool_start(id, exposure, **{"input": {"city": "Oslo"}, "messageId": f"msg_{id}", **more})
+        self.tool_ready(id, exposure, **more)
 
     def tool_delta(self, id: str, delta: str) -> None:
         self.add("tool.streaming", toolCallId=id, toolName="confirm", inputDelta=delta)
@@ -130,9 +149,10 @@ def part(message: Any, type: str) -> Any:
 @pytest.mark.spec("7.5")
 def test_the_ai_sdk_reads_a_run_with_streamed_input_partial_results_and_text(script: Script) -> None:
     script.run("run_1")
+    script.tool_start("call_1", executionType="gateway", executionTarget="server")
     script.tool_delta("call_1", '{"city":')
     script.tool_delta("call_1", ' "Oslo"}')
-    script.tool("call_1", executionType="gateway", executionTarget="server")
+    script.tool_ready("call_1", executionType="gateway", executionTarget="server")
     script.tool_part("call_1", {"rows": 1})
     script.add("tool.progress", toolCallId="call_1", toolName="confirm", progress=1, total=2, message="half")
     script.tool_done("call_1", {"rows": 2})
@@ -160,16 +180,18 @@ def test_the_ai_sdk_reads_a_run_with_streamed_input_partial_results_and_text(scr
 
 @pytest.mark.spec("7.5")
 def test_the_ai_sdk_gets_approval_requests_and_their_outcome(script: Script) -> None:
-    for id in ("yes", "no", "late", "open"):
+    for id in ("yes", "no", "unconfirmed", "late", "open"):
         script.tool(id, status="requires_action")
     script.tool_done("yes", None)
     script.tool_done("no", {"approved": False})
+    script.tool_done("unconfirmed", {"confirmed": False})
     script.tool_error("late", "Tool expired")
     answer = read(UI_MESSAGE_STREAM, read_stream(UI_MESSAGE_STREAM, script.events))
     states = {part["toolCallId"]: part for part in answer["message"]["parts"]}
     assert {id: part["state"] for id, part in states.items()} == {
         "yes": "output-available",
         "no": "output-denied",
+        "unconfirmed": "output-denied",
         "late": "output-error",
         "open": "approval-requested",
     }
@@ -197,21 +219,25 @@ def test_the_ai_sdk_gets_a_result_that_arrives_during_another_run(script: Script
 def test_a_subscriber_that_joins_late_gets_what_is_open(script: Script) -> None:
     script.run("run_1")
     script.tool("call_1", status="requires_action")
+    script.tool_start("call_2", executionTarget="server")
     script.tool_delta("call_2", '{"city":')
+    script.tool_start("call_3", executionTarget="server")
     script.message("msg_1", "run_1")
     script.delta("msg_1", "It ")
     joins = len(script.events)
     script.delta("msg_1", "is.")
     script.tool_delta("call_2", ' "Oslo"}')
-    script.tool("call_2", executionTarget="server")
+    script.tool_ready("call_2", executionTarget="server")
+    script.tool_ready("call_3", executionTarget="server")
     script.tool_done("call_1", 1)
     script.tool_done("call_2", 2)
+    script.tool_done("call_3", 3)
     script.tool_done("call_0", "of a call that nobody remembers")
     script.message_done("msg_1", "It is.", "run_1")
     script.run_done("run_1")
     answer = read(UI_MESSAGE_STREAM, read_stream(UI_MESSAGE_STREAM, script.events, joins=joins))
     outputs = {part["toolCallId"]: part["output"] for part in answer["message"]["parts"] if "toolCallId" in part}
-    assert outputs == {"call_1": 1, "call_2": 2}
+    assert outputs == {"call_1": 1, "call_2": 2, "call_3": 3}
     assert part(answer["message"], "text")["text"] == "It is."
     assert part(answer["message"], "data-tool-done")["data"]["toolCallId"] == "call_0"
     answer = read(AG_UI, read_stream(AG_UI, script.events, joins=joins))
@@ -293,9 +319,10 @@ def test_ag_ui_gets_a_restarted_text_under_another_id(script: Script) -> None:
 @pytest.mark.spec("7.5")
 def test_ag_ui_reads_a_run(script: Script) -> None:
     script.run("run_1")
+    script.tool_start("call_1")
     script.tool_delta("call_1", '{"city":')
     script.tool_delta("call_1", ' "Oslo"}')
-    script.tool("call_1", status="requires_action")
+    script.tool_ready("call_1", status="requires_action")
     script.tool_done("call_1", {"rows": 2})
     script.tool("call_2")
     script.tool_error("call_2", "it broke")
@@ -375,7 +402,7 @@ def random_events(seed: int) -> list[StoredEvent]:
         n = chance.randrange(3)
         exposure = chance.choice(exposures)
         status = chance.choice(("running", "requires_action"))
-        match chance.randrange(11):
+        match chance.randrange(13):
             case 0:
                 script.run(f"run_{n}")
             case 1:
@@ -398,6 +425,10 @@ def random_events(seed: int) -> list[StoredEvent]:
                 script.tool_done(f"call_{n}", chance.choice((None, False, {"approved": False}, "x")), exposure)
             case 9:
                 script.tool_error(f"call_{n}", chance.choice(("", "broken")), exposure)
+            case 10:
+                script.tool_start(f"call_{n}", exposure)
+            case 11:
+                script.tool_ready(f"call_{n}", exposure, status=status)
             case _:
                 script.add("tool.progress", exposure, toolCallId=f"call_{n}", progress=0.5)
     return script.events
@@ -447,10 +478,12 @@ def test_a_public_subscriber_gets_no_byte_of_the_input_or_output_of_prebuilt_too
 ) -> None:
     script.run("run_1")
     call_name = {"toolCallId": "call_1", "toolName": "set_memories"}
+    script.add("tool.started", exposure, **call_name, runId="run_1")
     script.add("tool.streaming", exposure, **call_name, inputDelta=SECRET)
     script.add(
-        "tool.started", exposure, **call_name, input={"memories": SECRET}, runId="run_1", status="requires_action"
-    )
+        "tool.ready", exposure, **call_name, input={"memories": SECRET}, runId="run_1", status="requires_action",
+        inputSchema={"description": SECRET}, outputSchema={"description": SECRET},
+    )  # fmt: skip
     script.add("tool.progress", exposure, **call_name, progress=1, message=SECRET)
     script.add("tool.streaming", exposure, **call_name, output=SECRET, preliminary=True)
     script.add("tool.done", exposure, **call_name, output={"stored": SECRET}, source="server")
@@ -471,7 +504,9 @@ fields = st.dictionaries(
     st.sampled_from(("input", "output", "error", "errorKind", "inputDelta", "message", "progress", "messageId", "x")),
     values,
 )
-kinds = st.sampled_from(("tool.started", "tool.streaming", "tool.progress", "tool.done", "tool.error", "tool.new"))
+kinds = st.sampled_from(
+    ("tool.started", "tool.streaming", "tool.ready", "tool.progress", "tool.done", "tool.error", "tool.new")
+)
 
 
 @pytest.mark.spec("8.2")
@@ -492,8 +527,51 @@ def test_a_public_subscriber_gets_only_the_id_and_the_name_of_a_prebuilt_call(sc
     frames = read_stream(NATIVE, script.events, audience="public").decode()
     assert frames == (
         'id: 1\nevent: tool.started\ndata: {"toolCallId":"call_1","toolName":"confirm"}\n\n'
-        'id: 2\nevent: tool.done\ndata: {"toolCallId":"call_1","toolName":"confirm"}\n\n'
+        'id: 2\nevent: tool.ready\ndata: {"toolCallId":"call_1","toolName":"confirm"}\n\n'
+        'id: 3\nevent: tool.done\ndata: {"toolCallId":"call_1","toolName":"confirm"}\n\n'
     )
+
+
+@pytest.mark.spec("8.2")
+def test_each_dialect_says_that_a_hidden_call_started_was_ready_and_ended_and_nothing_else(script: Script) -> None:
+    script.tool_start("call_1", "name", executionType="prebuilt", executionTarget="server")
+    script.add("tool.streaming", "name", toolCallId="call_1", toolName="confirm", inputDelta='{"goals"')
+    script.tool_ready("call_1", "name", executionType="prebuilt", executionTarget="server")
+    script.tool_done("call_1", {"stored": 1}, "name")
+    script.tool("call_2", "name", executionType="prebuilt", executionTarget="server")
+    script.tool_error("call_2", "it broke", "name")
+    stream = read_stream(UI_MESSAGE_STREAM, script.events, audience="public")
+    hidden = {"toolCallId": "call_1", "toolName": "confirm", "providerExecuted": True}
+    assert payloads_of(stream)[1:] == [
+        {"type": "tool-input-start", **hidden},
+        {"type": "tool-input-available", **hidden, "input": None},  # The SDK refuses parts without an input.
+        {"type": "tool-output-available", "toolCallId": "call_1", "toolName": "confirm", "output": None},
+        {"type": "tool-input-start", **hidden, "toolCallId": "call_2"},
+        {"type": "tool-input-available", **hidden, "toolCallId": "call_2", "input": None},
+        {"type": "tool-output-error", "toolCallId": "call_2", "errorText": "the tool failed"},
+    ]
+    states = [part["state"] for part in read(UI_MESSAGE_STREAM, stream)["message"]["parts"]]
+    assert states == ["output-available", "output-error"]
+    stream = read_stream(AG_UI, script.events, audience="public")
+    types = ["TOOL_CALL_START", "TOOL_CALL_END", "TOOL_CALL_RESULT"]
+    calls = [payload for payload in payloads_of(stream) if payload["type"].startswith("TOOL_")]
+    assert [call["type"] for call in calls] == [*types, *types]
+    assert (calls[2]["content"], calls[5]["content"]) == ("", "the tool failed")
+    read(AG_UI, stream)
+
+
+@pytest.mark.spec("8.2")
+def test_the_ai_sdk_may_execute_external_calls_and_gets_their_run(script: Script) -> None:
+    script.tool("call_1", executionType="external", executionTarget="external", status="requires_action")
+    script.tool("call_2", executionType="function", executionTarget="server")
+    for viewer in ("secret", "public"):
+        stream = read_stream(UI_MESSAGE_STREAM, script.events, audience=viewer)
+        _, start, available, _, server_call = payloads_of(stream)
+        assert "providerExecuted" not in {**start, **available}
+        assert available["providerMetadata"] == {"toolspace": {"runId": "run_1"}}
+        assert server_call["providerExecuted"] is True
+        part = read(UI_MESSAGE_STREAM, stream)["message"]["parts"][0]
+        assert (part["state"], part["input"]) == ("input-available", {"city": "Oslo"})
 
 
 @pytest.mark.spec("8.2")

@@ -29,6 +29,7 @@ FORBIDDEN = {
 KINDS = (
     "tool.started",
     "tool.streaming",
+    "tool.ready",
     "tool.progress",
     "tool.done",
     "tool.error",

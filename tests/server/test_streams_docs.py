@@ -11,7 +11,7 @@ from toolspace.server.sse_responses import HEARTBEAT_SECONDS, STALL_SECONDS, Str
 
 PAGE = (Path(__file__).parents[2] / "docs" / "streams.md").read_text()
 EVENTS = (
-    "tool.started", "tool.streaming", "tool.progress", "tool.done", "tool.error",
+    "tool.started", "tool.streaming", "tool.ready", "tool.progress", "tool.done", "tool.error",
     "message.started", "message.delta", "message.done", "run.started", "run.done", "stream.reset",
 )  # fmt: skip
 

@@ -63,13 +63,14 @@ async def test_visible_call_streams_partial_results_and_then_its_result(database
         assert [type for type, _ in events] == [
             "run.started",
             "tool.started",
+            "tool.ready",
             "tool.progress",
             "tool.streaming",
             "tool.streaming",
             "tool.done",
         ]
-        assert events[2][1]["message"] == "half"
-        assert [data["output"] for _, data in events[3:]] == ["one ", "two", "one two"]
+        assert events[3][1]["message"] == "half"
+        assert [data["output"] for _, data in events[4:]] == ["one ", "two", "one two"]
         (message,) = await harness.messages()
         assert (message.kind, message.status, message.content["output"]) == ("tool", "complete", "one two")
         assert await harness.inbox() == []

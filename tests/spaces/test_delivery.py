@@ -75,7 +75,7 @@ async def _wait_until_started(harness: ServiceHarness) -> None:
     """Waits until a call is started in the space."""
     async with await harness.ledger.hub.subscribe(f"space:{harness.space}", after=0) as reader:
         async for batch in reader:
-            if any(event.type == "tool.started" for event in batch):
+            if any(event.type == "tool.ready" for event in batch):
                 return
 
 
@@ -160,7 +160,7 @@ async def test_batch_returns_timely_results_and_late_ones_go_to_the_inbox(databa
         async with await harness.ledger.hub.subscribe(f"run:{run}", after=0) as reader:
             call_ids: dict[str, str] = {}
             while len(call_ids) < 4:
-                started = [event.data for event in await reader.next_batch() if event.type == "tool.started"]
+                started = [event.data for event in await reader.next_batch() if event.type == "tool.ready"]
                 call_ids |= {data["toolName"]: data["toolCallId"] for data in started}
         await harness.submit(call_ids["fast"], 1)
         fast, slow, later = (await call_task).unwrap()["results"]

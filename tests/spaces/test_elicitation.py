@@ -39,7 +39,7 @@ async def questions(harness: ServiceHarness, count: int = 1) -> list[CallRecord]
     call_ids: list[str] = []
     async with await harness.ledger.hub.subscribe(space_stream(harness.space), after=0) as reader:
         async for batch in reader:
-            call_ids += [event.data["toolCallId"] for event in batch if event.type == "tool.started"]
+            call_ids += [event.data["toolCallId"] for event in batch if event.type == "tool.ready"]
             if len(call_ids) >= count:
                 return [await harness.get_call(call_id) for call_id in call_ids]
     raise AssertionError("the stream ended")
@@ -155,7 +155,7 @@ async def test_member_answers_a_question_of_a_real_server_over_http(tmp_path: Pa
         async with await gateway.ledger.hub.subscribe(space_stream(space["id"]), after=0) as reader:
             async for batch in reader:
                 for event in batch:
-                    if event.type == "tool.started":
+                    if event.type == "tool.ready":
                         call = dict(event.data)
                 if call:
                     break

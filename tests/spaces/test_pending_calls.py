@@ -174,7 +174,7 @@ async def test_visible_call_is_a_message_that_ends_with_its_result(database: Dat
         assert message.status == "complete"
         assert message.content["output"] == {"confirmed": True}
         types = [event.type for event in await harness.events(f"space:{harness.space}")]
-        assert types == ["run.started", "tool.started", "tool.done"]
+        assert types == ["run.started", "tool.started", "tool.ready", "tool.done"]
 
 
 @pytest.mark.spec("6.5")

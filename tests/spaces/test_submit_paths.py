@@ -344,7 +344,7 @@ async def test_results_wait_for_another_program_that_writes_to_the_file(tmp_path
         assert await _streamed_results(harness, run_id) == [0, 1, 2, 3]
         while len(published_results) < 4:  # Each is published once, with its id.
             published_results += [(event.id, event.data["output"]) for event in await subscription.next_batch()]
-        assert published_results == [(6, 0), (7, 1), (8, 2), (9, 3)]
+        assert published_results == [(10, 0), (11, 1), (12, 2), (13, 3)]
         subscription.close()
 
 

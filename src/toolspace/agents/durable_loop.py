@@ -28,7 +28,7 @@ from toolspace.core.language_model import ModelCall, ModelListener, ModelTurn, T
 from toolspace.core.stored_records import OPEN_CALL, CallRecord
 from toolspace.core.tool import NO_ANNOTATIONS
 from toolspace.core.tool_context import ToolContext
-from toolspace.spaces import call_transactions, messaging, runs
+from toolspace.spaces import announced_calls, call_transactions, messaging, runs
 from toolspace.spaces.call_context import GatewayCallHost
 from toolspace.spaces.call_recorder import build_new_call
 from toolspace.spaces.ledger import Ledger
@@ -89,6 +89,11 @@ class DurableLoop(LoopHooks):
                     [plan.call for plan in self._planned_calls if plan.call_id in loop.known_results]
                 )
                 unfinished_turn = (turn, self._planned_calls)
+            if not self.started.events:
+                planned_ids = {plan.call_id for plan in self._planned_calls}
+                self._call_host.announced_calls |= await self._ledger.commit(
+                    announced_calls.end_interrupted, self.run_id, planned_ids
+                )
             return await loop.run_within_context(unfinished_turn)
         finally:
             stop_listening()
@@ -128,6 +133,8 @@ class DurableLoop(LoopHooks):
     async def save_step(self, turns: Sequence[Turn], calls: Sequence[PlannedCall], step: int) -> None:
         output = self._output
         self._planned_calls = calls
+        # First: the new calls continue what it has published of them.
+        write_stream = await output.finish({plan.call_id for plan in calls}) if output is not None else None
         if any(plan.tool is not None and is_prebuilt_action(plan.tool, "peek_inbox") for plan in calls):
             self._has_new_events = True
         new_step = CycleStep(
@@ -138,7 +145,7 @@ class DurableLoop(LoopHooks):
             number=step,
             usage=self.agent_run.budget.usage,
             new_calls=self._build_new_calls(calls),
-            write_stream=await output.finish() if output is not None else None,
+            write_stream=write_stream,
         )
         started_at = now()
         stored_calls = await self._ledger.commit(session_transactions.save_step, self.lease, new_step)

@@ -1,4 +1,4 @@
-"""Publishes a model's turn while the model writes it: the arguments of its calls, and the text of its messages.
+"""Publishes a model's turn while the model writes it: its calls with their arguments, and the text of its messages.
 
 Cycles and stored runs give a `LiveOutput` to the model as its listener. The step that stores the turn publishes the
 rest, so subscribers receive every part once.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
 
 import msgspec
 
@@ -19,11 +18,13 @@ from toolspace.agents.session_transactions import WriteProgram
 from toolspace.core.ids import new_id
 from toolspace.core.json_text import StreamedTextField
 from toolspace.core.language_model import CallDelta, CallStarted, ModelStreamPart, ResponseRestarted, TextDelta
-from toolspace.core.stored_records import NewEvent, Visibility, run_stream, space_stream
+from toolspace.core.stored_records import NewEvent, run_stream
 from toolspace.core.tool import Tool
-from toolspace.errors import RefusedError, StorageError, ToolspaceError
-from toolspace.spaces import messaging
+from toolspace.errors import RefusedError, ToolspaceError
+from toolspace.spaces import announced_calls, messaging
+from toolspace.spaces.announced_calls import AnnouncedCall, build_announcement
 from toolspace.spaces.call_context import GatewayCallHost
+from toolspace.spaces.call_recorder import visibility_of
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program
 
@@ -49,12 +50,16 @@ class LiveOutput:
         self._find_tool = find_tool
         self._check_lease = check_lease
         self._calls: list[_StreamedCall] = []
+        self._replaced_calls: list[_StreamedCall] = []
+        """Calls of which a part was published, and in whose place a restarted response has another tool."""
         self._text: list[str] = []
         self._text_id: str | None = None
         self._received_length = 0
         self._timer: asyncio.TimerHandle | None = None
         self._publication: asyncio.Task[None] | None = None
         self._is_finished = False
+        self._is_complete = False
+        """Whether the turn is complete: the step that stores it also ends the calls that it does not have."""
         self._changes_space = False
         """Whether the turn has a call that changes the space: later calls of the turn do not belong to this space."""
 
@@ -66,6 +71,8 @@ class LiveOutput:
         elif isinstance(part, CallStarted):
             while len(self._calls) <= part.index < _MAX_STREAMED_CALLS:
                 self._calls.append(self._start_call(part.name))
+            if part.index < len(self._calls) and self._calls[part.index].name != part.name:
+                self._replace_call(part)
         elif isinstance(part, TextDelta):
             self._received_length += len(part.text)
             if self._received_length <= _MAX_STREAMED:
@@ -80,21 +87,34 @@ class LiveOutput:
         """The id of a call of this turn."""
         return self._calls[index].call_id if index < len(self._calls) else new_id("call")
 
-    async def finish(self) -> WriteProgram | None:
-        """Ends the streaming of a complete turn. Returns the writes that publish the rest of it."""
+    async def finish(self, call_ids: Collection[str]) -> WriteProgram | None:
+        """Ends the streaming of a complete turn with these calls. Returns the writes that publish the rest of it."""
         await self._stop_publishing()
-        writes = self._collect()
+        self._is_complete = True
+        reason = "the model did not make this call"
+        dropped_calls = [call for call in self._list_started() if call.call_id not in call_ids]
+        writes: list[WriteProgram] = [partial(call.abandon, reason=reason) for call in dropped_calls]
+        self._calls = [call for call in self._calls if call.call_id in call_ids]
+        writes += self._collect()
+        for call in self._calls:
+            if call.is_started and not call.is_message:
+                self._call_host.announced_calls[call.call_id] = call.announcement.streams
         return partial(_publish, writes=writes) if writes else None
 
     async def abort(self) -> None:
-        """Ends the streaming of a turn that will not be completed. Its messages end with an error."""
+        """Ends the streaming of a turn that will not be completed. Its messages and calls end with an error."""
         await self._stop_publishing()
-        message_ids = [call.message_id for call in self._calls if call.is_message and call.is_started]
+        reason = "its writer was interrupted"
+        open_calls = self._list_started()
+        messages = [partial(call.abandon, reason=reason) for call in open_calls if call.is_message]
+        calls = [partial(call.abandon, reason=reason) for call in open_calls if not call.is_message]
         try:
-            if message_ids:
-                await self._call_host.ledger.commit(_abandon_messages, message_ids)
-        except StorageError as error:
-            _log.warning("messages %s stay open until the session continues: %s", message_ids, error)
+            if messages:
+                await self._call_host.ledger.commit(_publish, messages)
+            if calls and not self._is_complete:
+                await self._call_host.ledger.commit(_publish, calls, self._check_lease)
+        except ToolspaceError as error:
+            _log.warning("run %s: parts of its live output stay open: %s", self._call_host.run_id, error)
 
     async def _stop_publishing(self) -> None:
         self._is_finished = True
@@ -105,11 +125,22 @@ class LiveOutput:
 
     def _start_call(self, name: str) -> _StreamedCall:
         tool = self._find_tool(name)
+        # After a change of the space it is unknown who may see a visible call: its first events are those of its start.
+        is_quiet = self._changes_space and tool is not None and visibility_of(tool) != "none"
         space_id = self._call_host.space_id if not self._changes_space else None
         if tool is not None and changes_space(tool):
             self._changes_space = True
         is_message = tool is not None and is_prebuilt_action(tool, "send_message") and space_id is not None
-        return _StreamedCall(name=name, tool=tool, call_host=self._call_host, space_id=space_id, is_message=is_message)
+        announcement = build_announcement(name, tool, self._call_host, space_id)
+        return _StreamedCall(announcement=announcement, is_message=is_message, is_quiet=is_quiet)
+
+    def _replace_call(self, part: CallStarted) -> None:
+        call, self._calls[part.index] = self._calls[part.index], self._start_call(part.name)
+        if call.is_started:
+            self._replaced_calls.append(call)
+
+    def _list_started(self) -> list[_StreamedCall]:
+        return [call for call in (*self._replaced_calls, *self._calls) if call.is_started]
 
     def _restart(self) -> None:
         # The calls keep their ids; subscribers are told to discard what they have received of them.
@@ -124,17 +155,20 @@ class LiveOutput:
 
     def _flush(self) -> None:
         self._timer = None
+        new_calls = [call for call in self._calls if not call.is_started]
         if writes := self._collect():
-            self._publication = asyncio.get_running_loop().create_task(self._publish_now(writes))
+            self._publication = asyncio.get_running_loop().create_task(self._publish_now(writes, new_calls))
 
-    async def _publish_now(self, writes: Sequence[WriteProgram]) -> None:
+    async def _publish_now(self, writes: Sequence[WriteProgram], new_calls: Sequence[_StreamedCall]) -> None:
         try:
             await self._call_host.ledger.commit(_publish, writes, self._check_lease)
         except ToolspaceError as error:
             _log.warning("run %s: a part of the live output was not published: %s", self._call_host.run_id, error)
+            for call in new_calls:
+                call.is_started = False  # The next part starts it.
         finally:
             self._publication = None
-        if self._text or any(call.pending_parts for call in self._calls):
+        if self._text or any(call.has_output for call in self._calls):
             self._schedule()
 
     def _collect(self) -> list[WriteProgram]:
@@ -147,19 +181,17 @@ class LiveOutput:
             self._text_id = message_id
             publish = partial(_publish_text, call_host=self._call_host, message_id=message_id)
             writes.append(partial(publish, text=text, is_first=is_first))
-        writes.extend(call.collect() for call in self._calls if call.pending_parts)
+        writes.extend(call.collect() for call in self._calls if call.has_output)
         return writes
 
 
 class _StreamedCall(msgspec.Struct, eq=False, kw_only=True):
     """A call that the model is writing."""
 
-    name: str
-    tool: Tool | None
-    call_host: GatewayCallHost
-    space_id: str | None
+    announcement: AnnouncedCall
     is_message: bool
-    call_id: str = msgspec.field(default_factory=partial(new_id, "call"))
+    is_quiet: bool
+    """Whether nothing of it is published before it starts."""
     is_started: bool = False
     """Whether subscribers have received a part of it."""
     is_restarted: bool = False
@@ -167,12 +199,25 @@ class _StreamedCall(msgspec.Struct, eq=False, kw_only=True):
     text_field: StreamedTextField = msgspec.field(default_factory=partial(StreamedTextField, "text"))
 
     @property
+    def call_id(self) -> str:
+        return self.announcement.call_id
+
+    @property
+    def name(self) -> str:
+        return self.announcement.tool_name
+
+    @property
     def message_id(self) -> str:
         return messaging.message_id_for_call(self.call_id)
 
+    @property
+    def has_output(self) -> bool:
+        """Whether there is something to publish. A call is announced before the first part of its arguments."""
+        return bool(self.pending_parts) or not (self.is_started or self.is_message or self.is_quiet)
+
     def add(self, piece: str) -> None:
         text = self.text_field.feed(piece) if self.is_message else piece
-        if text:
+        if text and not self.is_quiet:
             self.pending_parts.append(text)
 
     def restart(self) -> None:
@@ -184,36 +229,34 @@ class _StreamedCall(msgspec.Struct, eq=False, kw_only=True):
         piece, is_first, is_restarted = "".join(self.pending_parts), not self.is_started, self.is_restarted
         self.pending_parts.clear()
         self.is_started, self.is_restarted = True, False
+        publish = self._extend_message if self.is_message else self._publish_arguments
+        return partial(publish, piece=piece, is_first=is_first, is_restarted=is_restarted)
+
+    def abandon(self, effects: Effects, *, reason: str) -> Program[None]:
+        """Ends it for subscribers: it will not be made."""
         if self.is_message:
-            return partial(self._extend_message, piece=piece, is_first=is_first, is_restarted=is_restarted)
-        return partial(self._publish_arguments, piece=piece, is_restarted=is_restarted)
+            yield from messaging.abandon_message(effects, self.message_id, reason)
+        else:
+            announced_calls.abandon(effects, self.announcement, reason)
 
     def _extend_message(self, effects: Effects, *, piece: str, is_first: bool, is_restarted: bool) -> Program[None]:
-        host = self.call_host
-        assert self.space_id is not None
-        assert host.agent_entity_id is not None
+        call = self.announcement
+        assert call.space_id is not None
+        assert call.agent_entity_id is not None
         if is_first:
             try:
                 yield from messaging.start_message(
-                    effects, self.space_id, host.agent_entity_id, self.message_id, host.run_id
+                    effects, call.space_id, call.agent_entity_id, self.message_id, call.run_id
                 )
             except RefusedError:
                 return  # The space is gone, or the agent is not a member any more: the call will report it.
         yield from messaging.append_to_message(effects, self.message_id, piece, restart=is_restarted)
 
-    def _publish_arguments(self, effects: Effects, *, piece: str, is_restarted: bool) -> Program[None]:
-        tool, host = self.tool, self.call_host
-        is_prebuilt = tool is not None and tool.execution_type == "prebuilt"
-        is_visible = tool is not None and tool.visible and not is_prebuilt
-        visibility: Visibility = "full" if is_visible else "name" if is_prebuilt else "none"
-        data: dict[str, Any] = {"toolCallId": self.call_id, "toolName": self.name, "inputDelta": piece}
-        if is_restarted:
-            data["restart"] = True
-        event = NewEvent("tool.streaming", data, visibility)
-        if host.run_id is not None:
-            effects.emit(run_stream(host.run_id), event)
-        if self.space_id is not None and visibility != "none":
-            effects.emit(space_stream(self.space_id), event)
+    def _publish_arguments(self, effects: Effects, *, piece: str, is_first: bool, is_restarted: bool) -> Program[None]:
+        if is_first:
+            announced_calls.announce(effects, self.announcement)
+        if piece:
+            announced_calls.stream_input(effects, self.announcement, piece, restart=is_restarted)
         return
         yield  # Makes this a program, though it runs no statement.
 
@@ -239,8 +282,3 @@ def _publish_text(
     effects.emit(stream, NewEvent("message.delta", {"messageId": message_id, "delta": text}, "none"))
     return
     yield  # Makes this a program, though it runs no statement.
-
-
-def _abandon_messages(effects: Effects, message_ids: Sequence[str]) -> Program[None]:
-    for message_id in message_ids:
-        yield from messaging.abandon_message(effects, message_id, "its writer was interrupted")

@@ -21,7 +21,7 @@ from toolspace.core.language_model import ModelTurn, ResultsTurn, Turn, Usage, U
 from toolspace.core.stored_records import ENDED_RUN, CallRecord, InboxEvent, RunRecord
 from toolspace.core.token_count import estimate_tokens
 from toolspace.errors import ToolspaceError
-from toolspace.spaces import call_transactions, messaging, runs
+from toolspace.spaces import announced_calls, call_transactions, messaging, runs
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program
 from toolspace.storage.queries import calls as call_rows
@@ -349,6 +349,7 @@ def end_without_agent(
 def close_left_open(effects: Effects, run_id: str) -> Program[None]:
     """Ends the messages and calls that an ended run left open in a process that is gone."""
     yield from messaging.abandon_messages_of_run(effects, run_id)
+    yield from announced_calls.end_interrupted(effects, run_id)
     for call_id in (yield from call_rows.list_open_of_run(run_id)):
         # Calls whose results others submit stay open: those results come to the inbox.
         yield from runs.interrupt_call(effects, call_id)

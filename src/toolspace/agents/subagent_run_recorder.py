@@ -102,7 +102,7 @@ class _StoredRunRecorder(RunRecorder):
 
     async def save_step(self, turns: Sequence[Turn], calls: Sequence[PlannedCall], step: int) -> None:
         output, self._output = self._output, None
-        write_stream = await output.finish() if output is not None else None
+        write_stream = await output.finish({plan.call_id for plan in calls}) if output is not None else None
         usage = json_text.encode_for_storage(msgspec.to_builtins(self._agent_run.budget.usage))
         if not await self._ledger.commit(_record_step, self._run_id, step, usage, write_stream):
             self._stop()

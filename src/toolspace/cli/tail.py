@@ -29,8 +29,9 @@ _RECONNECT_SECONDS: Final = 0.5
 _MAX_TEXT: Final = 120
 """Characters of a value that are printed."""
 _PRINTED_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "tool.started": ("toolName", "status", "input", "toolCallId"),
+    "tool.started": ("toolName", "toolCallId"),
     "tool.streaming": ("toolName", "inputDelta", "output", "toolCallId"),
+    "tool.ready": ("toolName", "status", "input", "toolCallId"),
     "tool.progress": ("toolName", "progress", "total", "message", "toolCallId"),
     "tool.done": ("toolName", "durationMs", "output", "toolCallId"),
     "tool.error": ("toolName", "errorKind", "error", "toolCallId"),
@@ -40,7 +41,7 @@ _PRINTED_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "run.done": ("agentEntityId", "status", "error", "runId"),
 }
 """Event type → the fields of its data that are printed."""
-_COLOURS: Final = {"tool.error": "red", "tool.done": "green", "tool.started": "cyan", "message.done": "blue"}
+_COLOURS: Final = {"tool.error": "red", "tool.done": "green", "tool.ready": "cyan", "message.done": "blue"}
 
 
 @click.command("tail", cls=Command)

@@ -201,19 +201,22 @@ class ToolsApi(ApiResource):
     async def submit_result(
         self,
         space_id: str,
-        run_id: str,
+        run_id: str | None,
         tool_call_id: str,
         result: Any,
         *,
         is_error: bool = False,
         source: ResultSource = "client",
+        client_id: str | None = None,
         idempotency_key: str | None = None,
     ) -> CallRecord:
         """Submits the result of a pending call that a space shows. A repeated submission has no effect.
 
-        `idempotency_key`: for a program that repeats the submission by itself.
+        `client_id` is stored with the call. `idempotency_key`: for a program that repeats the submission by itself.
+        Raises `Unprocessable` if the result does not match the output schema of the tool; the call stays open.
         """
-        body = {"runId": run_id, "toolCallId": tool_call_id, "result": result, "isError": is_error, "source": source}
+        body = {"toolCallId": tool_call_id, "result": result, "isError": is_error, "source": source}
+        body |= without_none(runId=run_id, clientId=client_id)
         return await self._submit(api_path("spaces", space_id, "tool-results"), body, idempotency_key)
 
     async def submit_run_result(
@@ -224,10 +227,12 @@ class ToolsApi(ApiResource):
         *,
         is_error: bool = False,
         source: ResultSource = "client",
+        client_id: str | None = None,
         idempotency_key: str | None = None,
     ) -> CallRecord:
         """Submits the result of a pending call of a run. A repeated submission has no effect."""
         body = {"callId": call_id, "result": result, "isError": is_error, "source": source}
+        body |= without_none(clientId=client_id)
         return await self._submit(api_path("runs", run_id, "tool-results"), body, idempotency_key)
 
     async def submit_call_result(
@@ -237,10 +242,12 @@ class ToolsApi(ApiResource):
         *,
         is_error: bool = False,
         source: ResultSource = "client",
+        client_id: str | None = None,
         idempotency_key: str | None = None,
     ) -> CallRecord:
         """Submits the result of a pending call by its id, also of a call outside a run."""
         body = {"result": result, "isError": is_error, "source": source}
+        body |= without_none(clientId=client_id)
         return await self._submit(api_path("calls", call_id, "result"), body, idempotency_key)
 
     async def _submit(self, path: str, body: Mapping[str, Any], key: str | None) -> CallRecord:

@@ -128,7 +128,7 @@ class ApiResource:
     def _subscribe(
         self, path: str, last_event_id: str | int | None, format: StreamFormat, from_start: bool
     ) -> EventSubscription:
-        query = {"format": None if format == "native" else format, "from": "start" if from_start else None}
+        query = {"format": format, "from": "start" if from_start else None}
         return EventSubscription(self._transport, path, query=query, last_event_id=last_event_id)
 
 

@@ -41,7 +41,7 @@ from toolspace.errors import ConfigError, ToolDefinitionError, ToolExecutionErro
 from toolspace.orchestrator.effective_settings import CallDefaults, ProviderRules, SourcedValue, ToolRules
 from toolspace.orchestrator.policy_rules import PolicyRule
 from toolspace.orchestrator.stages.queue import QueueSpec, RateLimit
-from toolspace.providers.configured_tools import ToolExecution, build_execution
+from toolspace.providers.configured_tools import OutputSchemaError, ToolExecution, build_execution, check_output_schema
 from toolspace.providers.functions import list_loaded_files, load_functions
 from toolspace.providers.mcp.server_spec import McpCallbacks
 from toolspace.storage.database import find_database_file
@@ -358,6 +358,9 @@ def _build_defined_tools(
         if definition.enabled and (single_tool is None or not refers_to_secrets(definition.execution)):
             try:
                 tools.append(_build_defined_tool(definition, config, http_client, get_agents))
+                check_output_schema(tools[-1])
+            except OutputSchemaError as error:
+                problems.append(f"{config.source('tools', 'definitions', definition.name, 'outputSchema')}: {error}")
             except ToolDefinitionError as error:
                 key, _, reason = str(error).removeprefix(f"REST tool {definition.name!r}: ").partition(": ")
                 place = config.source("tools", "definitions", definition.name, "execution", key)

@@ -134,7 +134,8 @@ def compile_schema(schema: Schema, *, owner: str) -> Any:
 
 def find_issues(validator: Any, value: object, schema: Schema) -> list[Issue]:
     """Returns up to eight issues that the compiled validator of a schema finds in a value."""
-    return list(_invalid_arguments(_find_errors(validator, value, _measure(schema))).issues)
+    properties = cast("Schema", schema.get("properties") or {})
+    return list(_invalid_arguments(_find_errors(validator, value, _measure(schema)), properties).issues)
 
 
 def not_an_object_issue(error: ValueError) -> Issue:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, cast
 
 MAX_SCHEMA_SIZE = 100_000
 """Values of one schema with its references followed. Schemas that are written for models have a few hundred."""
+MAX_SHOWN_SCHEMA_BYTES = 64 * 1024
+"""Larger schemas are not in the events of calls; `GET /api/tools/{name}` has them."""
 
 _NAME_KEYWORDS = frozenset(("properties", "patternProperties", "dependentSchemas", "dependentRequired"))
 _DEFINITION_KEYWORDS = frozenset(("$defs", "definitions"))

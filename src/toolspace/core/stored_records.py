@@ -90,7 +90,7 @@ class Message(Record, frozen=True):
     kind: MessageKind
     """`message`, or `tool` for a visible call."""
     content: Any
-    """The text; for a tool call `{toolCallId, toolName, input, output?, error?}`."""
+    """The text; for a tool call `{toolCallId, toolName, input, outputSchema?, output?, error?}`."""
     metadata: Mapping[str, Any]
     """Any data about the message."""
     status: MessageStatus
@@ -175,6 +175,10 @@ class CallRecord(Record, frozen=True):
     """When the call ended, in Unix milliseconds; null before."""
     expires_at: int | None
     """When the call expires without a result, in Unix milliseconds; null for never."""
+    client_id: str | None = None
+    """The client that submitted the result, if it named itself."""
+    output_schema: Mapping[str, Any] | None = None
+    """The schema of the result that someone else submits; null if any result is accepted."""
 
     def wire(self) -> dict[str, Any]:
         """Returns the wire form, with the field names of a pending call and of a run's call."""
@@ -363,6 +367,7 @@ EVENT_TYPES = (
     "message.done",
     "tool.started",
     "tool.streaming",
+    "tool.ready",
     "tool.progress",
     "tool.done",
     "tool.error",

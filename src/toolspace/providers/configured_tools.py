@@ -17,7 +17,7 @@ import msgspec
 from toolspace.core import json_text
 from toolspace.core.names import did_you_mean
 from toolspace.core.times import parse_duration
-from toolspace.core.tool import ExecutionType
+from toolspace.core.tool import ExecutionType, Tool
 from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ToolDefinitionError, ToolExecutionError, ToolValidationError
 
@@ -84,6 +84,28 @@ def build_execution(
         case _:
             handler = partial(_refuse, name, kind)
     return ToolExecution(handler=handler, input_schema=input_schema)
+
+
+class OutputSchemaError(ToolDefinitionError):
+    """The output schema of a tool cannot be used to check its results."""
+
+
+def check_output_schema(tool: Tool) -> None:
+    """Raises `OutputSchemaError` if results that others submit cannot be checked against the schema of a tool."""
+    if tool.output_schema is None or tool.execution_type not in ("external", "space"):
+        return
+    # Imported here: only configurations with such a schema need it.
+    from toolspace.core.argument_validation import compile_schema
+    from toolspace.core.schema_size import MAX_SHOWN_SCHEMA_BYTES, SchemaTooLarge, measure_schema
+
+    size = json_text.encoded_size(tool.output_schema)
+    if size > MAX_SHOWN_SCHEMA_BYTES:
+        raise OutputSchemaError(f"it has {size:,} bytes; the maximum is {MAX_SHOWN_SCHEMA_BYTES:,}")
+    try:
+        measure_schema(tool.output_schema)
+        compile_schema(tool.output_schema, owner=f"the results of {tool.name!r}")
+    except (SchemaTooLarge, ToolDefinitionError) as error:
+        raise OutputSchemaError(str(error)) from None
 
 
 def _build_request(

@@ -22,7 +22,7 @@ from toolspace.server.authorization import Caller, EntityCaller, SecretKeyCaller
 Viewer = Literal["secret", "public"]
 """`secret` sees everything; `public`, a member of the space, does not."""
 
-_NAMED_EVENTS: Final = frozenset(("tool.started", "tool.done", "tool.error"))
+_NAMED_EVENTS: Final = frozenset(("tool.started", "tool.ready", "tool.done", "tool.error"))
 """Events with the visibility `name` (of prebuilt tools), of which a member sees only the call id and tool name."""
 _OPERATOR_EVENT_FIELDS: Final[dict[str, frozenset[str]]] = {"run.done": frozenset(("usage", "error"))}
 _OPERATOR_RUN_FIELDS: Final = frozenset(("trigger", "usage", "error", "principal"))

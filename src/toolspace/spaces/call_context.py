@@ -24,6 +24,7 @@ from toolspace.errors import (
     ToolExecutionError,
     ToolPermissionError,
 )
+from toolspace.spaces.call_events import shown_schema
 from toolspace.spaces.call_transactions import StartedCall
 from toolspace.spaces.document_library import DocumentLibrary
 from toolspace.spaces.ledger import Ledger
@@ -55,6 +56,8 @@ class GatewayCallHost:
     """Calls that were stored before they are made, by id."""
     duplicate_call_id: str | None = field(init=False, default=None)
     """A call whose id was in use already."""
+    announced_calls: dict[str, tuple[str, ...]] = field(init=False, default_factory=dict[str, tuple[str, ...]])
+    """Calls whose `tool.started` was published while the model wrote them, each with the streams that have it."""
     run_moves_on: bool = field(init=False, default=False)
     """Whether another process continues the run: it then handles the calls that are interrupted here."""
     _opened_ids: set[str] | None = field(init=False, default=None)
@@ -102,11 +105,14 @@ class GatewayCallHost:
             space_id=self.space_id,
             args=args,
             execution_type=tool.execution_type,
-            execution_target=_EXECUTION_TARGETS.get(tool.execution_type, "server"),
+            execution_target=execution_target_of(tool.execution_type),
             is_async=tool.is_async,
             visibility=visibility,
             status=status,
             node_id=self.pending_calls.ledger.node_id,
+            input_schema=shown_schema(tool.input_schema),
+            output_schema=shown_schema(tool.output_schema),
+            announced_streams=self.announced_calls.pop(call_id, ()),
             **values,
         )
 
@@ -126,6 +132,11 @@ class GatewayCallHost:
             return await self.pending_calls.ask_members(self, name, args, context, timeout=timeout)
         except (RefusedError, StorageError) as error:
             raise as_tool_error(error) from error
+
+
+def execution_target_of(execution_type: str) -> ExecutionTarget:
+    """Who executes the calls of a tool of this execution type."""
+    return _EXECUTION_TARGETS.get(execution_type, "server")
 
 
 def not_in_a_space(tool_name: str) -> str:

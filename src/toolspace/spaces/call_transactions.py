@@ -19,6 +19,7 @@ from toolspace.core.stored_records import (
     OPEN_CALL,
     CallRecord,
     CallStatus,
+    MessageStatus,
     NewEvent,
     ResultSource,
     Visibility,
@@ -26,8 +27,9 @@ from toolspace.core.stored_records import (
     space_stream,
 )
 from toolspace.errors import RefusedError
-from toolspace.spaces import messaging
+from toolspace.spaces import call_events, messaging
 from toolspace.spaces.ledger import Effects
+from toolspace.spaces.submitted_results import check_result
 from toolspace.storage.database import Program
 from toolspace.storage.queries import (
     calls,
@@ -67,6 +69,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """The submitter, if only members of the call's space may submit; None for those who may resolve any call."""
     key: str | None = None
     """Identifies a repeated submission."""
+    client_id: str | None = None
+    """The client that submits, if it names itself."""
 
 
 class _ResultEvent(msgspec.Struct, frozen=True, rename="camel"):
@@ -111,13 +115,13 @@ def start(effects: Effects, new: NewCall, *, needs_worker: bool = False) -> Prog
         if call is None:
             raise RefusedError("conflict", f'the call "{new.call_id}" was removed just now; try again')
         return StartedCall(call, is_new=False)
-    shown_status = "requires_action" if new.status in OPEN_CALL else "running"
+    shown_status: MessageStatus = "requires_action" if new.status in OPEN_CALL else "running"
     if message_id is not None and new.space_id is not None:
         message = yield from messages.create(
             message_id,
             new.space_id,
             new.agent_entity_id or "",
-            _message_content(call),
+            call_events.message_content(call),
             kind="tool",
             status=shown_status,
             run_id=new.run_id,
@@ -129,20 +133,9 @@ def start(effects: Effects, new: NewCall, *, needs_worker: bool = False) -> Prog
         yield from runs.update_status(new.run_id, "waiting_tool", from_statuses=("running", "queued"))
     if new.execution_type == "external":
         effects.notify_workers(new.tool_name)
-    data = {
-        "toolCallId": call.call_id,
-        "toolName": call.tool_name,
-        "runId": call.run_id,
-        "agentEntityId": call.agent_entity_id,
-        "spaceId": call.space_id,
-        "messageId": message_id,
-        "input": call.args,
-        "executionType": call.execution_type,
-        "executionTarget": call.execution_target,
-        "status": shown_status,
-    }
-    _emit(effects, call, new.visibility, "tool.started", data)
-    if new.status in OPEN_CALL and message_id is None and json_text.encoded_size(call.args) <= _MAX_REMEMBERED_BYTES:
+    call_events.emit_start(effects, call, new, shown_status)
+    is_small = message_id is None and call.output_schema is None
+    if new.status in OPEN_CALL and is_small and json_text.encoded_size(call.args) <= _MAX_REMEMBERED_BYTES:
         effects.opened_call = CallTransition(call, new.visibility, None, new.pauses_run)
     return StartedCall(call, is_new=True)
 
@@ -171,7 +164,7 @@ def finish(
         return None
     effects.changed_calls[call_id] = transition.call
     for event in before:
-        _emit(effects, transition.call, transition.visibility, event.type, event.data)
+        call_events.emit(effects, transition.call, transition.visibility, event.type, event.data)
     yield from _show_end(effects, transition)
     if not result.ok and transition.call.execution_type == "prebuilt":
         # Subscribers may have seen the beginning of a message of this call.
@@ -186,6 +179,7 @@ def submit(effects: Effects, submission: Submission) -> Program[CallRecord]:
         "is_error": submission.is_error,
         "source": submission.source,
         "submission": submission.key,
+        "client_id": submission.client_id,
     }
     if submission.entity_id is None:
         transition = yield from calls.resolve(
@@ -201,6 +195,8 @@ def submit(effects: Effects, submission: Submission) -> Program[CallRecord]:
     yield from _check_submission(submission, call)
     transition = None
     if call.status in OPEN_CALL:
+        if not submission.is_error:
+            check_result(call, submission.result)
         if pauses_run:
             yield from calls.lock_paused_run(submission.call_id)
         transition = yield from calls.resolve(submission.call_id, **values, submitted_by=submission.entity_id)
@@ -244,10 +240,11 @@ def resolve_from_memory(open_call: CallTransition, submission: Submission) -> tu
         is_error=submission.is_error,
         source=submission.source,
         submission=submission.key,
+        client_id=submission.client_id,
     )
     effects = Effects(resolved_calls=[resolution])
     _deliver(effects, transition)
-    _emit_end(effects, transition)
+    call_events.emit_end(effects, transition)
     return effects, transition.call
 
 
@@ -331,7 +328,7 @@ def stream_events(
 ) -> Program[None]:
     """Emits progress and partial results of a running call."""
     for event in events:
-        _emit(effects, call, visibility, event.type, event.data)
+        call_events.emit(effects, call, visibility, event.type, event.data)
     return
     yield  # Makes it a program.
 
@@ -407,44 +404,8 @@ def _show_end(effects: Effects, transition: CallTransition) -> Program[None]:
     call = transition.call
     if call.message_id is not None:
         status = "error" if call.is_error else "complete"
-        yield from messages.update_status(call.message_id, status=status, content=_message_content(call))
-    _emit_end(effects, transition)
-
-
-def _emit_end(effects: Effects, transition: CallTransition) -> None:
-    call = transition.call
-    data: dict[str, Any] = {
-        "toolCallId": call.call_id,
-        "toolName": call.tool_name,
-        "runId": call.run_id,
-        "messageId": call.message_id,
-    }
-    if call.is_error:
-        reason = call.result if isinstance(call.result, str) else None
-        data["error"], data["errorKind"] = reason or "the tool failed", call.error_kind or "execution_error"
-        if reason is None:
-            data["output"] = call.result
-    else:
-        data["output"], data["source"] = call.result, call.source
-    data["durationMs"] = (call.resolved_at or call.created_at) - call.created_at
-    _emit(effects, call, transition.visibility, "tool.error" if call.is_error else "tool.done", data)
-
-
-def _emit(effects: Effects, call: CallRecord, visibility: Visibility, type: str, data: Any) -> None:
-    event = NewEvent(type, data, visibility)
-    if call.run_id is not None:
-        effects.emit(run_stream(call.run_id), event)
-    if call.space_id is not None and visibility != "none":
-        effects.emit(space_stream(call.space_id), event)
-
-
-def _message_content(call: CallRecord) -> dict[str, Any]:
-    content: dict[str, Any] = {"toolCallId": call.call_id, "toolName": call.tool_name, "input": call.args}
-    if call.status in ("completed", "resolved") and not call.is_error:
-        content["output"] = call.result
-    elif call.is_error:
-        content["error"] = call.result
-    return content
+        yield from messages.update_status(call.message_id, status=status, content=call_events.message_content(call))
+    call_events.emit_end(effects, transition)
 
 
 def list_submitter_topics(call: NewCall | CallRecord) -> list[str]:

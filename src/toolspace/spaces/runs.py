@@ -20,7 +20,7 @@ from toolspace.core.stored_records import (
 )
 from toolspace.errors import RefusedError, StorageError
 from toolspace.orchestrator.run import Run
-from toolspace.spaces import call_transactions
+from toolspace.spaces import announced_calls, call_transactions
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.storage.database import Program
 from toolspace.storage.queries import calls, entities_and_spaces, sessions, tasks
@@ -137,6 +137,7 @@ def interrupt_call(effects: Effects, call_id: str) -> Program[CallRecord | None]
         run = yield from run_queries.find(subagent_run_id(call_id, leg))
         if run is None:
             break
+        yield from announced_calls.end_interrupted(effects, run.id)
         error = "interrupted: the process that ran it ended before it did"
         failed_run = yield from run_queries.update_status(run.id, "failed", from_statuses=_OPEN, error=error, ends=True)
         if failed_run is not None:

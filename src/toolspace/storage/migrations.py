@@ -212,7 +212,21 @@ _QUOTAS = (
     "CREATE INDEX quota_counters_reset ON quota_counters (reset_at)",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _GOALS_PER_AGENT, _PRINCIPALS, _QUOTAS)
+_CHECKED_RESULTS = (
+    # Who submitted a result, and what it must match.
+    "ALTER TABLE calls ADD COLUMN client_id TEXT",
+    "ALTER TABLE calls ADD COLUMN output_schema TEXT",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    _FIRST,
+    _SECOND,
+    _THIRD,
+    _GOALS_PER_AGENT,
+    _PRINCIPALS,
+    _QUOTAS,
+    _CHECKED_RESULTS,
+)
 
 
 def migrate() -> Program[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -64,6 +65,7 @@ async def check(
     assert set(effects) == plain_jobs
     assert has_stalled or effects.total() == len(plain_jobs), effects.most_common(3)
     await _check_nothing_open(database)
+    await _check_call_events(database)
     for agent in agents:
         await _check_history(database, agent)
 
@@ -80,6 +82,17 @@ async def _check_nothing_open(database: Database) -> None:
         assert {row[0] for row in rows} <= set(allowed), f"{table}: {rows}"
     rows = await _query(database, "SELECT id, node_id, run_id FROM sessions WHERE run_id IS NOT NULL")
     assert not rows, rows
+
+
+async def _check_call_events(database: Database) -> None:
+    """Every call starts once on each stream, is ready once unless the model did not finish it, and ends once."""
+    rows = await _query(database, "SELECT stream, type, data FROM events WHERE type LIKE 'tool.%' ORDER BY stream, id")
+    types: dict[tuple[str, str], list[str]] = {}
+    for stream, type, data in rows:
+        types.setdefault((stream, json.loads(data)["toolCallId"]), []).append(type.removeprefix("tool."))
+    for key, names in types.items():
+        order = r"started( streaming)*( ready( streaming| progress)*( done| error)| error)"
+        assert re.fullmatch(order, " ".join(names)), (key, names)
 
 
 async def _check_history(database: Database, agent: str) -> None:

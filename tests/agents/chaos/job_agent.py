@@ -155,7 +155,7 @@ class JobModel(Model):
             for start in range(0, len(model_call.arguments), _PIECE):
                 if listen is not None:
                     listen(CallDelta(index, model_call.arguments[start : start + _PIECE]))
-                if model_call.name == "send_message":
+                if model_call.name == "send_message" or start == 0:
                     await asyncio.sleep(0)
                     await self._pause()
         return ModelTurn(text=turn.text, calls=turn.calls, usage=Usage(requests=1, input_tokens=10), model=self.name)

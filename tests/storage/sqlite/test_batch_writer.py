@@ -35,6 +35,7 @@ class _Writes:
                 is_error=chance.random() < 0.3,
                 source="client",
                 submission=chance.choice((None, *_TEXTS)),
+                client_id=chance.choice((None, *_TEXTS)),
             )
             values = dict(zip(calls.RESOLUTION_COLUMNS, row, strict=True)) | {"resolved_at": 7}
             if chance.random() < 0.1:  # Not as it is stored.

@@ -69,7 +69,8 @@ class Conversation:
     async def run(self, interrupts: Interrupts) -> int:
         """Runs until the person leaves. Returns the exit code."""
         path = f"/api/spaces/{quote_segment(self._context.space.id)}/stream"
-        stream = self._client.stream(path, retry_unreachable=not self._context.is_local)
+        native = {"format": "native"}  # An agent may have another default.
+        stream = self._client.stream(path, query=native, retry_unreachable=not self._context.is_local)
         event_task = asyncio.ensure_future(self._follow(stream))
         connected = asyncio.ensure_future(stream.connected.wait())
         tasks: set[asyncio.Future[Any]] = {event_task, connected}
@@ -92,7 +93,6 @@ class Conversation:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._questions.aclose()
             await self._runs.aclose()
             self._view.abort_message()
         if interrupts.signal is not None:
@@ -158,10 +158,12 @@ class Conversation:
         if event_type in ("tool.done", "tool.error"):
             self._view.finish_call(data)
             self._questions.remove(str(data.get("toolCallId")))
-        elif event_type != "tool.started":
+        elif event_type not in ("tool.started", "tool.ready"):
             self._view.update_call(data)
         elif data.get("spaceId") != self._context.space.id:
             pass  # A call in another space is not part of this chat.
+        elif event_type == "tool.started":
+            self._view.update_call(data)
         elif data.get("status") == "requires_action" and data.get("executionTarget") == "client":
             self._questions.add(data)
         else:
@@ -180,7 +182,6 @@ class Conversation:
             if not self._screen.is_interactive:
                 await self._runs.wait_until_idle(unless=lambda: self._questions.form is not None)
                 await self._catch_up()
-                await self._questions.wait_until_ready()
             action = await self._screen.read()
             if action is ControlKey.INTERRUPT:
                 if await self._interrupt():

@@ -6,17 +6,15 @@ result; it shows and sends nothing.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final, NamedTuple, cast
 
 from toolspace.cli.chat.conversation_view import ConversationView
 from toolspace.cli.chat.run_tracker import ChatContext, RunTracker
 from toolspace.cli.chat.screen import PROMPT, ChatScreen
 from toolspace.cli.output import escape_control_characters, plain_text
-from toolspace.client.errors import ApiError
+from toolspace.client.errors import ApiError, Unprocessable
 from toolspace.core import json_text
 from toolspace.core.tool_context import ELICITATION_CALL
 
@@ -32,13 +30,16 @@ _MAX_CHOICES: Final = 20
 
 
 class _Question:
-    """A pending call. It can be answered once its form is built."""
+    """A pending call and the form that answers it."""
 
     __slots__ = ("data", "form")
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         self.data = data
-        self.form: QuestionForm | None = None
+        self.form = self.build_form()
+
+    def build_form(self) -> QuestionForm:
+        return build_form(str(self.data.get("toolName")), self.data.get("input"), self.data.get("outputSchema"))
 
 
 class OpenQuestions:
@@ -53,7 +54,6 @@ class OpenQuestions:
         self._open: dict[str, _Question] = {}
         self._call_ids: set[str] = set()
         """All calls that were added: two streams have an event for each."""
-        self._preparations: set[asyncio.Future[None]] = set()
         self.form: QuestionForm | None = None
         """The form that the next line answers; None without a question."""
 
@@ -68,6 +68,7 @@ class OpenQuestions:
                         "toolName": call.tool_name,
                         "input": call.args,
                         "runId": call.run_id,
+                        "outputSchema": call.output_schema,
                     }
                 )
 
@@ -77,27 +78,17 @@ class OpenQuestions:
         if call_id not in self._call_ids:
             self._call_ids.add(call_id)
             self._open[call_id] = _Question(data)
-            task = asyncio.ensure_future(self._prepare(call_id))
-            self._preparations.add(task)
-            task.add_done_callback(self._preparations.discard)
+            self._view.show_question(data)
+            self._show_oldest()
 
     def has_received(self, call_ids: Iterable[str | None]) -> bool:
         """Whether all of these calls were added."""
         return all(call_id in self._call_ids for call_id in call_ids if call_id is not None)
 
-    async def wait_until_ready(self) -> None:
-        """Waits until all open questions can be answered."""
-        await asyncio.gather(*self._preparations)
-
     def remove(self, call_id: str) -> None:
         """Removes a call that has ended, whoever answered it."""
         if self._open.pop(call_id, None) is not None:
             self._show_oldest()
-
-    async def aclose(self) -> None:
-        for task in self._preparations:
-            task.cancel()
-        await asyncio.gather(*self._preparations, return_exceptions=True)
 
     async def answer(self, line: str) -> None:
         """Answers the current question with a line."""
@@ -117,25 +108,17 @@ class OpenQuestions:
             if result is None:
                 self.form = None  # So that the next field is shown.
             else:
-                del self._open[call_id]
-                await self._submit(call_id, str(question.data.get("runId")), result.value)
+                try:
+                    await self._submit(call_id, str(question.data.get("runId")), result.value)
+                    self._open.pop(call_id, None)  # Its event may have removed it already.
+                except Unprocessable as error:
+                    self._view.show_problem(error.detail or str(error))
+                    question.form = question.build_form()  # Asks again.
         self._show_oldest()
 
-    async def _prepare(self, call_id: str) -> None:
-        """Builds the form of a call and shows the question."""
-        question = self._open[call_id]
-        name = str(question.data.get("toolName"))
-        schema: Mapping[str, Any] | None = None
-        with suppress(ApiError):  # A tool of the agent itself is not in the list of the gateway.
-            schema = (await self._client.tools.get(name)).output_schema
-        if call_id in self._open:
-            question.form = build_form(name, question.data.get("input"), schema)
-            self._view.show_question(question.data)
-            self._show_oldest()
-
     def _show_oldest(self) -> None:
-        """Makes the oldest question with a form the current one."""
-        form = next((question.form for question in self._open.values() if question.form is not None), None)
+        """Makes the oldest question the current one."""
+        form = next((question.form for question in self._open.values()), None)
         if form is not self.form or form is None:
             self.form = form
             self._screen.set_prompt(PROMPT if form is None else form.field.prompt)
@@ -144,8 +127,11 @@ class OpenQuestions:
         self._runs.wake()
 
     async def _submit(self, call_id: str, run_id: str, value: Any) -> None:
+        """Submits an answer. Raises `Unprocessable` if it does not match the output schema of the tool."""
         try:
             call = await self._client.tools.submit_result(self._context.space.id, run_id, call_id, value)
+        except Unprocessable:
+            raise
         except ApiError as error:  # Somebody else has answered, or the call has expired.
             self._view.show_problem(error.detail or str(error))
         else:

@@ -62,6 +62,7 @@ class AgUiTranslator:
             "message.delta": self._message_delta,
             "message.done": self._message_done,
             "tool.started": self._tool_started,
+            "tool.ready": self._tool_ready,
             "tool.streaming": self._tool_streaming,
             "tool.done": self._tool_done,
             "tool.error": self._tool_error,
@@ -217,14 +218,30 @@ class AgUiTranslator:
 
     def _tool_started(self, event: StoredEvent, data: Data) -> list[Payload]:
         id = str(data.get("toolCallId"))
-        was_streamed = self._calls.pop(id) is not None
+        if id in self._calls:
+            return []
+        return self._open_call(id, data)
+
+    def _open_call(self, id: str, data: Data) -> list[Payload]:
+        """Opens a call for the client; also one that was open in an earlier run."""
+        if id not in self._calls:
+            name = str(data.get("toolName"))
+            self._calls.put(id, [name], len(id) + len(name))
+        if id in self._open_call_ids:
+            return []
+        self._open_call_ids.add(id)
+        return [_call_start(id, data)]
+
+    def _tool_ready(self, event: StoredEvent, data: Data) -> list[Payload]:
+        id = str(data.get("toolCallId"))
+        deltas = self._calls.pop(id) or []
         payloads: list[Payload] = []
-        if id not in self._open_call_ids and not was_streamed:
-            payloads.append(_call_start(id, data))
+        if not deltas[1:]:
+            payloads += self._open_call(id, data)
+            self._calls.pop(id)
             if "input" in data:
                 payloads.append({"type": "TOOL_CALL_ARGS", "toolCallId": id, "delta": json_text.encode(data["input"])})
-            payloads.append({"type": "TOOL_CALL_END", "toolCallId": id})
-        elif id in self._open_call_ids:
+        if id in self._open_call_ids:
             self._open_call_ids.discard(id)
             payloads.append({"type": "TOOL_CALL_END", "toolCallId": id})
         if data.get("status") == "requires_action":
@@ -235,11 +252,9 @@ class AgUiTranslator:
         id, delta = str(data.get("toolCallId")), data.get("inputDelta")
         if not isinstance(delta, str):
             return [_custom(event)]
-        deltas = self._calls.get(id) or [str(data.get("toolName"))]
-        payloads: list[Payload] = []
-        if id not in self._open_call_ids:
-            payloads.append(_call_start(id, data))
-            self._open_call_ids.add(id)
+        payloads = self._open_call(id, data)
+        deltas = self._calls.get(id)
+        assert deltas is not None
         if delta:
             payloads.append({"type": "TOOL_CALL_ARGS", "toolCallId": id, "delta": delta})
         deltas.append(delta)
@@ -247,7 +262,7 @@ class AgUiTranslator:
         return payloads
 
     def _tool_done(self, event: StoredEvent, data: Data) -> list[Payload]:
-        output = data.get("output")
+        output = data.get("output", "")  # Without an output if the tool is hidden.
         return self._result(data, output if isinstance(output, str) else json_text.encode(output))
 
     def _tool_error(self, event: StoredEvent, data: Data) -> list[Payload]:

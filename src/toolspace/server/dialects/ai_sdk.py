@@ -23,8 +23,10 @@ class _Call:
     """A tool call without output."""
 
     name: str
-    data: Data | None = None
-    """The data of `tool.started`."""
+    is_provider_executed: bool = True
+    """Whether someone else than the client executes it."""
+    ready_data: Data | None = None
+    """The data of `tool.ready`."""
     deltas: list[str] = field(default_factory=list[str])
     needs_approval: bool = False
     """Whether a person has to approve it."""
@@ -53,6 +55,7 @@ class UiMessageStreamTranslator:
             "message.delta": self._message_delta,
             "message.done": self._message_done,
             "tool.started": self._tool_started,
+            "tool.ready": self._tool_ready,
             "tool.streaming": self._tool_streaming,
             "tool.done": self._tool_done,
             "tool.error": self._tool_error,
@@ -74,10 +77,10 @@ class UiMessageStreamTranslator:
             if text.deltas:
                 parts.append({"type": "text-delta", "id": id, "delta": "".join(text.deltas)})
         for id, call in self._calls:
-            if call.data is not None:
-                parts += _input(id, call.data, was_streamed=False, needs_approval=call.needs_approval)
-            else:
-                parts.append({"type": "tool-input-start", "toolCallId": id, "toolName": call.name})
+            parts.append(_input_start(id, call))
+            if call.ready_data is not None:
+                parts += _input_available(id, call, call.ready_data)
+            elif call.deltas:
                 parts.append({"type": "tool-input-delta", "toolCallId": id, "inputTextDelta": "".join(call.deltas)})
         return parts
 
@@ -142,37 +145,53 @@ class UiMessageStreamTranslator:
 
     def _tool_started(self, event: StoredEvent, data: Data) -> list[Payload]:
         id = str(data.get("toolCallId"))
-        call = self._calls.get(id) or _Call(str(data.get("toolName")))
-        call.data = data
+        if id in self._calls:
+            return []
+        return [self._start_call(id, data)]
+
+    def _start_call(self, id: str, data: Data) -> Payload:
+        # Of calls whose tool is hidden, the event has no target: the gateway executes them.
+        is_provider_executed = data.get("executionTarget") not in ("client", "external")
+        call = _Call(str(data.get("toolName")), is_provider_executed)
+        self._calls.put(id, call, len(id) + len(call.name))
+        return _input_start(id, call)
+
+    def _tool_ready(self, event: StoredEvent, data: Data) -> list[Payload]:
+        id = str(data.get("toolCallId"))
+        parts: list[Payload] = [] if id in self._calls else [self._start_call(id, data)]
+        call = self._calls.get(id)
+        assert call is not None
+        call.ready_data = _omit(data, "inputSchema", "outputSchema")
         call.needs_approval = data.get("executionType") == "space" and data.get("status") == "requires_action"
         self._calls.put(id, call, len(encode_data(event)))
-        return _input(id, data, was_streamed=bool(call.deltas), needs_approval=call.needs_approval)
+        return [*parts, *_input_available(id, call, data)]
 
     def _tool_streaming(self, event: StoredEvent, data: Data) -> list[Payload]:
         id, delta = str(data.get("toolCallId")), data.get("inputDelta")
         call = self._calls.get(id)
         if not isinstance(delta, str):
-            if call is None or call.needs_approval or "output" not in data:
+            if call is None or call.ready_data is None or call.needs_approval or "output" not in data:
                 return [_data_part(event)]
-            return [{"type": "tool-output-available", "toolCallId": id, "output": data["output"], "preliminary": True}]
-        if call is not None and call.data is not None:
-            return []  # tool.started had the whole input.
+            return [{**_output_available(id, call, data), "preliminary": True}]
+        if call is not None and call.ready_data is not None:
+            return []  # The whole input was sent.
         parts: list[Payload] = []
         if call is None:
-            call = _Call(str(data.get("toolName")))
-            parts.append({"type": "tool-input-start", "toolCallId": id, "toolName": call.name})
+            parts.append(self._start_call(id, data))
+            call = self._calls.get(id)
+            assert call is not None
         call.deltas.append(delta)
         self._calls.put(id, call, len(delta))
         return [*parts, {"type": "tool-input-delta", "toolCallId": id, "inputTextDelta": delta}]
 
     def _tool_done(self, event: StoredEvent, data: Data) -> list[Payload]:
-        id, output = str(data.get("toolCallId")), data.get("output")
+        id = str(data.get("toolCallId"))
         call = self._calls.pop(id)
         if call is None:
             return [_data_part(event)]
-        if call.needs_approval and _mapping(output).get("approved") is False:
+        if call.needs_approval and _is_denial(data.get("output")):
             return [_approval_response(id, is_approved=False), {"type": "tool-output-denied", "toolCallId": id}]
-        part = {"type": "tool-output-available", "toolCallId": id, "output": output}
+        part = _output_available(id, call, data)
         return [_approval_response(id), part] if call.needs_approval else [part]
 
     def _tool_error(self, event: StoredEvent, data: Data) -> list[Payload]:
@@ -184,17 +203,34 @@ class UiMessageStreamTranslator:
         return [_approval_response(id), part] if call.needs_approval else [part]
 
 
-def _input(id: str, data: Data, *, was_streamed: bool, needs_approval: bool) -> list[Payload]:
+def _input_start(id: str, call: _Call) -> Payload:
+    return {"type": "tool-input-start", **_call_header(id, call)}
+
+
+def _input_available(id: str, call: _Call, data: Data) -> list[Payload]:
     """Returns the parts for the input of a call and for the approval that it may need."""
-    header: dict[str, Any] = {"toolCallId": id, "toolName": str(data.get("toolName"))}
-    if data.get("executionTarget") != "client":
-        header["providerExecuted"] = True  # Otherwise the client's own tool handlers would execute it.
-    parts: list[Payload] = [] if was_streamed else [{"type": "tool-input-start", **header}]
-    if "input" in data:
-        parts.append({"type": "tool-input-available", **header, "input": data["input"]})
-    if needs_approval:
-        parts.append({"type": "tool-approval-request", "approvalId": id, "toolCallId": id})
-    return parts
+    # The SDK requires an input and an output; of a hidden call the event has none.
+    part: dict[str, Any] = {"type": "tool-input-available", **_call_header(id, call), "input": data.get("input")}
+    if metadata := _pick(data, "runId"):
+        part["providerMetadata"] = _toolspace_metadata(metadata)  # A client that executes it submits the result there.
+    if not call.needs_approval:
+        return [part]
+    return [part, {"type": "tool-approval-request", "approvalId": id, "toolCallId": id}]
+
+
+def _output_available(id: str, call: _Call, data: Data) -> Payload:
+    return {"type": "tool-output-available", "toolCallId": id, "toolName": call.name, "output": data.get("output")}
+
+
+def _call_header(id: str, call: _Call) -> dict[str, Any]:
+    header: dict[str, Any] = {"toolCallId": id, "toolName": call.name}
+    # Without the mark, the client's own tool handlers execute it.
+    return {**header, "providerExecuted": True} if call.is_provider_executed else header
+
+
+def _is_denial(output: Any) -> bool:
+    answer = _mapping(output)
+    return answer.get("approved") is False or answer.get("confirmed") is False
 
 
 def _approval_response(id: str, *, is_approved: bool = True) -> Payload:

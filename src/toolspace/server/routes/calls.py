@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -77,6 +78,10 @@ class RunCallResponse(ResponseBody, frozen=True, kw_only=True):
     """Whether the result is an error."""
     source: ResultSource | UnsetType | None = UNSET
     """Who submitted the result."""
+    client_id: str | UnsetType | None = UNSET
+    """The client that submitted the result, if it named itself."""
+    output_schema: Mapping[str, Any] | UnsetType | None = UNSET
+    """The schema of the result that someone else submits."""
     started_at: int | UnsetType = UNSET
     """When the call was made, in Unix milliseconds."""
     completed_at: int | UnsetType | None = UNSET
@@ -113,6 +118,8 @@ class ResultBody(msgspec.Struct, kw_only=True, rename="camel", forbid_unknown_fi
     """Whether the result is an error."""
     source: Literal["client", "server"] = "client"
     """Who submits the result; with a token always `client`."""
+    client_id: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
+    """Which client submits the result, such as a browser tab; stored with the call."""
 
 
 class RunResultBody(ResultBody, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -125,8 +132,8 @@ class RunResultBody(ResultBody, kw_only=True, rename="camel", forbid_unknown_fie
 class SpaceResultBody(ResultBody, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """The result of a call that is visible in a space."""
 
-    run_id: Id
-    """The run of the call."""
+    run_id: Id | None = None
+    """The run of the call; a call of another run is refused."""
     tool_call_id: Id
     """The id of the call."""
 
@@ -193,7 +200,9 @@ async def list_run_calls(request: Request) -> dict[str, Any]:
 _SUBMISSION: dict[str, Any] = {
     "access": Access.MEMBER,
     "response": CallResponse,
-    "error_statuses": (403, 404, 409),
+    "error_statuses": (403, 404, 409, 422),
+    "description": "A result that does not match the output schema of the tool is refused with 422; `errors` lists "
+    "the `path` and the `message` of each mismatch. The call stays open. Errors (`isError`) are not checked.",
     "headers": {"Idempotency-Key": "A submission with the same key gets the first response again."},
 }
 
@@ -256,6 +265,7 @@ async def _submit(
         space_id=space_id,
         entity_id=entity_id,
         key=submission_key(request),
+        client_id=body.client_id,
     )
     return (await request.gateway.pending_calls.submit(submission)).wire_text()
 

@@ -7,14 +7,14 @@ and `delivered_at` that an inline result arrived: if the process dies before tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.ids import now_ms
-from toolspace.core.stored_records import CallRecord, CallStatus, ExecutionTarget, ResultSource, Visibility
+from toolspace.core.stored_records import OPEN_CALL, CallRecord, CallStatus, ExecutionTarget, ResultSource, Visibility
 from toolspace.storage.database import SKIP_LOCKED, Program, long_running
 from toolspace.storage.queries.statement_builder import (
     Table,
@@ -23,6 +23,7 @@ from toolspace.storage.queries.statement_builder import (
     first_value,
     has_changed,
     insert_into,
+    json_or_null,
     placeholders,
     where_clause,
 )
@@ -56,6 +57,12 @@ class NewCall(msgspec.Struct, frozen=True, kw_only=True):
     """When the timer of a `wait` tool resolves it."""
     pauses_run: bool = False
     """Whether its run waits for the result."""
+    output_schema: Mapping[str, Any] | None = None
+    """What its result must match. Stored if someone else submits the result."""
+    input_schema: Mapping[str, Any] | None = None
+    """The schema of its arguments, for its events. Not stored."""
+    announced_streams: tuple[str, ...] = ()
+    """Streams that have its `tool.started` already. Not stored."""
 
 
 class CallTransition(msgspec.Struct, frozen=True):
@@ -67,10 +74,13 @@ class CallTransition(msgspec.Struct, frozen=True):
     pauses_run: bool
 
 
-_CALL = Table("calls", CallRecord, json=("args", "result"), flags=("visible", "is_async", "is_error"))
-_NEW_CALL = Table("calls", NewCall, columns={"visibility": "exposure", "pauses_run": "pauses"})
+_CALL = Table("calls", CallRecord, json=("args", "result", "output_schema"), flags=("visible", "is_async", "is_error"))
+_COLUMN_NAMES: Final = {"visibility": "exposure", "pauses_run": "pauses"}
+_UNSTORED_FIELDS: Final = frozenset(("input_schema", "announced_streams"))
+_NEW_FIELDS: Final = tuple(field for field in NewCall.__struct_fields__ if field not in _UNSTORED_FIELDS)
+_NEW_COLUMNS: Final = tuple(_COLUMN_NAMES.get(field, field) for field in _NEW_FIELDS)
 _INSERT = (
-    f"{insert_into('calls', (*_NEW_CALL.columns, 'seq', 'message_id', 'is_error'))} "
+    f"{insert_into('calls', (*_NEW_COLUMNS, 'seq', 'message_id', 'is_error'))} "
     f"ON CONFLICT (call_id) DO NOTHING RETURNING {_CALL.sql}"
 )
 _COLUMN_COUNT: Final = len(_CALL.columns)
@@ -78,7 +88,7 @@ _COLUMN_COUNT: Final = len(_CALL.columns)
 # How a result is stored. Every statement that resolves a call is made of these: a result that arrives in the same
 # moment as another, or over the batch writer of SQLite, fills the same columns.
 
-_RESULT_COLUMNS: Final = ("result", "is_error", "source", "submission", "submitted_by", "resolved_at")
+_RESULT_COLUMNS: Final = ("result", "is_error", "source", "submission", "submitted_by", "client_id", "resolved_at")
 REMEMBERED_COLUMNS: Final = ("status", "created_at", "space_id")
 """What may have changed since a process started a call that is shown nowhere. `created_at` tells a call from another
 one that got the same id later."""
@@ -103,6 +113,7 @@ def resolve(
     source: ResultSource,
     submission: str | None,
     submitted_by: str | None = None,
+    client_id: str | None = None,
     was_read: bool = True,
     run_id: str | None = None,
     space_id: str | None = None,
@@ -110,17 +121,24 @@ def resolve(
     """waiting → resolved for the caller, pending → resolved for the inbox. None if the call was not open.
 
     `run_id`, `space_id`: only if it is in this run or space. `was_read` is False for a submitter who may resolve any
-    call, so that nothing was checked before: then None also if the call runs in the gateway or pauses its run.
+    call, so that nothing was checked before: then None also if the call runs in the gateway, pauses its run, or has a
+    schema for its result.
     """
-    conditions = "" if was_read else " AND execution_target <> 'server' AND pauses = 0"
+    conditions = "" if was_read else " AND execution_target <> 'server' AND pauses = 0 AND output_schema IS NULL"
     places = [(column, value) for column, value in (("run_id", run_id), ("space_id", space_id)) if value is not None]
     update = _RESOLVE + conditions + "".join(f" AND {column} = ?" for column, _ in places)
-    values = _result_values(result, is_error, source, submission, submitted_by)
+    values = _result_values(result, is_error, source, submission, submitted_by, client_id)
     return _transition(update, *values, call_id, *(value for _, value in places))
 
 
 def build_resolution(
-    remembered_call: CallTransition, *, result: Any, is_error: bool, source: ResultSource, submission: str | None
+    remembered_call: CallTransition,
+    *,
+    result: Any,
+    is_error: bool,
+    source: ResultSource,
+    submission: str | None,
+    client_id: str | None = None,
 ) -> tuple[CallTransition, Sequence[Any]]:
     """The resolution of an open call that this process remembers, and that is shown nowhere: nothing has to be read.
 
@@ -128,13 +146,14 @@ def build_resolution(
     of SQLite writes.
     """
     call = remembered_call.call
-    values = _result_values(result, is_error, source, submission)
+    values = _result_values(result, is_error, source, submission, client_id=client_id)
     resolved_call = msgspec.structs.replace(
         call,
         status="resolved",
         result=json_text.decode(values[0]),
         is_error=is_error,
         source=source,
+        client_id=client_id,
         resolved_at=values[-1],
     )
     delivery = "inline" if call.status == "waiting" else "inbox"
@@ -151,10 +170,15 @@ def apply_resolution(resolution: Sequence[Any]) -> Program[bool]:
 
 
 def _result_values(
-    result: Any, is_error: bool, source: ResultSource, submission: str | None, submitted_by: str | None = None
+    result: Any,
+    is_error: bool,
+    source: ResultSource,
+    submission: str | None,
+    submitted_by: str | None = None,
+    client_id: str | None = None,
 ) -> tuple[Any, ...]:
     """The values of `_RESULT_COLUMNS`."""
-    return json_text.encode_for_storage(result), int(is_error), source, submission, submitted_by, now_ms()
+    return json_text.encode_for_storage(result), int(is_error), source, submission, submitted_by, client_id, now_ms()
 
 
 # Other changes of one call
@@ -162,8 +186,10 @@ def _result_values(
 
 def create(new: NewCall, *, seq: int, message_id: str | None) -> Program[CallRecord | None]:
     """None if the id is in use."""
-    values = msgspec.structs.asdict(new) | {
+    is_submitted = new.status in OPEN_CALL and new.execution_target != "server"
+    values = {field: getattr(new, field) for field in _NEW_FIELDS} | {
         "args": json_text.encode_for_storage(new.args),
+        "output_schema": json_or_null(new.output_schema) if is_submitted else None,
         "visible": int(new.visible),
         "is_async": int(new.is_async),
         "pauses_run": int(new.pauses_run),
@@ -370,6 +396,11 @@ def list_of_run(run_id: str, *, after: int = 0, limit: int = 1000) -> Program[li
     select = f"SELECT {_CALL.sql}, exposure FROM calls WHERE run_id = ? AND seq > ? ORDER BY seq LIMIT ?"
     rows = yield select, (run_id, after, limit)
     return [(_CALL.decode(row), row[_COLUMN_COUNT]) for row in rows]
+
+
+def list_stored(call_ids: Sequence[str]) -> Program[list[str]]:
+    """Those of the ids that are in use."""
+    return first_column(f"SELECT call_id FROM calls WHERE call_id IN ({placeholders(call_ids)})", *call_ids)
 
 
 def list_open_of_run(run_id: str) -> Program[list[str]]:

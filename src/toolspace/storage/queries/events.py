@@ -16,7 +16,7 @@ from toolspace.core.ids import now_ms
 from toolspace.core.stored_records import NewEvent, StoredEvent
 from toolspace.storage.database import DeferredWrites, Program, Row, RowBatch, StaleError, long_running
 from toolspace.storage.queries import calls, inbox
-from toolspace.storage.queries.statement_builder import delete_selected, first_value, insert_into
+from toolspace.storage.queries.statement_builder import delete_selected, first_value, insert_into, placeholders
 
 COLUMNS: Final = ("stream", "id", "type", "data", "exposure", "at")
 _INSERT: Final = insert_into("events", COLUMNS)
@@ -96,6 +96,15 @@ def list_after(stream: str, last_id: int, limit: int) -> Program[list[StoredEven
     rows = yield (
         f"SELECT {', '.join(COLUMNS)} FROM events WHERE stream = ? AND id > ? ORDER BY id LIMIT ?",
         (stream, last_id, limit),
+    )
+    return [_decode(row) for row in rows]
+
+
+def list_of_types(stream: str, types: Sequence[str]) -> Program[list[StoredEvent]]:
+    """The events of some types, in order."""
+    rows = yield (
+        f"SELECT {', '.join(COLUMNS)} FROM events WHERE stream = ? AND type IN ({placeholders(types)}) ORDER BY id",
+        (stream, *types),
     )
     return [_decode(row) for row in rows]
 
