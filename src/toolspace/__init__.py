@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from toolspace.core.language_model import UserTurn as UserTurn
     from toolspace.core.language_model import decode_turns as decode_turns
     from toolspace.core.language_model import encode_turns as encode_turns
+    from toolspace.core.prebuilt_actions import prebuilt as prebuilt
     from toolspace.core.quotas import Quota as Quota
     from toolspace.core.result import AudioPart as AudioPart
     from toolspace.core.result import ImagePart as ImagePart
@@ -111,6 +112,7 @@ _EXPORTS = {
     "toolspace.core.language_model": (
         "ModelCall ModelToolResult ModelTurn ResultsTurn Turn Usage UserTurn decode_turns encode_turns"
     ),
+    "toolspace.core.prebuilt_actions": "prebuilt",
     "toolspace.core.quotas": "Quota",
     "toolspace.core.result": "AudioPart ImagePart JsonPart ResourcePart TextPart ToolResult",
     "toolspace.core.call_statistics": "ToolStats",

@@ -31,10 +31,11 @@ from toolspace.core.extension_points import ResultCache
 from toolspace.core.names import (
     did_you_mean,
 )
+from toolspace.core.prebuilt_actions import PrebuiltAction
 from toolspace.core.quotas import Quota
 from toolspace.core.result import ToolResult
 from toolspace.core.secret_masking import register_secrets
-from toolspace.core.tool import Tool, ToolCategory
+from toolspace.core.tool import NO_ANNOTATIONS, Tool, ToolCategory
 from toolspace.core.tool_collections import BUILTIN_NAMES
 from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ConfigError, ToolDefinitionError, ToolExecutionError
@@ -112,6 +113,10 @@ def build_parts(
     builtins = _select_builtins(config)
     http_client = _SharedHttpClient(previous.client if previous is not None else None)
     single_tool = _resolve_single_tool(config, single_tool, builtins, functions)
+    # Before the definitions: importing a provider may register prebuilt actions.
+    providers = build_providers(
+        config, rules, previous.providers if previous is not None else {}, callbacks, single_tool=single_tool
+    )
     definitions = _build_defined_tools(config, http_client, get_agents, single_tool)
     return ConfiguredParts(
         context=_build_context(config, single_tool),
@@ -122,13 +127,7 @@ def build_parts(
         builtins=builtins,
         functions=functions,
         definitions=definitions,
-        providers=build_providers(
-            config,
-            rules,
-            previous.providers if previous is not None else {},
-            callbacks,
-            single_tool=single_tool,
-        ),
+        providers=providers,
         client=http_client.client,
         files=lambda: list(dict.fromkeys((*config.files(), *list_loaded_files()))),
         warnings=[
@@ -376,17 +375,20 @@ def _build_defined_tool(
     definition: ToolDefinition, config: Config, http_client: _SharedHttpClient, get_agents: GetAgents
 ) -> Tool:
     description, category, timeout = definition.description, definition.category, definition.timeout
-    input_schema = definition.input_schema
+    input_schema, annotations = definition.input_schema, definition.annotations
     settings = resolve_secrets(definition.execution)
     match definition.execution_type:
         case "prebuilt":
             # Imported here: it imports the whole storage.
-            from toolspace.agents.prebuilt.provider import build_handler, get_action
+            from toolspace.agents.prebuilt.provider import build_execution as build_action_execution
+            from toolspace.agents.prebuilt.provider import get_action
 
             action = get_action(str(definition.execution["action"]))
-            execution = ToolExecution(handler=build_handler(action), input_schema=input_schema or action.input_schema)
-            description = description or action.description
-            category = action.category if category is ToolCategory.CUSTOM else category
+            execution = build_action_execution(action, input_schema)
+            source = action.tool if isinstance(action, PrebuiltAction) else action
+            description = description or source.description
+            category = source.category if category is ToolCategory.CUSTOM else category
+            annotations = source.annotations if annotations == NO_ANNOTATIONS else annotations
         case "image":
             from toolspace.models.images import IMAGE_TIMEOUT_SECONDS, PROMPT_SCHEMA, create_image_handler
 
@@ -422,7 +424,7 @@ def _build_defined_tool(
         cache_scope=definition.cache_scope,
         priority=definition.priority,
         approval=definition.approval,
-        annotations=definition.annotations,
+        annotations=annotations,
         tags=definition.tags,
         version=definition.version,
         expires_after=definition.expires_after,

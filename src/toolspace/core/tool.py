@@ -339,10 +339,10 @@ def tool(
 ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
     """Makes a tool from a function: `@tool`, or `@tool(timeout=5, …)`."""
     if function is not None:
-        return FunctionTool(function, namespace=_caller_locals(function), **options)
+        return FunctionTool(function, namespace=caller_locals(function), **options)
 
     def decorate(function: Callable[..., Any]) -> FunctionTool:
-        return FunctionTool(function, namespace=_caller_locals(function), **options)
+        return FunctionTool(function, namespace=caller_locals(function), **options)
 
     return decorate
 
@@ -374,7 +374,7 @@ def _category(text: str, tool: str) -> ToolCategory:
         raise ToolDefinitionError(f"tool {tool!r} has the unknown category {text!r}; it is one of {names}") from None
 
 
-def _caller_locals(function: Callable[..., Any]) -> Mapping[str, Any] | None:
+def caller_locals(function: Callable[..., Any]) -> Mapping[str, Any] | None:
     """Returns the names around a function that is defined inside another, to evaluate hints that are text."""
     if "<locals>" not in getattr(function, "__qualname__", "<locals>") or not has_text_hints(function):
         return None

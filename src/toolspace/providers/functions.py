@@ -26,6 +26,7 @@ from toolspace.core.call_statistics import StatsCollector, ToolStats
 from toolspace.core.extension_points import ToolProvider
 from toolspace.core.function_signature import execution_style
 from toolspace.core.names import did_you_mean, short_hash
+from toolspace.core.prebuilt_actions import PrebuiltAction
 from toolspace.core.result import ToolResult, get_content_parts, join_parts
 from toolspace.core.tool import FunctionTool, Tool, ToolCategory, ToolFormat, as_tool, check_local_name, export_tools
 from toolspace.core.tool_context import ToolContext
@@ -222,7 +223,8 @@ def _list_tools(module: ModuleType, spec: str) -> list[Tool]:
             imported_names.append(name)
         else:
             tools.setdefault(id(value), value)
-    if not tools:
+    has_actions = any(isinstance(value, PrebuiltAction) for value in vars(module).values())
+    if not tools and not has_actions:
         hint = "; decorate a function with @tool"
         if imported_names:
             hint = f"; it only imports {', '.join(imported_names)}: list the tools that it offers in __all__"
@@ -248,6 +250,8 @@ def _get_tools(module: ModuleType, name: str, spec: str) -> list[Tool]:
         raise ConfigError(f"{spec}: the list is empty")
     tools: list[Tool] = []
     for item in items:
+        if isinstance(item, PrebuiltAction):
+            continue  # Its import has registered it; tools of the configuration offer it.
         if not isinstance(item, Tool) and (not callable(item) or isinstance(item, type)):
             raise ConfigError(f"{spec}: a {type(item).__name__} is no tool; name a function or a Tool")
         try:

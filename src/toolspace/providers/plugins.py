@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from toolspace.core.extension_points import ToolProvider
 from toolspace.core.names import did_you_mean
+from toolspace.core.prebuilt_actions import PrebuiltAction
 from toolspace.core.result import ToolResult
 from toolspace.core.secret_masking import MASK, is_secret_name, mask_secrets
 from toolspace.core.tool import Tool
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 ENTRY_POINT_GROUP = "toolspace.providers"
 """The entry-point group in which packages declare their providers."""
+ACTION_GROUP = "toolspace.prebuilt"
+"""The entry-point group in which packages declare their prebuilt actions, by the name of the action."""
 
 _NAME = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _SPECIFICATION = re.compile(rf"(?:(?P<file>.+\.py)|(?P<module>{_NAME})):(?P<name>{_NAME})")
@@ -58,14 +61,43 @@ def build_provider(
 
 def list_installed_providers() -> dict[str, list[EntryPoint]]:
     """The providers of installed packages, by name."""
-    from importlib.metadata import entry_points  # Imported here: only configurations with a provider need it.
+    return _list_installed(ENTRY_POINT_GROUP)
 
-    providers: dict[str, list[EntryPoint]] = {}
-    for entry_point in entry_points(group=ENTRY_POINT_GROUP):
-        entries = providers.setdefault(entry_point.name, [])
+
+def load_installed_action(name: str) -> PrebuiltAction | None:
+    """The prebuilt action of this name of an installed package; None if no package has one. Raises `ConfigError`."""
+    entry_points = _list_installed(ACTION_GROUP).get(name, [])
+    if not entry_points:
+        return None
+    if len(entry_points) > 1:
+        origins = " and ".join(f"{point.value} ({_describe_package(point)})" for point in entry_points)
+        raise ConfigError(f'the prebuilt action "{name}" is offered twice, by {origins}; uninstall one of them')
+    (entry_point,) = entry_points
+    action = _load_entry_point(entry_point, f'the prebuilt action "{name}"')
+    if not isinstance(action, PrebuiltAction) or action.name != name:
+        place = f"{entry_point.value} ({_describe_package(entry_point)})"
+        raise ConfigError(f'{place} is no prebuilt action "{name}"; decorate the function with @prebuilt("{name}")')
+    return action
+
+
+def _list_installed(group: str) -> dict[str, list[EntryPoint]]:
+    """The entry points of a group by name, without those that packages declare twice."""
+    from importlib.metadata import entry_points  # Imported here: few configurations need it.
+
+    entries_by_name: dict[str, list[EntryPoint]] = {}
+    for entry_point in entry_points(group=group):
+        entries = entries_by_name.setdefault(entry_point.name, [])
         if all(entry_point.value != entry.value for entry in entries):
             entries.append(entry_point)
-    return providers
+    return entries_by_name
+
+
+def _load_entry_point(entry_point: EntryPoint, description: str) -> object:
+    try:
+        return entry_point.load()
+    except (Exception, SystemExit) as error:
+        origin = f"{description} of {_describe_package(entry_point)} ({entry_point.value})"
+        raise ConfigError(f"{origin} cannot be imported: {_describe_error(error)}") from error
 
 
 def _load_installed_factory(name: str) -> object:
@@ -85,11 +117,7 @@ def _load_installed_factory(name: str) -> object:
             f'the provider "{name}" is offered twice, by {origins}; say which: uses: {entry_points[0].value}'
         )
     (entry_point,) = entry_points
-    try:
-        return entry_point.load()
-    except (Exception, SystemExit) as error:
-        origin = f'the provider "{name}" of {_describe_package(entry_point)} ({entry_point.value})'
-        raise ConfigError(f"{origin} cannot be imported: {_describe_error(error)}") from error
+    return _load_entry_point(entry_point, f'the provider "{name}"')
 
 
 def _describe_package(entry_point: EntryPoint) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.spaces.service_harness import ServiceHarness, service_harness
 from toolspace import Tool
+from toolspace.agents.prebuilt.action import Action
 from toolspace.agents.prebuilt.provider import ALL_ACTIONS, build_tool, get_action
 from toolspace.errors import ToolDefinitionError
 from toolspace.storage.sqlite.database import SqliteDatabase
@@ -29,7 +30,9 @@ CAMEL = (
 
 
 def configured_tool(name: str) -> Tool:
-    tool = build_tool(get_action(name))
+    action = get_action(name)
+    assert isinstance(action, Action)
+    tool = build_tool(action)
     tool.name = name
     return tool
 

@@ -1,8 +1,7 @@
-"""Offers the prebuilt actions as tools without a namespace, and finds actions by name for configured tools."""
+"""Offers Toolspace's own actions as tools without a namespace, and finds actions by name for configured tools."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,28 +11,58 @@ from toolspace.agents.prebuilt.notifications import NOTIFICATION_ACTIONS
 from toolspace.agents.prebuilt.spaces_and_inbox import INBOX_ACTIONS, SPACE_ACTIONS
 from toolspace.core.argument_validation import InvalidArguments, SchemaValidator
 from toolspace.core.names import did_you_mean
+from toolspace.core.prebuilt_actions import (
+    PrebuiltAction,
+    find_registered_action,
+    list_registered_names,
+    to_snake_case,
+)
 from toolspace.core.tool import Tool
 from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ToolDefinitionError, ToolValidationError
-from toolspace.providers.configured_tools import ToolHandler
-from toolspace.providers.functions import ToolRegistry
+from toolspace.providers.configured_tools import ToolExecution, ToolHandler
+from toolspace.providers.functions import ToolRegistry, run_tool
+from toolspace.providers.plugins import load_installed_action
 
 ALL_ACTIONS: Mapping[str, Action] = {
     action.name: action for action in (*SPACE_ACTIONS, *INBOX_ACTIONS, *STORED_ITEM_ACTIONS, *NOTIFICATION_ACTIONS)
 }
 """The actions that every agent has as tools."""
 _SINGULAR_ACTIONS: Mapping[str, Action] = {action.name: action for action in SINGULAR_ACTIONS}
-_WORD_BOUNDARY = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
-def get_action(name: str) -> Action:
-    """Returns an action by its name, in snake_case or camelCase. Raises `ToolDefinitionError`."""
-    snake_case = _WORD_BOUNDARY.sub("_", name).lower()
-    action = ALL_ACTIONS.get(name) or _SINGULAR_ACTIONS.get(name) or ALL_ACTIONS.get(snake_case)
-    if action is None:
-        hint = did_you_mean(name, (*ALL_ACTIONS, *_SINGULAR_ACTIONS)) or f"; there are {', '.join(ALL_ACTIONS)}"
-        raise ToolDefinitionError(f'action: there is no prebuilt action "{name}"{hint}')
-    return action
+def get_action(name: str) -> Action | PrebuiltAction:
+    """Returns an action by its name; Toolspace's own also by the camelCase name. Raises `ToolDefinitionError`."""
+    action = ALL_ACTIONS.get(name) or _SINGULAR_ACTIONS.get(name) or ALL_ACTIONS.get(to_snake_case(name))
+    if action is not None:
+        return action
+    registered_action = find_registered_action(name) or load_installed_action(name)
+    if registered_action is None:
+        names = (*ALL_ACTIONS, *_SINGULAR_ACTIONS, *list_registered_names())
+        hint = did_you_mean(name, names) or f"; there are {', '.join((*ALL_ACTIONS, *list_registered_names()))}"
+        raise ToolDefinitionError(
+            f'action: there is no prebuilt action "{name}"{hint}. For one of your own: @prebuilt("{name}")'
+        )
+    return registered_action
+
+
+def build_execution(action: Action | PrebuiltAction, input_schema: Mapping[str, Any] | None) -> ToolExecution:
+    """Builds the handler of a tool that offers an action, with the schema of the action unless one is given."""
+    if isinstance(action, PrebuiltAction):
+        handler = _build_function_handler(action)
+        return ToolExecution(handler=handler, input_schema=input_schema or action.tool.input_schema)
+    return ToolExecution(handler=build_handler(action), input_schema=input_schema or action.input_schema)
+
+
+def _build_function_handler(action: PrebuiltAction) -> ToolHandler:
+    async def handle(parameters: dict[str, Any], context: ToolContext) -> Any:
+        try:
+            # A configured tool may have another schema than the function.
+            return await run_tool(action.tool, parameters, context)
+        except InvalidArguments as error:
+            raise ToolValidationError(str(error)) from None
+
+    return handle
 
 
 def build_handler(action: Action) -> ToolHandler:
