@@ -146,7 +146,7 @@ async def test_a_caller_gets_the_handle_of_a_large_result(gateway: Gateway, api:
     assert output["reason"] == "size_limit_exceeded"
     assert len((await api.get(f"/api/outputs/{output['handle']}")).body) == output["bytes"] > 100_000
     whole_result = await gateway.toolspace.call("json_stringify", {"data": data})
-    assert len(whole_result.result) == output["bytes"]
+    assert len(whole_result.text) == output["bytes"]
 
 
 async def test_a_gateway_without_servers_has_an_empty_list(api: ApiClient) -> None:

@@ -20,6 +20,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
+from toolspace.core.decompression import SUPPORTED_ENCODINGS, Decompressor, normalize_encoding
 from toolspace.core.http_client_errors import CONNECT_SECONDS, HTTP_FAILURES, describe_http_failure
 from toolspace.core.http_messages import (
     CHARSET_PARAMETER,
@@ -66,11 +67,6 @@ _CROSS_ORIGIN_HEADERS = frozenset(
     ("accept", "accept-encoding", "accept-language", "content-type", "range", "user-agent")
 )
 """Headers that another origin may receive after a redirect. Services put secrets into any other header."""
-_GZIP_WINDOW = 16 + zlib.MAX_WBITS
-_RAW_DEFLATE_WINDOW = -zlib.MAX_WBITS
-_GZIP_MAGIC = b"\x1f\x8b"
-_MAX_GZIP_MEMBERS = 1_000
-"""Members may be empty, so that a small body has many. Each costs a decompressor."""
 _BYTE_ORDER_MARKS = (("utf-8-sig", codecs.BOM_UTF8), ("utf-16", codecs.BOM_UTF16_LE), ("utf-16", codecs.BOM_UTF16_BE))
 _TEXT_TYPE = re.compile(
     r"text/.*|application/(json|xml|javascript|ecmascript|x-www-form-urlencoded|x-ndjson|graphql|yaml|x-yaml|toml)"
@@ -389,8 +385,8 @@ def _redirect_request(request: GuardedRequest, target: URL, status: int) -> Guar
 
 async def _read_body(response: aiohttp.ClientResponse, limit: int) -> tuple[bytes, bool]:
     """The decompressed body up to the limit, and whether it was truncated. The rest stays unread."""
-    encoding = response.headers.get("content-encoding", "").strip().lower().removeprefix("x-")
-    decompressor = Decompressor(encoding) if encoding in ("gzip", "deflate") else None
+    encoding = normalize_encoding(response.headers.get("content-encoding", ""))
+    decompressor = Decompressor(encoding) if encoding in SUPPORTED_ENCODINGS else None
     body = bytearray()
     received_bytes = 0
     async for piece in response.content.iter_any():
@@ -400,40 +396,6 @@ async def _read_body(response: aiohttp.ClientResponse, limit: int) -> tuple[byte
         if len(body) > limit or received_bytes > limit or (decompressor is not None and decompressor.is_cut):
             return bytes(body[:limit]), True
     return bytes(body), False
-
-
-class Decompressor:
-    """Decompresses `gzip` or `deflate` up to a size: a small body may decompress to any size."""
-
-    __slots__ = ("_encoding", "_is_finished", "_members", "_stream", "is_cut")
-
-    def __init__(self, encoding: str) -> None:
-        self._encoding = encoding
-        self._stream = zlib.decompressobj(_GZIP_WINDOW) if encoding == "gzip" else None
-        self._is_finished = False
-        self._members = 1
-        self.is_cut = False
-        """Whether the data has too many gzip members. The rest is not decompressed."""
-
-    def decompress(self, data: bytes, max_size: int) -> bytes:
-        """Decompresses the next bytes to at most `max_size` bytes. Raises `zlib.error` if they are invalid."""
-        output = bytearray()
-        while data and max_size > len(output) and not self._is_finished:
-            if self._stream is None:
-                # Some servers send raw deflate data, although the standard requires a zlib header.
-                self._stream = zlib.decompressobj(zlib.MAX_WBITS if data[0] & 0xF == 8 else _RAW_DEFLATE_WINDOW)
-            output += self._stream.decompress(data, max_size - len(output))
-            if not self._stream.eof:
-                data = self._stream.unconsumed_tail
-                continue
-            data = self._stream.unused_data
-            if self._encoding == "gzip" and data.startswith(_GZIP_MAGIC):
-                self._stream = zlib.decompressobj(_GZIP_WINDOW)  # A gzip file may have several members.
-                self._members += 1
-                self.is_cut = self._is_finished = self._members > _MAX_GZIP_MEMBERS
-            else:
-                self._is_finished = bool(data) or self._encoding != "gzip"
-        return bytes(output)
 
 
 def decode_body(body: bytes, content_type: str, *, truncated: bool = False) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import logging
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -622,10 +623,19 @@ async def endless() -> AsyncGenerator[bytes]:
         ({"metadata": {"registration_endpoint": "http://auth.example/r"}}, "must be https"),
         ({"metadata": {"issuer": "https://other.example"}}, "issuer mismatch"),
         ({"metadata": lambda: StreamingResponse(endless())}, "longer than 256 KiB"),
+        (
+            {"metadata": lambda: Response(gzip.compress(b" " * 50_000_000), headers={"content-encoding": "gzip"})},
+            "longer than 256 KiB",
+        ),
+        ({"metadata": lambda: Response(b"x", headers={"content-encoding": "br"})}, "encoding 'br'"),
+        ({"metadata": lambda: Response(b"not gzip!", headers={"content-encoding": "gzip"})}, "cannot be decompressed"),
         ({"registration": JSONResponse({"error": "access_denied"}, 403)}, "set auth.clientId and auth.redirectPort"),
         ({"registration": {"no": "client"}}, "Invalid registration response"),
     ],
-    ids=["plain http", "file", "endpoint", "issuer", "flood", "no registration", "garbage"],
+    ids=[
+        *("plain http", "file", "endpoint", "issuer", "flood", "bomb", "brotli", "broken gzip"),
+        *("no registration", "garbage"),
+    ],
 )
 async def test_hostile_server_cannot_redirect_the_login(
     store: TokenStore, astray: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
@@ -683,11 +693,17 @@ async def test_server_without_login_is_reported(store: TokenStore) -> None:
             await login("open", ServerSpec(url=f"{origin}/mcp"), store, open_no_page)
 
 
-async def test_endless_refusal_is_cut_off(logged_in_server: ProtectedServer, store: TokenStore) -> None:
-    listening_socket, origin = open_socket()
+async def answer_endlessly(request: Request) -> Response:
+    return StreamingResponse(endless(), 401)
 
-    async def refuse(request: Request) -> Response:
-        return StreamingResponse(endless(), 401)
+
+async def answer_with_a_bomb(request: Request) -> Response:
+    return Response(gzip.compress(b" " * 50_000_000), 401, {"content-encoding": "gzip"})
+
+
+@pytest.mark.parametrize("refuse", [answer_endlessly, answer_with_a_bomb])
+async def test_endless_refusal_is_cut_off(logged_in_server: ProtectedServer, store: TokenStore, refuse: Any) -> None:
+    listening_socket, origin = open_socket()
 
     stored_login = login_file_of(logged_in_server, store).read()
     assert stored_login is not None

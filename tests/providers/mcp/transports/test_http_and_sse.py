@@ -292,12 +292,27 @@ async def _bomb(request: web.Request) -> web.StreamResponse:
     return web.Response(body=gzip.compress(b" " * 50_000_000), headers=headers)
 
 
+async def _bomb_of_events(request: web.Request) -> web.StreamResponse:
+    headers = {"content-encoding": "gzip", "content-type": "text/event-stream"}
+    return web.Response(body=gzip.compress(b"data: " + b" " * 50_000_000), headers=headers)
+
+
 async def _nonsense(request: web.Request) -> web.StreamResponse:
     return web.Response(body=b"]", content_type="application/json")
 
 
 async def _redirects(request: web.Request) -> web.StreamResponse:
     return web.Response(status=307, headers={"location": "http://elsewhere.example/"})
+
+
+async def test_compressed_events_are_limited_by_their_decompressed_size() -> None:
+    async with (
+        run_server(HandshakeServer(_bomb_of_events)) as url,
+        open_transport("web", http(url), max_message_bytes=100_000) as transport,
+        client(transport) as session,
+    ):
+        with pytest.raises(MCPError):
+            await session.call_tool("t", {})
 
 
 @pytest.mark.parametrize(

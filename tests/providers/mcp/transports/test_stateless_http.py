@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -227,6 +228,24 @@ async def test_invalid_response_is_a_failure_with_its_reason(
         result = await ts.call("w__t")
         assert (result.ok, result.error_kind) == (False, kind)
         assert word in result.error
+        service.on_call = service._text
+        assert (await ts.call("w__t")).ok
+
+
+@pytest.mark.parametrize(
+    ("content_type", "start"), [("application/json", b""), ("text/event-stream", b"data: ")], ids=["json", "events"]
+)
+async def test_compressed_answers_are_limited_by_their_decompressed_size(
+    service: StatelessServer, content_type: str, start: bytes
+) -> None:
+    async def answer_with_a_bomb(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        headers = {"content-type": content_type, "content-encoding": "gzip"}
+        return web.Response(body=gzip.compress(start + b" " * 80_000_000), headers=headers)
+
+    service.on_call = answer_with_a_bomb
+    async with connected(service) as ts:
+        result = await ts.call("w__t")
+        assert result.error == "the server's answer is larger than 64 MiB"
         service.on_call = service._text
         assert (await ts.call("w__t")).ok
 

@@ -12,6 +12,7 @@ import functools
 import re
 import ssl
 import time
+import zlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Self, cast
 from urllib.parse import quote
@@ -19,6 +20,7 @@ from urllib.parse import quote
 import httpx2
 import msgspec
 
+from toolspace.core.decompression import SUPPORTED_ENCODINGS, Decompressor, normalize_encoding
 from toolspace.core.http_messages import basic_authorization
 from toolspace.core.secret_masking import mask_secrets
 from toolspace.errors import ProviderError
@@ -68,28 +70,39 @@ class AuthChallenge(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _LimitedBody(httpx2.AsyncByteStream):
-    """A response body that raises ProviderError above the size limit."""
+    """A decompressed response body that raises ProviderError above the size limit."""
 
-    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
+    def __init__(self, stream: httpx2.AsyncByteStream, decompressor: Decompressor | None) -> None:
         self._stream = stream
+        self._decompressor = decompressor
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
+        size = received_size = 0
         async with contextlib.aclosing(cast("AsyncGenerator[bytes]", aiter(self._stream))) as chunks:
             async for chunk in chunks:
-                size += len(chunk)
-                if size > _MAX_BODY_BYTES:
+                received_size += len(chunk)  # Compressed bytes can go on forever and decompress to nothing.
+                piece = chunk
+                if self._decompressor is not None:
+                    try:
+                        piece = self._decompressor.decompress(chunk, _MAX_BODY_BYTES + 1 - size)
+                    except zlib.error:
+                        raise ProviderError("an answer about authorization cannot be decompressed") from None
+                size += len(piece)
+                if max(size, received_size) > _MAX_BODY_BYTES:
                     raise ProviderError(f"an answer about authorization was longer than {_MAX_BODY_BYTES // 1024} KiB")
-                yield chunk
+                yield piece
 
     async def aclose(self) -> None:
         await self._stream.aclose()
 
 
 def limit_body(response: httpx2.Response) -> None:
-    """Limits how much of a response is read."""
+    """Limits how much of a response is read, counted after decompression. Raises ProviderError for other encodings."""
     assert isinstance(response.stream, httpx2.AsyncByteStream)
-    response.stream = _LimitedBody(response.stream)
+    encoding = normalize_encoding(response.headers.pop("content-encoding", ""))
+    if encoding and encoding not in SUPPORTED_ENCODINGS:
+        raise ProviderError(f"an answer about authorization has the encoding {encoding[:40]!r}, which is not supported")
+    response.stream = _LimitedBody(response.stream, Decompressor(encoding) if encoding else None)
 
 
 async def replace_with_error(response: httpx2.Response, error: ProviderError) -> None:

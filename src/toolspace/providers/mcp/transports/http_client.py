@@ -64,7 +64,8 @@ class McpHttpClient(httpx2.AsyncClient):
         # Other requests, such as those of OAuth, keep httpx2's behaviour.
         is_message = request.method == "POST" and "text/event-stream" in request.headers.get("accept", "")
         if not is_message:
-            return await super().send(request, stream=stream, auth=auth, follow_redirects=follow_redirects)
+            response = await super().send(request, stream=True, auth=auth, follow_redirects=follow_redirects)
+            return response if stream else await _read_body(response, self._max_message_bytes)
         try:
             response = await super().send(request, stream=True, auth=auth, follow_redirects=follow_redirects)
             return await self._check_response(request, response)
@@ -112,8 +113,8 @@ class McpHttpClient(httpx2.AsyncClient):
         return _error_response(request, INVALID_REQUEST, reason, {"status": response.status_code})
 
 
-class _TooLarge(Exception):
-    pass
+class _TooLarge(httpx2.HTTPError):
+    """The body of a response is larger than the limit."""
 
 
 async def send_within_origin(client: httpx2.AsyncClient, request: httpx2.Request) -> httpx2.Response:
