@@ -19,7 +19,7 @@ from tests.models.model_server import (
 )
 from tests.server.scripted_agents import ScriptedModelServer, open_model_server
 from tests.setting_coverage import SettingCoverage
-from toolspace import Toolspace
+from toolspace import Agent, ConfigError, RunLimits, Toolspace
 from toolspace.models.prices import calculate_cost, find_price
 
 pytestmark = pytest.mark.spec("5.3")
@@ -81,6 +81,59 @@ async def test_the_model_name_is_sent_and_priced(agent: AgentWithModel) -> None:
     cost = calculate_cost(find_price("gpt-4.1"), input=1000, cached=400, output=50)
     assert cost > 0
     assert (await agent.ask(name="gpt-4.1")).usage.cost == pytest.approx(cost)
+
+
+@pytest.mark.spec("22.2")
+@coverage.covers("model.price", "model.price.input", "model.price.output", "model.price.cachedInput")
+async def test_a_model_has_the_configured_price(agent: AgentWithModel) -> None:
+    usage = (await agent.ask(name="gpt-4.1", price={"input": 3, "output": 7})).usage
+    assert usage.cached_tokens > 0
+    assert usage.cost == pytest.approx((3 * usage.input_tokens + 7 * usage.output_tokens) / 1e6)
+    usage = (await agent.ask(price={"input": 3, "cachedInput": 1, "output": 7})).usage
+    expected_cost = 3 * (usage.input_tokens - usage.cached_tokens) + usage.cached_tokens + 7 * usage.output_tokens
+    assert usage.cost == pytest.approx(expected_cost / 1e6)
+
+
+@pytest.mark.spec("22.2")
+@pytest.mark.parametrize(
+    ("model", "is_known"),
+    [
+        ("{baseUrl: 'http://127.0.0.1:9', name: m}", False),
+        ("openai:gpt-999", False),
+        ("ollama:llama3", False),
+        ("{baseUrl: 'http://127.0.0.1:9', name: m, price: {input: 1, output: 2}}", True),
+        ("openai:gpt-4.1", True),
+        ("demo", True),
+        ("openrouter:meta/llama", True),
+    ],
+)
+def test_a_limit_of_cost_needs_a_price_when_the_configuration_loads(tmp_path: Path, model: str, is_known: bool) -> None:
+    path = tmp_path / "toolspace.yaml"
+    path.write_text(f"agents:\n  ada:\n    system: Help.\n    model: {model}\n    limits:\n      maxCost: 0.5\n")
+    if is_known:
+        assert Toolspace.open(path, environ={"HOME": str(tmp_path)}).agents.find("ada") is not None
+        return
+    with pytest.raises(ConfigError) as error:
+        Toolspace.open(path, environ={"HOME": str(tmp_path)})
+    assert "toolspace.yaml:6: agents.ada.limits.maxCost: the price of the model" in str(error.value)
+    assert "model.price" in str(error.value)
+
+
+@pytest.mark.spec("22.2")
+async def test_a_model_of_a_program_needs_a_price_too(agent: AgentWithModel) -> None:
+    ada = Agent("ada", model="ollama:llama3", limits=RunLimits(max_cost=1))
+    async with Toolspace(agents=[ada]) as ts:
+        assert "model.price" in ((await ts.run_agent("ada", "Hi")).error or "")
+
+
+@pytest.mark.spec("22.2")
+def test_a_quota_of_cost_warns_of_agents_whose_price_is_unknown(tmp_path: Path) -> None:
+    path = tmp_path / "toolspace.yaml"
+    agents = "agents: {ada: {model: 'ollama:llama3'}, bob: {model: 'openai:gpt-4.1'}}"
+    path.write_text(f"{agents}\nquotas: [{{per: agent, costPerDay: 1}}]\n")
+    warnings = [text for text in Toolspace.open(path, environ={"HOME": str(tmp_path)}).warnings if "costPerDay" in text]
+    assert len(warnings) == 1
+    assert '"ada"' in warnings[0]
 
 
 @coverage.covers("model.temperature", "model.maxOutputTokens", "model.reasoning")

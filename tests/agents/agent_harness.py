@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from toolspace import Tool, Toolspace
+from toolspace import Quota, Settings, Tool, Toolspace
 from toolspace.agents.agent import Agent, entity_id_for
 from toolspace.agents.agent_host import AgentHost
 from toolspace.agents.background_tasks import TaskToolProvider
@@ -25,6 +25,7 @@ from toolspace.spaces.call_recorder import CallRecorder
 from toolspace.spaces.call_transactions import Submission
 from toolspace.spaces.ledger import Ledger
 from toolspace.spaces.pending_calls import PendingCalls
+from toolspace.spaces.quota_counters import StoredQuotas
 from toolspace.spaces.sweeper import Sweeper
 from toolspace.storage.database import Database, WakeUps
 from toolspace.storage.queries import calls as call_rows
@@ -180,6 +181,7 @@ async def run_agents(
     closes_database: bool = False,
     context: ToolContext | None = None,
     names: Sequence[str] = (),
+    quotas: Sequence[Quota] = (),
     **options: Any,
 ) -> AsyncIterator[AgentHarness]:
     """Runs agents until the end of the block. `names`: those of stored agents, if this process has none."""
@@ -191,7 +193,8 @@ async def run_agents(
         pending_calls = PendingCalls(ledger)
         pending_calls.on_timer_started = sweeper.wake
         stack.push_async_callback(pending_calls.aclose)
-        ts = Toolspace(tools=tools, context=context)
+        ts = Toolspace(tools=tools, context=context, settings=Settings(quotas=quotas))
+        ts.orchestrator.configure(quota_store=StoredQuotas(ledger))
         ts.orchestrator.register(PrebuiltProvider())
         ts.orchestrator.register(TaskToolProvider())
         recorder = CallRecorder(ledger, ts.bus)

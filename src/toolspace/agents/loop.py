@@ -18,6 +18,7 @@ from toolspace.agents.agent_run import AgentRun, Handoff, PreparedAgent
 from toolspace.agents.failure_review import FailedCall
 from toolspace.agents.history import shorten
 from toolspace.agents.loop_hooks import LoopHooks, LoopObserver, PlannedCall
+from toolspace.agents.model_quotas import ModelQuotas
 from toolspace.agents.structured_output import FINAL_REPORT, OutputCheck
 from toolspace.core import json_text
 from toolspace.core.language_model import (
@@ -105,6 +106,7 @@ class AgentLoop:
         self._hooks = hooks
         self._observer = observer
         self._output = output
+        self._quotas = ModelQuotas(prepared_agent.tools, context)
         self._reviewer = prepared_agent.new_reviewer()
         self._has_reminded_of_report = False
         self._is_first_request = True
@@ -143,7 +145,8 @@ class AgentLoop:
             if run.steps >= settings.max_steps:
                 reason = f"it reached the maximum of {run.steps} steps (loop.maxSteps)"
                 return self._end("max_steps", reason=reason)
-            if (reason := run.budget.exhausted_reason()) is not None:
+            reason = run.budget.exhausted_reason() or await self._quotas.exhausted_reason()
+            if reason is not None:
                 return self._end("limit", reason=reason)
             turn = await self._request_within_budget()
             if turn is None:
@@ -194,6 +197,7 @@ class AgentLoop:
                     return None
                 turn = await self._request()
                 budget.add_usage(turn.usage)
+                await self._quotas.add(turn.usage)
                 return turn
         finally:
             run.is_waiting_for_model = False
@@ -294,6 +298,7 @@ class AgentLoop:
         review = await self._reviewer.review(failed, self.agent_run.turns)
         if review.usage is not None:
             self.agent_run.budget.add_usage(review.usage)
+            await self._quotas.add(review.usage)
         if review.verdict == "complete":
             return self._end("gave_up", turn.text, reason=review.assessment)
         if review.verdict == "replan":

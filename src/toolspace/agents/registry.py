@@ -18,7 +18,7 @@ import msgspec
 from toolspace.agents.agent import Agent
 from toolspace.agents.agent_run import AgentRun, PreparedAgent
 from toolspace.agents.loop_hooks import LoopHooks
-from toolspace.config.agent_settings import AgentModelSettings
+from toolspace.config.agent_settings import AgentModelSettings, ModelPriceSettings
 from toolspace.config.load import find_reference_cycles
 from toolspace.config.secret_references import load_secrets, resolve_secrets
 from toolspace.core.extension_points import ConversationStore
@@ -229,10 +229,16 @@ class AgentRegistry:
             raise _model_secret_error(agent, error) from None
         key = _model_key(settings)
         model = self._models.get(key)
+        price = settings.price if isinstance(settings, AgentModelSettings) else None
         if model is None:
             model = self._open_model(settings)
             usage = self.model_usage.setdefault(model.name, ModelUsage())
-            model = self._models[key] = _CountingModel(model, usage)
+            model = self._models[key] = _CountingModel(model, usage, price)
+        if agent.limits.max_cost is not None and price is None:
+            from toolspace.models.prices import missing_price_problem
+
+            if (problem := missing_price_problem(model.name)) is not None:
+                raise ModelError("invalid", f'the agent "{agent.name}": {problem}')
         return model
 
     def _open_model(self, settings: AgentModelSettings | str | None) -> Model:
@@ -303,13 +309,14 @@ class ModelUsage(msgspec.Struct):
 
 
 class _CountingModel(Model):
-    """The same model, with its requests counted."""
+    """The same model, with its requests counted, and with the configured price if there is one."""
 
-    def __init__(self, model: Model, usage: ModelUsage) -> None:
+    def __init__(self, model: Model, usage: ModelUsage, price: ModelPriceSettings | None) -> None:
         self.name = model.name
         self.context_window = model.context_window
         self._model = model
         self._usage = usage
+        self._price = price
 
     async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
         try:
@@ -320,11 +327,21 @@ class _CountingModel(Model):
         except asyncio.CancelledError:
             self._usage.add("canceled")
             raise
+        if self._price is not None:
+            usage = msgspec.structs.replace(turn.usage, cost=_calculate_cost(self._price, turn.usage))
+            turn = msgspec.structs.replace(turn, usage=usage)
         self._usage.add("ok", turn.usage)
         return turn
 
     async def aclose(self) -> None:
         await self._model.aclose()
+
+
+def _calculate_cost(price: ModelPriceSettings, usage: Usage) -> float:
+    cached_price = price.input if price.cached_input is None else price.cached_input
+    uncached_tokens = max(0, usage.input_tokens - usage.cached_tokens)
+    dollars = uncached_tokens * price.input + usage.cached_tokens * cached_price + usage.output_tokens * price.output
+    return dollars / 1_000_000
 
 
 async def _log_failure(work: Coroutine[Any, Any, None]) -> None:
@@ -388,4 +405,5 @@ def _model_key(settings: AgentModelSettings | str | None) -> object:
     if not isinstance(settings, AgentModelSettings):
         return settings
     headers = tuple(sorted(settings.headers.items()))
-    return (settings.provider, settings.name, settings.base_url, settings.api_key, headers, settings.retries)
+    access = (settings.base_url, settings.api_key, headers)
+    return (settings.provider, settings.name, *access, settings.retries, settings.price)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from toolspace.composition.budgets import build_quotas, check_prices, list_unpriced_agents
 from toolspace.composition.config_warnings import list_missing_queues, list_unmatched_rules, list_unused_settings
 from toolspace.composition.policies import build_policy_rules
 from toolspace.composition.providers import ConfiguredProvider, belongs_to_one_provider, build_providers
@@ -106,6 +107,7 @@ def build_parts(
     `get_agents` returns the agents; called when a tool of the type `agent` runs.
     `single_tool`: the only tool that will be called. Providers that it cannot need are left out.
     """
+    check_prices(config)
     register_secrets(config.secret_values)  # Before the user's code runs, which may log them.
     # Without duplicates: the configuration may list a file and one of its functions.
     functions = list(dict.fromkeys(tool for entry in config.functions for tool in _load_functions(entry, config)))
@@ -132,6 +134,7 @@ def build_parts(
         files=lambda: list(dict.fromkeys((*config.files(), *list_loaded_files()))),
         warnings=[
             *config.warnings,
+            *list_unpriced_agents(config),
             *list_unused_settings(config),
             *list_missing_queues(config, functions),
             *_list_tools_without_agent(config),
@@ -139,7 +142,7 @@ def build_parts(
         ],
         agents=tuple(config.agents.values()),
         policy_rules=build_policy_rules(config) if config.parent is None else None,
-        quotas=_build_quotas(config) if config.parent is None else None,
+        quotas=build_quotas(config) if config.parent is None else None,
     )
 
 
@@ -260,26 +263,6 @@ def _build_defaults(config: Config) -> CallDefaults:
             for name in CallDefaults.__struct_fields__
         }
     )
-
-
-def _build_quotas(config: Config) -> list[Quota]:
-    return [
-        Quota(
-            per=quota.per or "all",
-            tools=quota.tool,
-            agents=quota.agent,
-            principals=quota.principal,
-            keys=quota.key,
-            calls_per_minute=quota.calls_per_minute,
-            calls_per_hour=quota.calls_per_hour,
-            calls_per_day=quota.calls_per_day,
-            tokens_per_day=quota.tokens_per_day,
-            cost_per_day=quota.cost_per_day,
-            place=f"quotas[{index}]",
-            source=config.source("quotas", index),
-        )
-        for index, quota in enumerate(config.quotas)
-    ]
 
 
 def _build_queue(queue: QueueSettings) -> QueueSpec:

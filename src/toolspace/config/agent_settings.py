@@ -62,6 +62,16 @@ def _reasoning(value: Value) -> str:
     return data.strip()
 
 
+class ModelPriceSettings(Section, frozen=True, kw_only=True):
+    """The price of a model in US dollars per million tokens."""
+
+    input: Annotated[float, types.number(0), "US dollars for a million input tokens."]
+    output: Annotated[float, types.number(0), "US dollars for a million output tokens."]
+    cached_input: Annotated[
+        float | None, types.number(0), "The same for input that the provider has cached; without it `input`."
+    ] = None
+
+
 class AgentModelSettings(Section, frozen=True, kw_only=True):
     """The model of an agent. Without a provider it is one whose key is in the environment."""
 
@@ -86,6 +96,10 @@ class AgentModelSettings(Section, frozen=True, kw_only=True):
     ] = None
     api_key: Annotated[str | None, "The API key; without it the provider's environment variable.", SECRET] = None
     headers: Headers = {}
+    price: Annotated[
+        ModelPriceSettings | None,
+        "Its price, if Toolspace does not know it or yours is another one; `limits.maxCost` needs a price.",
+    ] = None
     timeout: Annotated[Duration, "How long one response may take."] = defaults.MODEL_TIMEOUT_SECONDS
     retries: Annotated[int, types.integer(0), "How often a request that failed for a temporary reason is retried."] = (
         defaults.MODEL_RETRIES

@@ -20,6 +20,7 @@ from toolspace.config.agent_settings import (
     AgentModelSettings,
     AgentSettings,
     ConsciousnessSettings,
+    ModelPriceSettings,
     RouterSettings,
     TaskSettings,
 )
@@ -150,6 +151,7 @@ SECTIONS: Mapping[str, SectionType[Any]] = {
         "agents.<name>": AgentSettings,
         "agents.<name>.agent": AgentIdentity,
         "agents.<name>.model": AgentModelSettings,
+        "agents.<name>.model.price": ModelPriceSettings,
         "agents.<name>.loop": AgentLoopSettings,
         "agents.<name>.tasks": TaskSettings,
         "agents.<name>.consciousness": ConsciousnessSettings,
@@ -219,6 +221,8 @@ class AgentSpec(Section, frozen=True, kw_only=True):
     """The configuration of its own tools. None: it has none."""
     path: Path | None = None
     """The file that describes it."""
+    max_cost_source: str = ""
+    """The line of `limits.maxCost`, if it is set."""
 
     @property
     def has_own_tools(self) -> bool:

@@ -386,6 +386,7 @@ class _AgentResolver:
             runtime=settings.runtime,
             config=None if agent.is_main else self._build_own_config(agent, config),
             path=agent.file.path,
+            max_cost_source=_find_source(agent, "limits", "maxCost") if settings.limits.max_cost is not None else "",
         )
 
     def _build_own_config(self, agent: _Agent, config: Config) -> Config | None:
@@ -412,6 +413,12 @@ class _AgentResolver:
             secret_values=agent.file.secrets,
             parent=config,
         )
+
+
+def _find_source(agent: _Agent, *key: str) -> str:
+    """The place of a setting of an agent, as problems name it: `toolspace.yaml:12: agents.ada.limits.maxCost`."""
+    path = agent.part.find_origin(*key)
+    return f"{agent.part.context.document.format_location(path)}: {format_key_path(path)}"
 
 
 def find_reference_cycles(edges: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, ...]]:

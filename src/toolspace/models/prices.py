@@ -20,6 +20,8 @@ _FAMILIES = {
 """Provider → the beginning of its models' names. Open models such as gpt-oss are not here: others run them for free."""
 _VERSION = re.compile(r"(?:(?:-|@)(?:\d{4}-?\d{2}-?\d{2}|\d{2,8}|latest|exp.*|preview.*|v\d.*)(?::.*)?|:.*)$")
 _ALIASES = {"gemini-3.1-pro": "gemini-3.1-pro-preview"}
+_KNOWN_COSTS = ("demo", "openrouter")
+"""Providers whose models cost nothing, or that send the cost of each request."""
 _CONTEXT_WINDOWS = {"gemini-2.5-pro": 1_048_576, "gemini-3.1-pro-preview": 1_048_576}
 """Context windows that genai-prices lacks."""
 
@@ -79,3 +81,14 @@ def calculate_cost(price: ModelPrice | None, *, input: int, cached: int, output:
         output_tokens=output,
     )
     return float(calc_price(usage, price.model_id, provider_id=price.provider_id).total_price)
+
+
+def missing_price_problem(model: str) -> str | None:
+    """Why the cost of a model, such as `openai:gpt-5`, cannot be limited; None if its price is known."""
+    provider, colon, name = model.partition(":")
+    if provider.lower() in _KNOWN_COSTS or find_price(name if colon else provider) is not None:
+        return None
+    return (
+        f'the price of the model "{model}" is unknown, so limits.maxCost cannot hold; give its price in US dollars per '
+        "million tokens (model.price: {input: 1.25, output: 10}), or limit limits.maxTokens instead"
+    )

@@ -1,0 +1,40 @@
+"""Daily budgets: what the models of agents may use in a day, by agent and by principal, as `quotas` says.
+
+The loop asks before each request and adds what it used. Requests that run at the same time may exceed a quota by what
+each of them uses.
+"""
+
+from __future__ import annotations
+
+from toolspace.core.language_model import Usage
+from toolspace.core.quotas import QuotaCharge, unique_charges
+from toolspace.core.tool_context import ToolContext
+from toolspace.orchestrator.orchestrator import ToolOrchestrator
+
+
+class ModelQuotas:
+    """The quotas on tokens and costs that hold for one run."""
+
+    def __init__(self, tools: ToolOrchestrator, context: ToolContext) -> None:
+        self._services = tools.services
+        self._context = context
+
+    async def exhausted_reason(self) -> str | None:
+        """Why no more may be used today, with the time of the reset; None: more may be used."""
+        if not (charges := self._charge(Usage())):
+            return None
+        charge = await self._services.quota_store.find_exhausted(charges)
+        return None if charge is None else charge.refusal
+
+    async def add(self, usage: Usage) -> None:
+        """Counts what a request has used."""
+        if charges := self._charge(usage):
+            await self._services.quota_store.add(charges)
+
+    def _charge(self, usage: Usage) -> list[QuotaCharge]:
+        # Read for each request: a reload may have changed the quotas.
+        return unique_charges(
+            charge
+            for quota in self._services.quotas
+            for charge in quota.charge_model(self._context, tokens=usage.tokens, cost=usage.cost)
+        )

@@ -1,0 +1,121 @@
+"""Daily budgets of tokens and cost, by agent and by principal: a run over its budget fails and says when it resets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agents.agent_harness import agent, run_agents
+from tests.setting_coverage import SettingCoverage
+from toolspace import Agent, Quota, Settings, ToolContext, Toolspace, tool
+from toolspace.core import quotas
+from toolspace.core.language_model import Usage
+from toolspace.core.times import parse_iso_time, to_milliseconds
+from toolspace.models.scripted import ScriptedModel, call
+from toolspace.storage.database import Database
+
+pytestmark = pytest.mark.spec("22.2")
+coverage = SettingCoverage("quotas[].")
+USAGE = Usage(requests=1, input_tokens=90, output_tokens=10, cost=0.5)
+NOON = "2100-03-01T12:00:00Z"  # In the future: the sweeper deletes counters of ended windows.
+
+
+@pytest.fixture(autouse=True)
+def times(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The current time: the last of the list."""
+    times = [NOON]
+    monkeypatch.setattr(quotas, "now_ms", lambda: to_milliseconds(parse_iso_time(times[-1])))
+    return times
+
+
+@tool(visible=False)
+async def act() -> str:
+    """Acts."""
+    return "acted"
+
+
+def make_agent(name: str = "ada", *script: Any, **options: Any) -> Agent:
+    model = ScriptedModel.loop(script or ["Done."], usage=USAGE)
+    return Agent(name, model=model, **options)
+
+
+@pytest.mark.spec("22.1")
+@coverage.covers("tokensPerDay", "costPerDay")
+@pytest.mark.parametrize(
+    ("quota", "text"),
+    [
+        (Quota(per="agent", tokens_per_day=150), "150 tokens per day"),
+        (Quota(per="agent", cost_per_day=0.75), "$0.75 per day"),
+    ],
+)
+async def test_a_run_over_the_budget_of_its_agent_fails_until_the_reset(
+    times: list[str], quota: Quota, text: str
+) -> None:
+    settings = Settings(quotas=[quota])
+    async with Toolspace(agents=[make_agent(), make_agent("bob")], settings=settings) as ts:
+        assert [(await ts.run_agent("ada", "Hi")).ok for _ in range(2)] == [True, True]
+        result = await ts.run_agent("ada", "Hi")
+        assert (result.ok, result.end, result.error_kind, result.steps) == (False, "limit", "limit_exceeded", 0)
+        assert result.error == f'the quota of {text} for "ada" (quotas) is used up; it resets at 2100-03-02T00:00:00Z'
+        assert (await ts.run_agent("bob", "Hi")).ok
+        times.append("2100-03-02T00:00:00Z")
+        assert (await ts.run_agent("ada", "Hi")).ok
+
+
+async def test_the_budget_is_checked_before_each_request() -> None:
+    ada = make_agent("ada", call("act"))
+    async with Toolspace([act], agents=[ada], settings=Settings(quotas=[Quota(per="agent", tokens_per_day=250)])) as ts:
+        result = await ts.run_agent("ada", "Hi")
+        assert (result.end, result.steps) == ("limit", 3)
+        assert "it resets at" in (result.error or "")
+
+
+async def test_each_user_has_a_budget() -> None:
+    settings = Settings(quotas=[Quota(per="principal", cost_per_day=0.5)])
+    async with Toolspace(agents=[make_agent()], settings=settings) as ts:
+        for user, is_allowed in (("ann", True), ("bob", True), ("ann", False)):
+            assert (await ts.run_agent("ada", "Hi", context=ToolContext(user_id=user))).ok == is_allowed
+
+
+async def test_a_sub_agent_spends_its_own_budget_and_that_of_the_user() -> None:
+    bob = make_agent("bob")
+    ada = make_agent("ada", call("agent__bob", {"prompt": "Help."}), "Done.", agents=[bob])
+    for quota, errors in (
+        (Quota(agents=["bob"], per="agent", cost_per_day=0.5), [None, None]),
+        (Quota(per="principal", cost_per_day=1.5), [None, 'the quota of $1.5 per day for "ann"']),
+    ):
+        async with Toolspace(agents=[ada], settings=Settings(quotas=[quota])) as ts:
+            context = ToolContext(user_id="ann")
+            results = [await ts.run_agent("ada", "Hi", context=context) for _ in range(2)]
+            assert [result.error and result.error.partition(" (")[0] for result in results] == errors
+            if quota.per == "agent":
+                assert "is used up" in str(results[1].turns)  # The result of the second call of bob.
+
+
+async def test_calls_of_tools_do_not_use_a_budget_of_tokens() -> None:
+    async with Toolspace([act], settings=Settings(quotas=[Quota(tokens_per_day=1)])) as ts:
+        assert all([(await ts.call("act")).ok for _ in range(5)])
+
+
+async def test_the_run_of_a_gateway_fails_with_the_reason_and_its_events_are_done(
+    database: Database, tmp_path: Path
+) -> None:
+    model = ScriptedModel.loop([call("act"), "Done."], usage=USAGE)
+    ada = agent("ada", model)
+    options = {"tools": [act], "session_dir": tmp_path, "quotas": [Quota(per="agent", cost_per_day=1)]}
+    async with run_agents(database, ada, **options) as harness:
+        await harness.send_message("Hi")
+        assert (await harness.wait_for_run()).status == "completed"
+    async with run_agents(database, ada, **options) as harness:  # After a restart.
+        await harness.send_message("Hi again")
+        run = await harness.wait_for_run(2)
+        assert (run.status, run.steps) == ("failed", 0)
+        assert "it resets at 2100-03-02T00:00:00Z" in (run.error or "")
+        assert {event.status for event in await harness.inbox()} == {"processed"}
+    assert len(model.requests) == 2
+
+
+def test_the_limits_of_models_have_a_test() -> None:
+    assert coverage.list_missing("quotas[].tokensPerDay", "quotas[].costPerDay") == []
