@@ -43,7 +43,7 @@ ErrorKind = Literal[
     "internal_error",
 ]
 
-RefusalReason = Literal["invalid", "forbidden", "not_found", "conflict", "unprocessable", "unavailable"]
+RefusalReason = Literal["invalid", "forbidden", "not_found", "conflict", "gone", "unprocessable", "unavailable"]
 
 NOT_EXECUTED: frozenset[ErrorKind] = frozenset(
     ("unknown_tool", "not_permitted", "invalid_parameters", "limit_exceeded", "canceled")

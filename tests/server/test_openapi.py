@@ -39,12 +39,14 @@ KNOWN = {
 }
 """Ids of existing records, so that not every generated request is a 404."""
 SCHEMA_NAMES = """
+    ApprovalResponse ApprovalRule DecisionBody
     Call CallAnswer CallBody CallSaid Claim Claimed Deleted DeletedPlans Document DocumentBody Done DoneAnswer
     Entity EntityChange Goal Health History InboxEvent KeyShape Leave Me Member Memory Message NewDocument
     NewEntity NewGoal NewGoals NewInboxEvent NewKeyBody NewMember NewMemories NewMemory NewMessage NewRun
     NewSpace Plan PlanBodies PlanBody ProblemBody Pushed Ready ResultBody ResultSaid Returned ReturnedAnswer
     RunCall RunCallBody RunEnd RunRecord RunResultBody RunShape ServerStatus Space SpaceChange SpaceResultBody
     TaskRecord TokenBody TokenShape ToolCategory ToolShape ToolStats TurnRecord WholeDocument WholeTask
+    Page_ApprovalResponse_ Page_ApprovalRule_
     WorkerShape Page_Call_ Page_Document_ Page_Entity_ Page_Goal_ Page_InboxEvent_ Page_KeyShape_ Page_Member_
     Page_Memory_ Page_Message_ Page_Plan_ Page_RunCall_ Page_RunRecord_ Page_ServerStatus_ Page_Space_
     Page_TaskRecord_ Page_ToolShape_ Page_WorkerShape_

@@ -25,6 +25,7 @@ from toolspace.agents.session_transactions import CycleStep, LeaseLost, SessionL
 from toolspace.agents.structured_output import FINAL_REPORT
 from toolspace.core.ids import new_id
 from toolspace.core.language_model import ModelCall, ModelListener, ModelTurn, Turn, Usage, UserTurn
+from toolspace.core.result import PAUSES_RUN_KEY
 from toolspace.core.stored_records import OPEN_CALL, CallRecord
 from toolspace.core.tool import NO_ANNOTATIONS
 from toolspace.core.tool_context import ToolContext
@@ -33,6 +34,7 @@ from toolspace.spaces.call_context import GatewayCallHost
 from toolspace.spaces.call_recorder import build_new_call
 from toolspace.spaces.ledger import Ledger
 from toolspace.spaces.pending_calls import PendingCalls
+from toolspace.storage.queries import calls as call_rows
 from toolspace.storage.queries.calls import NewCall
 
 now = time.monotonic
@@ -61,6 +63,7 @@ class DurableLoop(LoopHooks):
             agent_entity_id=lease.agent_entity_id,
             space_id=started.run.space_id,
             confirms_delivery=False,
+            approval_mode="pause",
         )
         self._earlier_calls: Sequence[ModelCall] = ()
         """The calls of this run's turns that have results, from the processes before this one."""
@@ -109,7 +112,10 @@ class DurableLoop(LoopHooks):
         return CycleStep(
             run_id=self.run_id,
             cycle=self.started.cycle,
-            turns=[mark_awaited_results(turn, self._planned_calls) for turn in self.agent_run.unsaved_turns],
+            turns=[
+                mark_awaited_results(turn, self._planned_calls, self._call_host.paused_call_ids)
+                for turn in self.agent_run.unsaved_turns
+            ],
             number=self.agent_run.steps,
             usage=self.agent_run.budget.usage,
         )
@@ -225,6 +231,7 @@ class DurableLoop(LoopHooks):
             [plan.call_id for plan in self._planned_calls],
             self._ledger.node_id,
         )
+        self._call_host.paused_call_ids.update(await self._ledger.read(call_rows.list_pausing, self.run_id))
         for plan in self._planned_calls:
             if plan.call_id not in adopted_calls:
                 continue  # It was not started: the loop executes it.
@@ -235,7 +242,10 @@ class DurableLoop(LoopHooks):
                     self._call_host.stored_calls[plan.call_id] = call_transactions.StartedCall(record, is_new=True)
                     continue
                 record = await self._ledger.commit(runs.interrupt_call, plan.call_id) or record
-            loop.known_results[plan.call_id] = result_from_record(record, goes_to_inbox=goes_to_inbox)
+            result = result_from_record(record, goes_to_inbox=goes_to_inbox)
+            if plan.call_id in self._call_host.paused_call_ids:
+                result.extras = {**result.extras, PAUSES_RUN_KEY: True}
+            loop.known_results[plan.call_id] = result
             self._restore_decision(loop, record)
 
     def _restore_decision(self, loop: AgentLoop, call: CallRecord) -> None:

@@ -16,7 +16,7 @@ from toolspace.core import json_text
 from toolspace.core.language_model import ModelCall, ModelToolResult, ModelTurn, ResultsTurn, Turn, UserTurn
 from toolspace.core.result import PENDING_CALL_KEY, ToolResult
 from toolspace.core.stored_records import OPEN_CALL, CallRecord, TurnCall, TurnRecord, TurnResult
-from toolspace.errors import ErrorKind
+from toolspace.errors import NOT_EXECUTED, ErrorKind
 
 if TYPE_CHECKING:
     from toolspace.storage.queries.sessions import HistoryTurn
@@ -150,8 +150,9 @@ def result_from_record(call: CallRecord, *, goes_to_inbox: bool) -> ToolResult:
         return ToolResult(True, call.result, tool=call.tool_name, call_id=call.call_id)
     text = call.result if isinstance(call.result, str) else json_text.describe(call.result, 500)
     kinds: Mapping[str, ErrorKind] = {"canceled": "canceled", "expired": "timeout"}
-    kind: ErrorKind = kinds.get(call.status, "execution_error")
-    return ToolResult(False, error=text, error_kind=kind, tool=call.tool_name, call_id=call.call_id)
+    kind: Any = call.error_kind or kinds.get(call.status, "execution_error")
+    executed = kind not in NOT_EXECUTED
+    return ToolResult(False, error=text, error_kind=kind, executed=executed, tool=call.tool_name, call_id=call.call_id)
 
 
 # For people and agents that look back

@@ -33,7 +33,7 @@ from toolspace.core.language_model import (
     Turn,
     UserTurn,
 )
-from toolspace.core.result import PENDING_CALL_KEY, AudioPart, ImagePart, ResourcePart, ToolResult
+from toolspace.core.result import PAUSES_RUN_KEY, PENDING_CALL_KEY, AudioPart, ImagePart, ResourcePart, ToolResult
 from toolspace.core.tool import Tool
 from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ModelError
@@ -282,7 +282,8 @@ class AgentLoop:
         if run.is_skipped:
             return self._end("skipped", turn.text)
         for plan, result in zip(calls, results, strict=True):
-            if plan.tool is not None and plan.tool.pauses_run and result.ok and PENDING_CALL_KEY in result.extras:
+            pauses_run = result.extras.get(PAUSES_RUN_KEY) or (plan.tool is not None and plan.tool.pauses_run)
+            if pauses_run and result.ok and PENDING_CALL_KEY in result.extras:
                 return self._end("paused", turn.text)
         if self._output is not None and self._output.is_exhausted:
             return self._end("gave_up", turn.text, reason=self._output.failure)

@@ -7,7 +7,7 @@ transaction that begins a cycle (`session_transactions.py`) inserts it there, an
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -31,13 +31,16 @@ _AWAITING_RESULT = "(no result yet: the run waits for it)"
 """Marks a result in the stored conversation that the run waits for."""
 
 
-def mark_awaited_results(turn: Turn, calls: Sequence[PlannedCall]) -> Turn:
-    """Marks the missing results of calls that pause the run. `calls`: those that the turn has the results of."""
+def mark_awaited_results(turn: Turn, calls: Sequence[PlannedCall], paused_call_ids: Collection[str] = ()) -> Turn:
+    """Marks the missing results of calls that pause the run. `calls`: those that the turn has the results of.
+
+    `paused_call_ids`: those that wait for approval.
+    """
     if not isinstance(turn, ResultsTurn) or len(turn.results) != len(calls):
         return turn
     results = tuple(
         msgspec.structs.replace(result, text=f"{_AWAITING_RESULT} {result.text}")
-        if call.tool is not None and call.tool.pauses_run and not result.is_error
+        if not result.is_error and (call.call_id in paused_call_ids or (call.tool is not None and call.tool.pauses_run))
         else result
         for call, result in zip(calls, turn.results, strict=True)
     )

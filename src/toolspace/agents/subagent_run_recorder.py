@@ -82,6 +82,7 @@ class _StoredRunRecorder(RunRecorder):
             agent_entity_id=record.agent_entity_id,
             space_id=record.space_id,
             confirms_delivery=False,
+            approval_mode="wait",
         )
         context.run_id, context.agent_entity_id, context.host = record.id, record.agent_entity_id, self._call_host
         super().__init__(run_id=record.id)

@@ -46,6 +46,8 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Changes with the rules that apply to the tool."""
     expires_after: float | None = None
     """Seconds; None: as long as a pending call waits."""
+    is_nested: bool = False
+    """Whether another call makes it: a batch, or a tool that calls tools."""
 
     @property
     def principal(self) -> str:

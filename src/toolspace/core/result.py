@@ -11,6 +11,8 @@ from toolspace.core import json_text
 from toolspace.errors import ERROR_CLASSES, ErrorKind, ToolExecutionError
 
 PENDING_CALL_KEY = "pendingToolCallId"
+PAUSES_RUN_KEY = "pausesRun"
+"""In the extras of a pending result: the run waits for it, although the tool itself does not pause runs."""
 """The key in `extras` of the result of a pending call. Its value is the id of the call whose result comes later."""
 
 

@@ -23,6 +23,7 @@ CallStatus = Literal["running", "completed", "failed", "waiting", "pending", "re
 resolved, or waiting → pending → resolved, or expired or canceled."""
 InboxType = Literal["space_message", "plan", "service", "tool_result", "task"]
 InboxStatus = Literal["pending", "processing", "processed", "failed"]
+ApprovalStatus = Literal["requested", "approved", "denied", "expired", "canceled"]
 TaskStatus = Literal["running", "completed", "failed", "canceled"]
 DocumentOrigin = Literal["api", "folder"]
 """How a document was added: over the API, or from a configured folder."""
@@ -192,6 +193,78 @@ class CallRecord(Record, frozen=True):
         completed = "null" if self.resolved_at is None else self.resolved_at
         aliases = f'{{"startedAt":{self.created_at},"completedAt":{completed},"toolCallId":'.encode()
         return b"%b%b,%b" % (aliases, json_text.encode_bytes(self.call_id), json_text.encode_bytes(self)[1:])
+
+
+class ApprovalRecord(Record, frozen=True):
+    """A call that a person decides about, and the decision. Its id is the id of the call."""
+
+    id: str
+    """The id of the approval, which is the id of the call."""
+    tool_name: str
+    """The name of the tool."""
+    tool_version: str
+    """Changes with the definition of the tool; the approval holds for this one."""
+    args: Any
+    """The exact arguments that the approval holds for."""
+    digest: str
+    """The SHA-256 of the arguments."""
+    principal: str
+    """For whom the call is made."""
+    agent_entity_id: str | None
+    """The agent on whose behalf the call was made."""
+    run_id: str | None
+    """The run of the call; null for a call outside a run."""
+    space_id: str | None
+    """The space of the call."""
+    requested_by: tuple[str, ...]
+    """Who made the call: the entity, agent or key. They never approve it."""
+    policy_version: str
+    """Changes with the rules that apply to the tool; the approval holds for this one."""
+    rule: str
+    """The policy, or the line of configuration, that asks."""
+    reason: str
+    """Why a person is asked; may be empty."""
+    approvers: tuple[str, ...]
+    """Who may decide: `operators`, `members`, `caller`, or ids of entities."""
+    status: ApprovalStatus
+    """`requested`, or how it ended."""
+    decided_by: str | None
+    """Who decided: an entity, or `key/` and the id of a key."""
+    decision_reason: str | None
+    """What the approver wrote."""
+    remember: str | None
+    """For which later calls the decision holds, too: `run`, `session` or `always`."""
+    created_at: int
+    """When the call was made, in Unix milliseconds."""
+    expires_at: int
+    """When the request expires, in Unix milliseconds."""
+    decided_at: int | None
+    """When it was decided, in Unix milliseconds."""
+
+    def wire(self) -> dict[str, Any]:
+        """Returns the wire form. `callId` and `toolCallId` repeat the id."""
+        return {**msgspec.to_builtins(self), "callId": self.id, "toolCallId": self.id}
+
+
+class ApprovalRule(Record, frozen=True):
+    """A decision that holds for later calls of the same tool and principal."""
+
+    id: str
+    """The id of the rule."""
+    tool_name: str
+    """The name of the tool."""
+    principal: str
+    """For whom the calls are made."""
+    scope: str
+    """`always`, `run:` and the id of a run, or `session:` and the id of a session."""
+    decision: Literal["approved", "denied"]
+    """What the rule decides."""
+    reason: str | None
+    """What the approver wrote."""
+    created_by: str
+    """Who decided."""
+    created_at: int
+    """When it was decided, in Unix milliseconds."""
 
 
 class InboxEvent(Record, frozen=True):
@@ -371,6 +444,8 @@ EVENT_TYPES = (
     "tool.progress",
     "tool.done",
     "tool.error",
+    "approval.requested",
+    "approval.decided",
     "run.started",
     "run.done",
 )

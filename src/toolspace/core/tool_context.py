@@ -106,8 +106,13 @@ class CallHost(Protocol):
         """Makes the call pending, and waits for its result as long as the tool allows."""
         ...
 
-    async def request_approval(self, request: ApprovalRequest, *, timeout: float) -> ApprovalDecision | ToolResult:
-        """Asks whoever may approve the call. Returns the decision, or the result that the caller gets instead."""
+    async def request_approval(
+        self, request: ApprovalRequest, *, timeout: float
+    ) -> ApprovalDecision | ToolResult | None:
+        """Asks whoever may approve the call. Returns the decision, or the result that the caller gets instead.
+
+        None if nobody can be asked here.
+        """
         ...
 
     async def ask_space(self, name: str, args: Mapping[str, Any], context: ToolContext, *, timeout: float) -> Any:

@@ -18,6 +18,7 @@ from toolspace.server.authorization import CONFIGURED_KEY_ID, Caller, EntityCall
 from toolspace.server.rate_limit import FailedLoginLimiter
 from toolspace.server.requests import Scope
 from toolspace.server.responses import Problem, unavailable
+from toolspace.server.tool_permissions import create_tool_key_caller
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.queries import entities_and_spaces
 from toolspace.storage.queries import keys as key_rows
@@ -205,13 +206,7 @@ class Authenticator:
         if record is not None and record.kind == "secret":
             return SecretKeyCaller(key_id=record.id)
         if record is not None and record.kind == "tools":
-            scope = record.scope
-            return ToolKeyCaller(
-                key_id=record.id,
-                tools_allowed=scope.tools_allowed,
-                tools_denied=scope.tools_denied,
-                agent_entity_id=scope.agent_entity_id,
-            )
+            return create_tool_key_caller(record)
         if key.startswith(PREFIXES["public"]):
             raise _refusal("Send a public key as x-public-key, with a token (Authorization: Bearer …)")
         if key.count(".") == 2:

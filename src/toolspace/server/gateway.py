@@ -16,6 +16,7 @@ from typing import Self
 
 from toolspace.agents.agent import Agent, entity_id_for
 from toolspace.agents.agent_host import AgentHost
+from toolspace.agents.approved_calls import execute_approved_call
 from toolspace.agents.background_tasks import TaskToolProvider
 from toolspace.agents.prebuilt.notifications import ConfiguredNotifier
 from toolspace.agents.prebuilt.provider import PrebuiltProvider
@@ -26,6 +27,7 @@ from toolspace.config.configuration import AgentSpec, Config
 from toolspace.config.load import load_config
 from toolspace.config.secret_references import load_secrets
 from toolspace.core.language_model import Embedder
+from toolspace.core.result import ToolResult
 from toolspace.errors import ModelError
 from toolspace.server.api_keys import InitialKeys, KeyUsage, create_missing_keys
 from toolspace.server.authentication import Authenticator
@@ -42,7 +44,8 @@ from toolspace.server.routes.streams import StreamSubscribers
 from toolspace.server.routing import App
 from toolspace.server.sse_responses import StreamRegistry
 from toolspace.server.tool_permissions import ToolKeyPolicy
-from toolspace.spaces.call_context import AgentServices, Notifier
+from toolspace.spaces.approvals import GatewayApprovals
+from toolspace.spaces.call_context import AgentServices, GatewayCallHost, Notifier
 from toolspace.spaces.call_recorder import CallRecorder
 from toolspace.spaces.document_library import DocumentLibrary
 from toolspace.spaces.elicitation import ASK_SPACE_MEMBERS
@@ -54,6 +57,7 @@ from toolspace.spaces.sweeper import Sweeper
 from toolspace.spaces.workers import Workers
 from toolspace.storage.database import Database, WakeUps, find_database_file
 from toolspace.storage.queries import workers_and_presence as presence
+from toolspace.storage.queries.approvals import ApprovedCall
 from toolspace.storage.streams.hub import Hub
 from toolspace.storage.streams.waiters import Waiters
 from toolspace.toolspace import Toolspace
@@ -143,6 +147,8 @@ class Gateway:
         self.open_runs = OpenRuns(self.ledger, self.toolspace.run)
         stack.push_async_callback(self.open_runs.aclose)
         await self._start_agents(stack)
+        self.approvals = self.pending_calls.approvals = GatewayApprovals(self.pending_calls, self._execute_approved)
+        stack.push_async_callback(self.approvals.aclose)
         self.workers = await stack.enter_async_context(Workers(self.ledger, grace=server.worker_grace))
         self.subscribers = StreamSubscribers(self.ledger)
         self.sweeper.on_declared_dead = self.subscribers.register_again
@@ -203,6 +209,10 @@ class Gateway:
                 max_active=config.server.max_active_agents,
             )
         )
+
+    async def _execute_approved(self, approved_call: ApprovedCall, host: GatewayCallHost) -> ToolResult:
+        await self.tool_key_policy.load_key(self.ledger, approved_call.context["userId"])
+        return await execute_approved_call(self.toolspace.orchestrator, self.toolspace.agents, approved_call, host)
 
     def _open_embedder(self, stack: AsyncExitStack) -> Embedder | None:
         """Opens the configured embedder. Without one, `search_knowledge` searches by words alone."""

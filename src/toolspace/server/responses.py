@@ -31,6 +31,7 @@ _STATUSES: Final[Mapping[RefusalReason, int]] = {
     "forbidden": 403,
     "not_found": 404,
     "conflict": 409,
+    "gone": 410,
     "unprocessable": 422,
     "unavailable": 503,
 }

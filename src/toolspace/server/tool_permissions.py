@@ -18,7 +18,10 @@ from toolspace.orchestrator.effective_settings import ToolSpellings, matches_nam
 from toolspace.server.authorization import Caller, SecretKeyCaller, ToolKeyCaller
 from toolspace.server.responses import Problem
 from toolspace.spaces.call_context import GatewayCallHost
+from toolspace.spaces.ledger import Ledger
 from toolspace.spaces.pending_calls import PendingCalls
+from toolspace.storage.queries import keys
+from toolspace.storage.queries.keys import KeyRecord
 
 _TOOLS_USER: Final = "tools/"
 """The start of the user ids of tool keys. Ids of entities have no slash, so nobody looks like a key."""
@@ -73,6 +76,14 @@ class ToolKeyPolicy:
                 self._contexts[caller] = context
         return context
 
+    async def load_key(self, ledger: Ledger, user_id: str | None) -> None:
+        """Loads the tool key of a user, for a call that another process received. Nothing if it was revoked."""
+        if user_id is None or not user_id.startswith(_TOOLS_USER) or user_id in self._filters:
+            return
+        record = await ledger.read(keys.find, user_id.removeprefix(_TOOLS_USER))
+        if record is not None and record.revoked_at is None:
+            self._filter(create_tool_key_caller(record))
+
     def may_use(self, caller: Caller, tool_name: str) -> bool:
         """Whether the caller's key allows the tool with this full name."""
         return (
@@ -117,6 +128,24 @@ class ToolKeyPolicy:
         if tool_filter is None:
             tool_filter = self._filters[user] = _ToolFilter(caller)
         return tool_filter
+
+
+def create_tool_key_caller(record: KeyRecord) -> ToolKeyCaller:
+    """The caller that uses a tool key."""
+    scope = record.scope
+    return ToolKeyCaller(
+        key_id=record.id,
+        tools_allowed=scope.tools_allowed,
+        tools_denied=scope.tools_denied,
+        agent_entity_id=scope.agent_entity_id,
+    )
+
+
+def principal_of(caller: Caller) -> str:
+    """The principal of the calls that a caller makes, and its name as an approver."""
+    if isinstance(caller, SecretKeyCaller):
+        return SECRET_KEY_PREFIX + caller.key_id
+    return _TOOLS_USER + caller.key_id if isinstance(caller, ToolKeyCaller) else caller.subject
 
 
 def _listed_name_only(name: str) -> ToolSpellings:

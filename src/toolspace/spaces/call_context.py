@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from toolspace.core.approvals import ApprovalDecision, ApprovalRequest
 from toolspace.core.result import ToolResult
 from toolspace.core.stored_records import CallStatus, ExecutionTarget, Visibility
+from toolspace.core.times import parse_duration
 from toolspace.core.tool import Tool
 from toolspace.core.tool_context import ToolContext
 from toolspace.errors import (
@@ -37,6 +39,21 @@ _EXECUTION_TARGETS: Mapping[str, ExecutionTarget] = {"external": "external", "sp
 """Who executes a tool of an execution type; the gateway executes all others."""
 
 
+class ApprovalGrant(NamedTuple):
+    """What exactly was approved."""
+
+    tool_name: str
+    tool_version: str
+    principal: str
+    digest: str
+    policy_version: str
+
+    @classmethod
+    def of(cls, request: ApprovalRequest) -> ApprovalGrant:
+        """What a request asks for."""
+        return cls(request.tool.name, request.tool_version, request.principal, request.digest, request.policy_version)
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class GatewayCallHost:
     """What the calls of one request share. The `host` of their contexts."""
@@ -48,6 +65,14 @@ class GatewayCallHost:
     """Where visible calls are shown. `enter_space` changes it for the calls that follow."""
     confirms_delivery: bool = True
     """Whether the sender of the response says which results arrived. If not, handing it a result is the delivery."""
+    approval_mode: Literal["pause", "wait", "return"] = "return"
+    """What a call that needs approval does: pause its run, wait up to its timeout, or return that it is pending."""
+    requester: str | None = None
+    """The key that makes the calls, if their user is another."""
+    approved_calls: dict[str, ApprovalGrant] = field(init=False, default_factory=dict[str, ApprovalGrant])
+    """Calls that were approved, by id, and may run once."""
+    paused_call_ids: set[str] = field(init=False, default_factory=set[str])
+    """Calls that pause the run until they are approved."""
     inline_call_ids: list[str] = field(init=False, default_factory=list[str])
     """Calls whose results go back with the response."""
     storage_errors: dict[str, StorageUnavailable] = field(init=False, default_factory=dict[str, StorageUnavailable])
@@ -127,6 +152,18 @@ class GatewayCallHost:
                 self.storage_errors[context.call_id or ""] = error
             raise as_tool_error(error) from error
 
+    async def request_approval(
+        self, request: ApprovalRequest, *, timeout: float
+    ) -> ApprovalDecision | ToolResult | None:
+        if self.pending_calls.approvals is None:
+            return None
+        try:
+            return await self.pending_calls.approvals.request(self, request, timeout=timeout)
+        except (RefusedError, StorageError) as error:
+            if isinstance(error, StorageUnavailable):
+                self.storage_errors[request.call_id] = error
+            raise as_tool_error(error) from error
+
     async def ask_space(self, name: str, args: Mapping[str, Any], context: ToolContext, *, timeout: float) -> Any:
         try:
             return await self.pending_calls.ask_members(self, name, args, context, timeout=timeout)
@@ -137,6 +174,19 @@ class GatewayCallHost:
 def execution_target_of(execution_type: str) -> ExecutionTarget:
     """Who executes the calls of a tool of this execution type."""
     return _EXECUTION_TARGETS.get(execution_type, "server")
+
+
+def timer_seconds(tool: Tool, parameters: Mapping[str, Any]) -> float | None:
+    """How long a call of a `wait` tool takes; None for other tools. Raises `ToolExecutionError`."""
+    if tool.execution_type != "wait":
+        return None
+    duration = (tool.execution or {}).get("duration", parameters.get("duration"))
+    if duration is None:
+        raise ToolExecutionError(f'tool "{tool.name}" waits for a duration, and none is given')
+    try:
+        return parse_duration(duration)
+    except ValueError as error:
+        raise ToolExecutionError(f'tool "{tool.name}" cannot wait: {error}') from None
 
 
 def not_in_a_space(tool_name: str) -> str:

@@ -7,7 +7,7 @@ Used by `pending_calls`, `call_recorder`, `runs` and the sweeper.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -32,6 +32,7 @@ from toolspace.spaces.ledger import Effects
 from toolspace.spaces.submitted_results import check_result
 from toolspace.storage.database import Program
 from toolspace.storage.queries import (
+    approvals,
     calls,
     entities_and_spaces,
     inbox,
@@ -43,6 +44,8 @@ from toolspace.storage.queries import (
 )
 from toolspace.storage.queries.calls import CallTransition, NewCall
 
+APPROVAL: Final = "approval"
+"""The execution type of a call that waits for approval. Its execution target is `server`."""
 _MAX_REMEMBERED_BYTES = 512
 """Of the arguments of an open call that the process remembers."""
 
@@ -115,29 +118,36 @@ def start(effects: Effects, new: NewCall, *, needs_worker: bool = False) -> Prog
         if call is None:
             raise RefusedError("conflict", f'the call "{new.call_id}" was removed just now; try again')
         return StartedCall(call, is_new=False)
-    shown_status: MessageStatus = "requires_action" if new.status in OPEN_CALL else "running"
-    if message_id is not None and new.space_id is not None:
-        message = yield from messages.create(
-            message_id,
-            new.space_id,
-            new.agent_entity_id or "",
-            call_events.message_content(call),
-            kind="tool",
-            status=shown_status,
-            run_id=new.run_id,
-            call_id=new.call_id,
-        )
-        if message is None:
-            raise RefusedError("not_found", f'there is no space "{new.space_id}"')
     if new.pauses_run and new.run_id is not None:
         yield from runs.update_status(new.run_id, "waiting_tool", from_statuses=("running", "queued"))
-    if new.execution_type == "external":
-        effects.notify_workers(new.tool_name)
-    call_events.emit_start(effects, call, new, shown_status)
+    if new.execution_type == APPROVAL:
+        return StartedCall(call, is_new=True)  # Nobody sees or executes it before it is approved.
+    yield from announce_start(effects, call, new)
     is_small = message_id is None and call.output_schema is None
     if new.status in OPEN_CALL and is_small and json_text.encoded_size(call.args) <= _MAX_REMEMBERED_BYTES:
         effects.opened_call = CallTransition(call, new.visibility, None, new.pauses_run)
     return StartedCall(call, is_new=True)
+
+
+def announce_start(effects: Effects, call: CallRecord, new: NewCall) -> Program[None]:
+    """Shows a call in its space, offers it to workers, and emits its start."""
+    shown_status: MessageStatus = "requires_action" if call.status in OPEN_CALL else "running"
+    if call.message_id is not None and call.space_id is not None:
+        message = yield from messages.create(
+            call.message_id,
+            call.space_id,
+            call.agent_entity_id or "",
+            call_events.message_content(call),
+            kind="tool",
+            status=shown_status,
+            run_id=call.run_id,
+            call_id=call.call_id,
+        )
+        if message is None:
+            raise RefusedError("not_found", f'there is no space "{call.space_id}"')
+    if call.execution_type == "external":
+        effects.notify_workers(call.tool_name)
+    call_events.emit_start(effects, call, new, shown_status)
 
 
 def finish(
@@ -186,7 +196,7 @@ def submit(effects: Effects, submission: Submission) -> Program[CallRecord]:
             submission.call_id, **values, was_read=False, run_id=submission.run_id, space_id=submission.space_id
         )
         if transition is not None:
-            yield from _settle(effects, transition)
+            yield from settle(effects, transition)
             return transition.call
     row = yield from calls.find_with_submission(submission.call_id)
     if row is None:
@@ -215,7 +225,7 @@ def submit(effects: Effects, submission: Submission) -> Program[CallRecord]:
             result=call.result,
             isError=call.is_error,
         )  # fmt: skip
-    yield from _settle(effects, transition)
+    yield from settle(effects, transition)
     return transition.call
 
 
@@ -256,7 +266,7 @@ def resolve_timer(effects: Effects, call_id: str, result: Any) -> Program[CallRe
     )
     if transition is None:
         return None
-    yield from _settle(effects, transition)
+    yield from settle(effects, transition)
     return transition.call
 
 
@@ -289,7 +299,13 @@ def end_call(
     transition = yield from calls.end(call_id, status, error=reason, error_kind=kind, is_delivered=not notify_agent)
     if transition is None:
         return None
-    yield from _settle(effects, transition, notify_agent=notify_agent)
+    if transition.call.execution_target == "server":
+        # A call that waits for approval, or is executed after it.
+        if (yield from approvals.decide(call_id, status)):
+            data = {"approvalId": call_id, "toolCallId": call_id, "decision": status, "reason": reason}
+            call_events.emit(effects, transition.call, transition.visibility, "approval.decided", data)
+        effects.calls_to_stop.append(call_id)
+    yield from settle(effects, transition, notify_agent=notify_agent)
     return transition.call
 
 
@@ -353,7 +369,7 @@ def _check_submission(submission: Submission, call: CallRecord) -> Program[None]
         raise RefusedError("forbidden", f"{name} is executed by the gateway itself; it takes no result from outside")
 
 
-def _settle(effects: Effects, transition: CallTransition, *, notify_agent: bool = True) -> Program[None]:
+def settle(effects: Effects, transition: CallTransition, *, notify_agent: bool = True) -> Program[None]:
     """Everything that follows from the end of an open call."""
     call = transition.call
     if transition.pauses_run and call.run_id is not None and (yield from _continue_run(effects, call.run_id)):

@@ -9,18 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from toolspace.core import json_text
 from toolspace.core.defaults import TOOL_TIMEOUT_SECONDS
 from toolspace.core.ids import new_id, now_ms
 from toolspace.core.result import PENDING_CALL_KEY, ToolResult
 from toolspace.core.stored_records import OPEN_CALL, CallRecord
-from toolspace.core.times import format_milliseconds, parse_duration
+from toolspace.core.times import format_milliseconds
 from toolspace.core.tool import Tool
 from toolspace.core.tool_context import ToolContext
 from toolspace.errors import (
-    ErrorKind,
+    NOT_EXECUTED,
     RefusedError,
     StorageError,
     ToolCanceledError,
@@ -30,15 +31,21 @@ from toolspace.errors import (
 )
 from toolspace.orchestrator.call import call_chain
 from toolspace.spaces import call_transactions
-from toolspace.spaces.call_context import AgentServices, GatewayCallHost
+from toolspace.spaces.call_context import AgentServices, GatewayCallHost, timer_seconds
 from toolspace.spaces.call_transactions import StartedCall, Submission
-from toolspace.spaces.ledger import Ledger
+from toolspace.spaces.ledger import Effects, Ledger
+from toolspace.storage.database import Program
 from toolspace.storage.queries import calls
 from toolspace.storage.queries.calls import NewCall
 from toolspace.storage.queries.workers_and_presence import is_any_served
 from toolspace.storage.streams.waiters import DeadlineTimer
 
+if TYPE_CHECKING:
+    from toolspace.spaces.approvals import GatewayApprovals
+
 _log = logging.getLogger("toolspace.calls")
+StartProgram = Callable[[Effects, NewCall], Program[StartedCall]]
+"""Stores a call before anything is done for it."""
 
 DEFAULT_TTL_SECONDS: Final = 7 * 24 * 3600.0
 _TIMED_OUT, _STOPPING, _MADE_PENDING = object(), object(), object()
@@ -57,6 +64,8 @@ class PendingCalls:
         self.ttl = ttl
         """Seconds until a call expires, unless its tool says otherwise."""
         self.services = AgentServices()
+        self.approvals: GatewayApprovals | None = None
+        """Asks for approval of calls. None: nobody can be asked."""
         self.on_timer_started: Callable[[], object] = lambda: None
         """Called when a call of a `wait` tool was opened."""
         self._waiters: dict[str, _Waiter] = {}
@@ -86,6 +95,7 @@ class PendingCalls:
         seconds = context.handle.allowed_seconds if context.handle is not None else TOOL_TIMEOUT_SECONDS
         is_pending = tool.is_async or tool.pauses_run or self._is_stopping
         now = now_ms()
+        timer = timer_seconds(tool, parameters)
         ttl = tool.expires_after if tool.expires_after is not None else self.ttl
         new = host.new_call(
             tool,
@@ -96,11 +106,12 @@ class PendingCalls:
             created_at=now,
             expires_at=now + round(ttl * 1000),
             wait_until=None if is_pending else now + round(seconds * 1000),
-            due_at=_timer_end(tool, parameters, now),
+            due_at=None if timer is None else now + round(timer * 1000),
             pauses_run=tool.pauses_run,
         )
         needs_worker = tool.execution_type == "external" and tool.when_unserved == "fail" and not is_pending
-        return self._open_and_wait(_Caller(host, context), new, seconds, needs_worker=needs_worker)
+        start = partial(call_transactions.start, needs_worker=needs_worker)
+        return self._open_and_wait(_Caller(host, context), new, seconds, start=start)
 
     async def ask_members(
         self, host: GatewayCallHost, name: str, args: Mapping[str, Any], context: ToolContext, *, timeout: float
@@ -127,16 +138,24 @@ class PendingCalls:
             wait_until=now + round(timeout * 1000),
         )
         caller = _Caller(host, context, accepts_late_result=False)
-        result = await self._open_and_wait(caller, new, timeout, needs_worker=False)
+        result = await self._open_and_wait(caller, new, timeout)
         if result.ok:
             return result.result
         if result.error_kind == "timeout":
             raise ToolTimeoutError(result.error or f"nobody answered within {format_milliseconds(timeout)}ms")
         raise ToolExecutionError(result.error or "nobody answered")
 
-    async def _open_and_wait(self, caller: _Caller, new: NewCall, seconds: float, *, needs_worker: bool) -> ToolResult:
+    async def open_approval(
+        self, host: GatewayCallHost, new: NewCall, context: ToolContext, seconds: float, *, start: StartProgram
+    ) -> ToolResult:
+        """Stores a call that needs approval with `start`, and waits for its result if its status is `waiting`."""
+        return await self._open_and_wait(_Caller(host, context, is_approval=True), new, seconds, start=start)
+
+    async def _open_and_wait(
+        self, caller: _Caller, new: NewCall, seconds: float, *, start: StartProgram = call_transactions.start
+    ) -> ToolResult:
         call_id = new.call_id
-        waiter = await self._open(caller, new, needs_worker=needs_worker)
+        waiter = await self._open(caller, new, start)
         del new  # Thousands may wait: what is in the row need not be in memory, too.
         if waiter is None:
             return _pending_result(call_id)
@@ -168,11 +187,10 @@ class PendingCalls:
             self._give_up_later(caller, call_id)
             raise
 
-    async def _open(self, caller: _Caller, new: NewCall, *, needs_worker: bool) -> _Waiter | None:
+    async def _open(self, caller: _Caller, new: NewCall, start: StartProgram) -> _Waiter | None:
         """Stores a call. Returns the waiter for its result; None if the call is pending."""
         waiter = _Waiter(self.ledger, new.call_id) if new.status == "waiting" else None
-        work = self.ledger.commit(call_transactions.start, new, needs_worker=needs_worker)
-        start_task = self._run_in_background(work)
+        start_task = self._run_in_background(self.ledger.commit(start, new))
         start_task.add_done_callback(_retrieve_error)
         try:
             started = await asyncio.shield(start_task)
@@ -215,7 +233,7 @@ class PendingCalls:
             if has_result:
                 caller.host.deliver_inline(call_id)
                 return result_of(call)
-        if is_stopping:
+        if is_stopping or caller.is_approval:
             return _pending_result(call_id)
         return ToolResult(
             ok=False,
@@ -390,6 +408,8 @@ class _Caller(NamedTuple):
     context: ToolContext
     accepts_late_result: bool = True
     """Whether a result that comes after the timeout goes to the inbox."""
+    is_approval: bool = False
+    """Whether the call waits for approval: after the timeout it is pending, which is no failure."""
 
     def is_cancelled(self) -> bool:
         """Whether the call, or a call around it, was cancelled; not only the task that waited for it."""
@@ -463,9 +483,10 @@ def result_of(call: CallRecord) -> ToolResult:
     text = call.result if isinstance(call.result, str) else None
     if call.status == "canceled":
         raise ToolCanceledError(text or "the call was canceled", executed=True)
-    kind: ErrorKind = "timeout" if call.status == "expired" else "execution_error"
+    kind: Any = call.error_kind or ("timeout" if call.status == "expired" else "execution_error")
     extras: dict[str, Any] = {} if text is not None else {"result": call.result}
-    return ToolResult(False, error=text or json_text.describe(call.result, 500), error_kind=kind, extras=extras)
+    error = text or json_text.describe(call.result, 500)
+    return ToolResult(False, error=error, error_kind=kind, executed=kind not in NOT_EXECUTED, extras=extras)
 
 
 def _retrieve_error(task: asyncio.Task[Any]) -> None:
@@ -476,15 +497,3 @@ def _retrieve_error(task: asyncio.Task[Any]) -> None:
 
 def _pending_result(call_id: str) -> ToolResult:
     return ToolResult(True, {"status": "pending", PENDING_CALL_KEY: call_id}, extras={PENDING_CALL_KEY: call_id})
-
-
-def _timer_end(tool: Tool, parameters: Mapping[str, Any], now: int) -> int | None:
-    if tool.execution_type != "wait":
-        return None
-    duration = (tool.execution or {}).get("duration", parameters.get("duration"))
-    if duration is None:
-        raise ToolExecutionError(f'tool "{tool.name}" waits for a duration, and none is given')
-    try:
-        return now + round(parse_duration(duration) * 1000)
-    except ValueError as error:
-        raise ToolExecutionError(f'tool "{tool.name}" cannot wait: {error}') from None

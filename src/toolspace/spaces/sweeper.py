@@ -15,10 +15,11 @@ from typing import Any, Final
 from toolspace.core import defaults
 from toolspace.core.ids import now_ms
 from toolspace.errors import RefusedError, StorageError, StorageUnavailable
-from toolspace.spaces import call_transactions, plans, runs
+from toolspace.spaces import approvals, call_transactions, plans, runs
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.spaces.workers import release_departed
 from toolspace.storage.database import Program
+from toolspace.storage.queries import approvals as approval_queries
 from toolspace.storage.queries import calls, events, idempotency, inbox, quotas, tasks
 from toolspace.storage.queries import plans as plan_queries
 from toolspace.storage.queries import runs as run_queries
@@ -180,6 +181,8 @@ class Sweeper:
             await self._clean_up_after(node_id)
 
     async def _clean_up_after(self, node_id: str) -> None:
+        for approval_id in await self._ledger.read(approval_queries.list_executing, node_id, limit=_BATCH):
+            await self._try(self._ledger.commit(approvals.interrupt, approval_id))
         before: list[tuple[str, str]] = []
         while calls_of_node := await self._ledger.read(calls.list_orphaned, [node_id], limit=_BATCH):
             if calls_of_node == before:
@@ -201,6 +204,7 @@ class Sweeper:
             (inbox.delete_old, ended_before),
             (idempotency.delete_old_receipts, ended_before),
             (tasks.delete_old, ended_before),
+            (approval_queries.delete_old_rules, ended_before),
         ):
             while await self._ledger.write(delete, before, _DELETED_AT_ONCE):
                 pass

@@ -218,6 +218,23 @@ _CHECKED_RESULTS = (
     "ALTER TABLE calls ADD COLUMN output_schema TEXT",
 )
 
+_APPROVALS = (
+    """CREATE TABLE approvals (
+        id TEXT PRIMARY KEY REFERENCES calls (call_id) ON DELETE CASCADE, tool_name TEXT NOT NULL,
+        tool_version TEXT NOT NULL, digest TEXT NOT NULL, principal TEXT NOT NULL, requested_by TEXT NOT NULL,
+        policy_version TEXT NOT NULL, rule TEXT NOT NULL, reason TEXT NOT NULL, approvers TEXT NOT NULL,
+        context TEXT NOT NULL, execution TEXT NOT NULL, status TEXT NOT NULL, decided_by TEXT, decision_reason TEXT,
+        remember TEXT, node_id TEXT, created_at BIGINT NOT NULL, expires_at BIGINT NOT NULL, decided_at BIGINT
+    )""",
+    "CREATE INDEX approvals_requested ON approvals (created_at) WHERE status = 'requested'",
+    "CREATE INDEX approvals_executing ON approvals (node_id) WHERE node_id IS NOT NULL",
+    """CREATE TABLE approval_rules (
+        id TEXT PRIMARY KEY, tool_name TEXT NOT NULL, principal TEXT NOT NULL, scope TEXT NOT NULL,
+        decision TEXT NOT NULL, reason TEXT, created_by TEXT NOT NULL, created_at BIGINT NOT NULL,
+        UNIQUE (tool_name, principal, scope)
+    )""",
+)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _FIRST,
     _SECOND,
@@ -226,6 +243,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _PRINCIPALS,
     _QUOTAS,
     _CHECKED_RESULTS,
+    _APPROVALS,
 )
 
 

@@ -102,6 +102,7 @@ async def _ask(stage: StageContext, call: Call, ask: Ask, tool_policy: ToolPolic
         source=ask.source,
         policy_version=tool_policy.version,
         expires_after=ask.expires_after,
+        is_nested=call.parent is not None,
     )
     seconds = stage.settings.timeout.value
     call.prepare_to_wait()

@@ -30,6 +30,7 @@ class _Call:
     deltas: list[str] = field(default_factory=list[str])
     needs_approval: bool = False
     """Whether a person has to approve it."""
+    is_denied: bool = False
 
 
 @dataclass(slots=True)
@@ -59,6 +60,8 @@ class UiMessageStreamTranslator:
             "tool.streaming": self._tool_streaming,
             "tool.done": self._tool_done,
             "tool.error": self._tool_error,
+            "approval.requested": self._approval_requested,
+            "approval.decided": self._approval_decided,
         }
 
     def translate(self, event: StoredEvent) -> list[Payload]:
@@ -194,11 +197,36 @@ class UiMessageStreamTranslator:
         part = _output_available(id, call, data)
         return [_approval_response(id), part] if call.needs_approval else [part]
 
+    def _approval_requested(self, event: StoredEvent, data: Data) -> list[Payload]:
+        id = str(data.get("toolCallId"))
+        parts: list[Payload] = [] if id in self._calls else [self._start_call(id, data)]
+        call = self._calls.get(id)
+        assert call is not None
+        call.needs_approval = True
+        if call.ready_data is not None:
+            return [_approval_request(id)]
+        call.ready_data = _pick(data, "toolCallId", "toolName", "runId", "input")
+        self._calls.put(id, call, len(encode_data(event)))
+        return [*parts, *_input_available(id, call, data)]
+
+    def _approval_decided(self, event: StoredEvent, data: Data) -> list[Payload]:
+        id = str(data.get("toolCallId"))
+        call = self._calls.get(id)
+        if call is None or not call.needs_approval:
+            return [_data_part(event)]
+        call.needs_approval = False
+        if data.get("decision") == "approved":
+            return [_approval_response(id)]
+        call.is_denied = True
+        return [_approval_response(id, is_approved=False), {"type": "tool-output-denied", "toolCallId": id}]
+
     def _tool_error(self, event: StoredEvent, data: Data) -> list[Payload]:
         id = str(data.get("toolCallId"))
         call = self._calls.pop(id)
         if call is None:
             return [_data_part(event)]
+        if call.is_denied:
+            return []  # The denial was its output.
         part = {"type": "tool-output-error", "toolCallId": id, "errorText": str(data.get("error", "the tool failed"))}
         return [_approval_response(id), part] if call.needs_approval else [part]
 
@@ -215,7 +243,7 @@ def _input_available(id: str, call: _Call, data: Data) -> list[Payload]:
         part["providerMetadata"] = _toolspace_metadata(metadata)  # A client that executes it submits the result there.
     if not call.needs_approval:
         return [part]
-    return [part, {"type": "tool-approval-request", "approvalId": id, "toolCallId": id}]
+    return [part, _approval_request(id)]
 
 
 def _output_available(id: str, call: _Call, data: Data) -> Payload:
@@ -231,6 +259,10 @@ def _call_header(id: str, call: _Call) -> dict[str, Any]:
 def _is_denial(output: Any) -> bool:
     answer = _mapping(output)
     return answer.get("approved") is False or answer.get("confirmed") is False
+
+
+def _approval_request(id: str) -> Payload:
+    return {"type": "tool-approval-request", "approvalId": id, "toolCallId": id}
 
 
 def _approval_response(id: str, *, is_approved: bool = True) -> Payload:

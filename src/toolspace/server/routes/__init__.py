@@ -9,6 +9,7 @@ from typing import Final
 
 from toolspace.server.routes import (
     agents,
+    approvals,
     calls,
     documents,
     entities_and_spaces,
@@ -34,6 +35,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *tasks.routes,
     *runs.routes,
     *calls.routes,
+    *approvals.routes,
     *tools_and_servers.tool_routes,
     *workers.routes,
     *tools_and_servers.server_routes,

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from toolspace.core import json_text
+from toolspace.core.approvals import ApprovalDecision
 from toolspace.core.stored_records import CallRecord, CallStatus, ExecutionTarget, ResultSource, Visibility
 from toolspace.errors import RefusedError
 from toolspace.server.api_types import (
@@ -29,10 +30,11 @@ from toolspace.server.idempotency import submission_key
 from toolspace.server.redaction import redact_calls, viewer_of
 from toolspace.server.requests import Request
 from toolspace.server.responses import Problem, Response
+from toolspace.server.routes.approvals import approver_of
 from toolspace.server.routing import RouteTable
 from toolspace.spaces.call_transactions import Submission
 from toolspace.storage.database import Program, read_page
-from toolspace.storage.queries import calls
+from toolspace.storage.queries import approvals, calls
 
 _STATUSES: tuple[str, ...] = get_args(CallStatus)
 
@@ -256,6 +258,8 @@ async def _submit(
     request: Request, call_id: str, body: ResultBody, *, run_id: str | None = None, space_id: str | None = None
 ) -> bytes:
     entity_id = entity_id_of(request.caller)
+    if (response := await _decide_by_result(request, call_id, body.result)) is not None:
+        return response
     submission = Submission(
         call_id=call_id,
         result=body.result,
@@ -268,6 +272,23 @@ async def _submit(
         client_id=body.client_id,
     )
     return (await request.gateway.pending_calls.submit(submission)).wire_text()
+
+
+async def _decide_by_result(request: Request, call_id: str, result: Any) -> bytes | None:
+    """Takes `{"confirmed": false}`, the result of a confirmation, as the decision about a call that needs approval."""
+    if not isinstance(result, dict):
+        return None
+    is_confirmed, reason = cast("Any", result).get("confirmed"), cast("Any", result).get("reason")
+    if not isinstance(is_confirmed, bool):
+        return None
+    approval = await request.ledger.read(approvals.find, call_id)
+    if approval is None or approval.status != "requested":
+        return None
+    decision = ApprovalDecision(is_confirmed, reason if isinstance(reason, str) else None)
+    await request.gateway.approvals.decide(call_id, decision, approver_of(request.caller))
+    call = await request.ledger.read(calls.find, call_id)
+    assert call is not None
+    return call.wire_text()
 
 
 def _size(call: CallRecord) -> int:

@@ -31,6 +31,7 @@ from toolspace.server.requests import Request
 from toolspace.server.responses import Problem, Response, StreamingResponse
 from toolspace.server.routing import RouteTable
 from toolspace.server.sse_responses import CallStream
+from toolspace.server.tool_permissions import principal_of
 from toolspace.spaces.call_context import GatewayCallHost
 from toolspace.spaces.pending_calls import result_of
 from toolspace.storage.queries import calls as call_queries
@@ -199,7 +200,7 @@ async def call_tool(request: Request) -> Response | StreamingResponse:
             body.call_id = derived_id("call", caller.key_id, body.call_id)
     if (response := await _find_earlier_response(request, body.call_id, None, name, body.args)) is not None:
         return response
-    host = GatewayCallHost(request.gateway.pending_calls, agent_entity_id=agent_id)
+    host = GatewayCallHost(request.gateway.pending_calls, agent_entity_id=agent_id, **_approval_options(request))
     return await _call(request, name, body, host)
 
 
@@ -227,7 +228,11 @@ async def call_tool_in_run(request: Request) -> Response | StreamingResponse:
         run.next_turn()
         await gateway.ledger.write(run_queries.advance_step, run_id, body.turn)
     host = GatewayCallHost(
-        gateway.pending_calls, run_id=run_id, agent_entity_id=record.agent_entity_id, space_id=record.space_id
+        gateway.pending_calls,
+        run_id=run_id,
+        agent_entity_id=record.agent_entity_id,
+        space_id=record.space_id,
+        **_approval_options(request),
     )
     return await _call(request, body.name, body, host, run, principal=record.principal or record.agent_entity_id)
 
@@ -262,6 +267,12 @@ def _describe(tool: Tool) -> dict[str, Any]:
     definition = tool.to_dict()
     definition.pop("execution", None)
     return definition
+
+
+def _approval_options(request: Request) -> dict[str, Any]:
+    """Who makes a call that may need approval; and that it waits for the decision, if the caller prefers that."""
+    prefers_waiting = "wait" in (request.header("prefer") or "").lower()
+    return {"requester": principal_of(request.caller), "approval_mode": "wait" if prefers_waiting else "return"}
 
 
 async def _call(

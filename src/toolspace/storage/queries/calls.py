@@ -114,6 +114,7 @@ def resolve(
     submission: str | None,
     submitted_by: str | None = None,
     client_id: str | None = None,
+    error_kind: str | None = None,
     was_read: bool = True,
     run_id: str | None = None,
     space_id: str | None = None,
@@ -128,7 +129,10 @@ def resolve(
     places = [(column, value) for column, value in (("run_id", run_id), ("space_id", space_id)) if value is not None]
     update = _RESOLVE + conditions + "".join(f" AND {column} = ?" for column, _ in places)
     values = _result_values(result, is_error, source, submission, submitted_by, client_id)
-    return _transition(update, *values, call_id, *(value for _, value in places))
+    if error_kind is not None:
+        update = update.replace(" SET ", " SET error_kind = ?, ", 1)
+        values = (error_kind, *values)
+    return transition(update, *values, call_id, *(value for _, value in places))
 
 
 def build_resolution(
@@ -221,13 +225,13 @@ def finish(
         "WHERE call_id = ? AND status = 'running' AND node_id = COALESCE(?, node_id)"
     )
     values = status, json_text.encode_for_storage(result), int(is_error), error_kind, now_ms(), call_id, node_id
-    return _transition(update, *values)
+    return transition(update, *values)
 
 
 def make_pending(call_id: str) -> Program[CallTransition | None]:
     """waiting → pending: its caller stopped waiting. None if it was not waiting."""
     update = "UPDATE calls SET status = 'pending', wait_until = NULL WHERE call_id = ? AND status = 'waiting'"
-    return _transition(update, call_id)
+    return transition(update, call_id)
 
 
 def end(
@@ -236,11 +240,13 @@ def end(
     """waiting or pending → expired or cancelled. `is_delivered`: the caller knows of it already."""
     now = now_ms()
     update = (
-        f"UPDATE calls SET {_SET_DELIVERY}, status = ?, result = ?, is_error = 1, error_kind = ?, source = 'server', "
+        f"UPDATE calls SET {_SET_DELIVERY}, status = ?, result = ?, is_error = 1, error_kind = CASE WHEN "
+        "execution_type = 'approval' AND ? = 'timeout' THEN 'not_permitted' ELSE ? END, source = 'server', "
         f"resolved_at = ?, delivered_at = ? WHERE call_id = ? AND status IN {OPEN}"
     )
-    values = status, json_text.encode_for_storage(error), error_kind, now, now if is_delivered else None, call_id
-    return _transition(update, *values)
+    text, delivered_at = json_text.encode_for_storage(error), now if is_delivered else None
+    values = status, text, error_kind, error_kind, now, delivered_at, call_id
+    return transition(update, *values)
 
 
 def mark_delivered(call_ids: Sequence[str]) -> Program[None]:
@@ -263,7 +269,7 @@ def claim_result(call_id: str) -> Program[bool]:
 def redirect_to_inbox(call_id: str) -> Program[CallTransition | None]:
     """An inline result that was never received goes to the inbox. None if it was received."""
     update = "UPDATE calls SET delivery = 'inbox' WHERE call_id = ? AND delivery = 'inline' AND delivered_at IS NULL"
-    return _transition(update, call_id)
+    return transition(update, call_id)
 
 
 def adopt(call_id: str, node_id: str) -> Program[None]:
@@ -364,6 +370,11 @@ def has_pausing_calls(run_id: str) -> Program[bool]:
     return bool(rows)
 
 
+def list_pausing(run_id: str) -> Program[list[str]]:
+    """The ids of the open calls that a run waits for."""
+    return first_column(f"SELECT call_id FROM calls WHERE run_id = ? AND pauses = 1 AND status IN {OPEN}", run_id)
+
+
 # Lists of calls
 
 
@@ -457,7 +468,8 @@ def list_orphaned(node_ids: Sequence[str], *, limit: int) -> Program[list[tuple[
     return [(row[0], row[1]) for row in rows]
 
 
-def _transition(update: str, *values: Any) -> Program[CallTransition | None]:
+def transition(update: str, *values: Any) -> Program[CallTransition | None]:
+    """The call that an UPDATE has changed; None if it has changed none."""
     rows = yield f"{update} RETURNING {_CALL.sql}, exposure, delivery, pauses", values
     if not rows:
         return None

@@ -1,0 +1,45 @@
+"""Executes calls that were approved after their callers stopped waiting, in a context like the one that they had.
+
+The gateway gives it to `GatewayApprovals`. It executes in the process where the call was approved.
+"""
+
+from __future__ import annotations
+
+from toolspace.agents.agent_run import AgentRun
+from toolspace.agents.background_tasks import TaskService
+from toolspace.agents.registry import AgentRegistry
+from toolspace.core.result import ToolResult
+from toolspace.core.tool_context import ToolContext
+from toolspace.orchestrator.orchestrator import ToolOrchestrator
+from toolspace.spaces.call_context import GatewayCallHost
+from toolspace.storage.queries.approvals import ApprovedCall
+
+
+async def execute_approved_call(
+    tools: ToolOrchestrator, agents: AgentRegistry, approved_call: ApprovedCall, host: GatewayCallHost
+) -> ToolResult:
+    """Executes an approved call: with the tools of the agent that made it, or with those of the toolspace."""
+    approval, stored_context = approved_call.approval, approved_call.context
+    context = ToolContext(
+        user_id=stored_context["userId"],
+        agent_id=stored_context["agentId"],
+        agent_entity_id=approval.agent_entity_id,
+        run_id=approval.run_id,
+        space_id=approval.space_id,
+        session_id=stored_context["sessionId"],
+        task_id=stored_context["taskId"] or "",
+        memory_dir=stored_context["memoryDir"],
+        session_dir=stored_context["sessionDir"],
+        host=host,
+    )
+    agent_name = stored_context["agentId"]
+    if agent_name is None or agents.find(agent_name) is None:
+        return await tools.execute(approval.tool_name, approval.args, context=context, call_id=approval.id)
+    async with agents.acquire(agent_name) as prepared_agent:
+        context.agent = AgentRun(prepared_agent.agent)
+        if approval.agent_entity_id is not None:
+            is_task = bool(stored_context["taskId"])
+            context.tasks = TaskService(host.ledger, approval.agent_entity_id, is_task=is_task)
+        return await prepared_agent.tools.execute(
+            approval.tool_name, approval.args, context=context, call_id=approval.id
+        )
