@@ -115,6 +115,7 @@ agents:
     assert spec.knowledge == (tmp_path / "docs", Path("/abs/file.md"))
     assert spec.notifications.webhook == WebhookSettings(url="https://hooks.example.com", headers={"A": "b"})
     assert spec.runtime == {"response": {"type": "ui-message-stream"}}
+    assert spec.response_format == "ui-message-stream"
     assert spec.config is None
     assert "hunter2" not in repr(config)
     assert "hunter2" in config.secret_values

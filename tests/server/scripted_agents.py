@@ -170,7 +170,7 @@ class AgentGateway:
 
     async def wait_for_event(self, path: str, type: str) -> list[Any]:
         """Waits for an event of a stream; returns all events up to it."""
-        reply = await self.api.get(f"{path}?from=start&until={type}")
+        reply = await self.api.get(f"{path}?from=start&until={type}&format=native")
         blocks = (block.partition(b"data: ")[2] for block in reply.body.split(b"\n\n"))
         return [json.loads(data) for data in blocks if data]
 

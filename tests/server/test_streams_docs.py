@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 
+from toolspace.core.stored_records import StreamFormat
 from toolspace.server.sse_encoding import DIALECTS
 from toolspace.server.sse_responses import HEARTBEAT_SECONDS, STALL_SECONDS, StreamQuery
 
@@ -24,6 +26,7 @@ def test_every_event_type_is_documented() -> None:
 def test_every_parameter_and_format_is_documented() -> None:
     for field in msgspec.structs.fields(StreamQuery):
         assert f"| `{field.encode_name}` |" in PAGE
+    assert tuple(DIALECTS) == get_args(StreamFormat)
     for name in DIALECTS:
         assert f"`{name}`" in PAGE
 

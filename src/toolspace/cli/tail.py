@@ -109,7 +109,11 @@ class _EventPrinter:
             self._output.note(f"the gateway is back: {address.url}")
 
     async def _print_events(self, client: ToolspaceClient, *, retry_unreachable: bool) -> None:
-        events = client.stream(self._path, last_event_id=self._last_event_id, retry_unreachable=retry_unreachable)
+        # An agent may have another default format; `/api/events` has none.
+        query = {"format": "native"} if self._stream else None
+        events = client.stream(
+            self._path, query=query, last_event_id=self._last_event_id, retry_unreachable=retry_unreachable
+        )
         note_task = asyncio.ensure_future(self._note_connection(events, client.url))
         try:
             async for event in events:

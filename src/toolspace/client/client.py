@@ -17,7 +17,6 @@ from toolspace.client.resources import (
     Page,
     ServersApi,
     SpacesApi,
-    StreamFormat,
     decode_response,
     iterate_pages,
     without_none,
@@ -32,6 +31,7 @@ from toolspace.core.stored_records import (
     ResultSource,
     RunRecord,
     RunStatus,
+    StreamFormat,
 )
 from toolspace.errors import ERROR_CLASSES, ErrorKind, ToolExecutionError
 

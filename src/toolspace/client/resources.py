@@ -29,13 +29,13 @@ from toolspace.core.stored_records import (
     Record,
     RunRecord,
     Space,
+    StreamFormat,
     TaskRecord,
     TaskStatus,
     TaskWithMessages,
 )
 
 T = TypeVar("T")
-StreamFormat = Literal["native", "ui-message-stream", "ag-ui"]
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):

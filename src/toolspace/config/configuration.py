@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast, get_args
 
 import msgspec
 
@@ -67,16 +67,37 @@ from toolspace.config.validation import (
     Value,
     declared_settings,
     list_named_values,
+    value_type,
 )
 from toolspace.config.value_types import ScalarText
 from toolspace.core.names import did_you_mean
+from toolspace.core.stored_records import StreamFormat
 
+_STREAM_FORMATS: tuple[StreamFormat, ...] = get_args(StreamFormat)
 FUNCTION_FILE = re.compile(r"(.+\.py)(?::[\w.]+)?")
 """An entry of `functions` or of `uses` that refers to a Python file."""
 _NOT_INHERITED = ("definitions", "mcpServers")
 _functions = types.list_of(
     types.string, "string or list of strings", 'a list such as ["./tools.py", "package.module:name"]'
 )
+
+
+@value_type("mapping", "a mapping", {"type": "object"}, fits_variable=False)
+def _runtime(value: Value) -> Mapping[str, Any]:
+    runtime = value.mapping()
+    response_type = _find_response_type(runtime)
+    if response_type is not None and response_type not in _STREAM_FORMATS:
+        value.context.warn(
+            (*value.path, "response", "type"),
+            f"{format_value(response_type)} is no format of streams, which stay native; "
+            f"expected one of {', '.join(_STREAM_FORMATS)}",
+        )
+    return runtime
+
+
+def _find_response_type(runtime: Mapping[str, Any]) -> Any:
+    response: Any = runtime.get("response")
+    return cast("dict[str, Any]", response).get("type") if isinstance(response, dict) else None
 
 
 # The keys of a file
@@ -106,7 +127,9 @@ class TopLevelSettings(AgentSettings, frozen=True, kw_only=True):
     embeddings: Annotated[EmbeddingSettings | None, "The embedding model of `search_knowledge`."] = None
     demo: Annotated[bool, "Whether a demo agent is created if no agent is configured."] = True
     version: Annotated[ScalarText | None, "Stored, without effect."] = None
-    runtime: Annotated[Mapping[str, Any], "Stored, without effect."] = {}
+    runtime: Annotated[
+        Mapping[str, Any], _runtime, "`response.type` is the default format of its streams; the rest has no effect."
+    ] = {}
     name: str | None = None
     description: str = ""
     system: str = ""
@@ -216,13 +239,19 @@ class AgentSpec(Section, frozen=True, kw_only=True):
     """Files and directories that `search_knowledge` searches."""
     notifications: NotificationSettings = NotificationSettings()
     runtime: Mapping[str, Any] = {}
-    """As written; it has no effect."""
+    """As written. `response_format` has what it means."""
     config: "Config | None" = None
     """The configuration of its own tools. None: it has none."""
     path: Path | None = None
     """The file that describes it."""
     max_cost_source: str = ""
     """The line of `limits.maxCost`, if it is set."""
+
+    @property
+    def response_format(self) -> StreamFormat | None:
+        """The default format of its streams; None: native."""
+        response_type = _find_response_type(self.runtime)
+        return next((name for name in _STREAM_FORMATS if name == response_type), None)
 
     @property
     def has_own_tools(self) -> bool:

@@ -25,6 +25,8 @@ InboxType = Literal["space_message", "plan", "service", "tool_result", "task"]
 InboxStatus = Literal["pending", "processing", "processed", "failed"]
 ApprovalStatus = Literal["requested", "approved", "denied", "expired", "canceled"]
 TaskStatus = Literal["running", "completed", "failed", "canceled"]
+StreamFormat = Literal["native", "ui-message-stream", "ag-ui"]
+"""The dialects of event streams."""
 DocumentOrigin = Literal["api", "folder"]
 """How a document was added: over the API, or from a configured folder."""
 Visibility = Literal["full", "name", "none"]

@@ -22,7 +22,7 @@ from toolspace.core.events import CallPartial, CallProgress, Event, EventType
 from toolspace.core.ids import new_id
 from toolspace.core.names import did_you_mean
 from toolspace.core.result import PENDING_CALL_KEY, ToolResult
-from toolspace.core.stored_records import EVENT_TYPES
+from toolspace.core.stored_records import EVENT_TYPES, StreamFormat
 from toolspace.errors import StorageUnavailable
 from toolspace.server.dialects.base import NATIVE, Dialect
 from toolspace.server.redaction import Viewer
@@ -72,8 +72,9 @@ PermissionCheck = Callable[[], Awaitable[bool]]
 class StreamQuery(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """Selects the format and the start of a stream."""
 
-    format: str = NATIVE.name
-    """The dialect: `native`, `ui-message-stream` (AI SDK) or `ag-ui`."""
+    format: str | None = None
+    """The dialect: `native`, `ui-message-stream` (AI SDK) or `ag-ui`. The default is `native`, unless
+    `runtime.response.type` of the agent says otherwise."""
     last_event_id: str = ""
     """The last event id that was received, if the header `Last-Event-ID` cannot be set."""
     from_: Literal["now", "start"] = msgspec.field(name="from", default="now")
@@ -96,15 +97,18 @@ class StreamOptions:
     until: str | None = None
 
 
-def parse_stream_options(query: StreamQuery, last_event_id: str | None) -> StreamOptions:
+def parse_stream_options(
+    query: StreamQuery, last_event_id: str | None, *, default_format: StreamFormat = "native"
+) -> StreamOptions:
     """Returns the options of a request. Raises `Problem` 400.
 
     The header Last-Event-ID takes precedence over the query: a browser reconnects with the same URL and a new header.
     """
-    dialect = DIALECTS.get(query.format)
+    format = default_format if query.format is None else query.format
+    dialect = DIALECTS.get(format)
     if dialect is None:
         names = ", ".join(f'"{name}"' for name in DIALECTS)
-        raise Problem(400, f'Unknown format "{query.format[:80]}"; known: {names}', path="$.format")
+        raise Problem(400, f'Unknown format "{format[:80]}"; known: {names}', path="$.format")
     if query.until is not None and query.until not in EVENT_TYPES:
         hint = did_you_mean(query.until[:80], EVENT_TYPES) or f"; known: {', '.join(EVENT_TYPES)}"
         raise Problem(400, f'Unknown event type "{query.until[:80]}"{hint}', path="$.until")

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from toolspace.core.stored_records import run_stream, space_stream
+from toolspace.agents.agent import entity_id_for
+from toolspace.core.stored_records import StreamFormat, run_stream, space_stream
 from toolspace.errors import StorageError
 from toolspace.server.authorization import RUN, SPACE, Access, EntityCaller, get_visible
 from toolspace.server.redaction import viewer_of
@@ -21,6 +22,7 @@ from toolspace.server.responses import Problem, StreamingResponse
 from toolspace.server.routing import RouteTable
 from toolspace.server.sse_responses import PermissionCheck, StreamQuery, parse_stream_options
 from toolspace.spaces.ledger import Ledger
+from toolspace.storage.queries import entities_and_spaces
 from toolspace.storage.queries import workers_and_presence as presence
 
 _log = logging.getLogger("toolspace.subscribers")
@@ -29,7 +31,7 @@ _RESUMABLE_STREAM: dict[str, Any] = {
     **_STREAM,
     "access": Access.MEMBER,
     "description": "Server-sent events. Resume after an event id with `Last-Event-ID`, or with `lastEventId` in the "
-    "query. `format` is `native`, `ui-message-stream` or `ag-ui`.",
+    "query. `format` is `native`, `ui-message-stream` or `ag-ui`; without it, the format that the agent chooses.",
     "query": StreamQuery,
     "headers": {"Last-Event-ID": "The last event id that was received; the stream continues after it."},
 }
@@ -45,7 +47,11 @@ async def stream_space(request: Request) -> StreamingResponse:
     async def is_allowed() -> bool:
         return not isinstance(caller, EntityCaller) or await memberships.is_member(space.id, caller.entity_id)
 
-    return await _open(request, space_stream(space.id), is_allowed)
+    default_format: StreamFormat = "native"
+    if request.query(StreamQuery).format is None and (formats := _list_response_formats(request)):
+        agent_ids = await request.ledger.read(entities_and_spaces.list_agents, space.id)
+        default_format = _get_common_format([formats.get(agent_id, "native") for agent_id in agent_ids])
+    return await _open(request, space_stream(space.id), is_allowed, default_format=default_format)
 
 
 @routes.add("GET", "/api/runs/{runId}/events", "Stream the events of a run", tag="runs", **_RESUMABLE_STREAM)
@@ -63,7 +69,11 @@ async def stream_run(request: Request) -> StreamingResponse:
 
     # Strict (checked before every event), because a run can move to another space at any time, and its events with it.
     return await _open(
-        request, run_stream(run.id), is_allowed, check_each_write=isinstance(request.caller, EntityCaller)
+        request,
+        run_stream(run.id),
+        is_allowed,
+        check_each_write=isinstance(request.caller, EntityCaller),
+        default_format=_list_response_formats(request).get(run.agent_entity_id, "native"),
     )
 
 
@@ -82,11 +92,33 @@ async def stream_all_events(request: Request) -> StreamingResponse:
     )
 
 
+def _list_response_formats(request: Request) -> dict[str, StreamFormat]:
+    """The formats that configured agents choose, by the id of the agent."""
+    specs = (agent.spec for agent in request.gateway.toolspace.agents)
+    return {
+        entity_id_for(spec.name): spec.response_format
+        for spec in specs
+        if spec is not None and spec.response_format is not None
+    }
+
+
+def _get_common_format(formats: Sequence[StreamFormat]) -> StreamFormat:
+    """The format of all agents of a space; native if they have different ones."""
+    return formats[0] if len(set(formats)) == 1 else "native"
+
+
 async def _open(
-    request: Request, stream: str, is_allowed: PermissionCheck, *, check_each_write: bool = False
+    request: Request,
+    stream: str,
+    is_allowed: PermissionCheck,
+    *,
+    check_each_write: bool = False,
+    default_format: StreamFormat = "native",
 ) -> StreamingResponse:
     gateway, caller, headers = request.gateway, request.caller, request.scope["headers"]
-    options = parse_stream_options(request.query(StreamQuery), request.header("last-event-id"))
+    options = parse_stream_options(
+        request.query(StreamQuery), request.header("last-event-id"), default_format=default_format
+    )
 
     async def is_still_allowed() -> bool:
         return await gateway.authenticator.is_valid(headers) and await is_allowed()

@@ -142,8 +142,8 @@ def list_members(space_id: str) -> Program[list[Member]]:
     return [Member(entity_id=row[0], type=row[1], name=row[2], joined_at=row[3]) for row in rows]
 
 
-def list_agents(space_id: str, *, except_entity: str) -> Program[Sequence[str]]:
-    """The ids of the agents in a space, except the sender of a message."""
+def list_agents(space_id: str, *, except_entity: str = "") -> Program[Sequence[str]]:
+    """The ids of the agents in a space, except one, such as the sender of a message."""
     select = (
         "SELECT entities.id FROM members JOIN entities ON entities.id = members.entity_id "
         "WHERE members.space_id = ? AND entities.type = 'agent' AND entities.id <> ?"
