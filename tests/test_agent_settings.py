@@ -159,6 +159,25 @@ async def test_a_cycle_has_a_limit_of_steps(setup: AgentSetup) -> None:
         assert "loop.maxSteps" in run["error"]
 
 
+@agent_coverage.covers("loop.plainText")
+async def test_plain_text_is_delivered_or_private(setup: AgentSetup) -> None:
+    for plain_text, expected_messages in (("deliver", ["Hello!"]), ("private", [])):
+        async with setup.open_ada("Hello!", loop={"plainText": plain_text}) as gateway:
+            await gateway.wait_for_run_end()
+            assert await gateway.list_agent_messages() == expected_messages
+            assert len(setup.model_server.requests) == 1
+
+
+@agent_coverage.covers("autoEnter")
+async def test_a_cycle_begins_in_the_space_of_its_messages_or_outside(setup: AgentSetup) -> None:
+    for enters_space, expected_messages in ((True, ["Hello!"]), (False, [])):
+        turn = tool_calls_turn(("send_message", {"text": "Hello!"}))
+        async with setup.open_ada(turn, autoEnter=enters_space) as gateway:
+            run = await gateway.wait_for_run_end()
+            assert await gateway.list_agent_messages() == expected_messages
+            assert (run["spaceId"] is not None) == enters_space
+
+
 @agent_coverage.covers("loop.toolChoice")
 async def test_the_tool_choice_is_sent_to_the_model(setup: AgentSetup) -> None:
     for choice, expected_choices in (("auto", (None, "auto")), ("required", ("required",)), ("none", ("none",))):

@@ -15,6 +15,7 @@ from toolspace.agents.agent_host import AgentHost
 from toolspace.agents.background_tasks import TaskToolProvider
 from toolspace.agents.prebuilt.provider import PrebuiltProvider
 from toolspace.agents.subagent_run_recorder import open_stored_recorder
+from toolspace.config.agent_settings import AgentLoopSettings
 from toolspace.config.configuration import AgentSpec
 from toolspace.core.ids import new_id
 from toolspace.core.language_model import Model
@@ -164,7 +165,8 @@ class CallId:
 
 
 def agent(name: str, model: Model, *, tools: Sequence[Any] = (), system: str = "", **spec: Any) -> Agent:
-    """An agent of configuration, with a model and tools of the test. It may start tasks and reply."""
+    """An agent of configuration, with a model and tools of the test. It may start tasks; its text is private."""
+    spec.setdefault("loop", AgentLoopSettings(plain_text="private"))
     spec.setdefault("named_tools", ("spawn_task", "reply"))
     configured_agent = Agent.from_spec(AgentSpec(name=name, system=system, **spec))
     configured_agent.model, configured_agent.tools = model, tuple(tools)

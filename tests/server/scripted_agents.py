@@ -206,9 +206,10 @@ class AgentGateway:
 def agent_config(
     model_server: ScriptedModelServer, *, model: Mapping[str, Any] | None = None, **more: Any
 ) -> dict[str, Any]:
-    """Returns the configuration of an agent with the scripted model in the room."""
+    """Returns the configuration of an agent with the scripted model in the room. Its text is private."""
     model_settings = {"name": MODEL, "baseUrl": model_server.base_url, "retries": 0, **(model or {})}
-    return {"system": "You are helpful.", "model": model_settings, "spaces": ["Room"], **more}
+    loop = {"plainText": "private"}
+    return {"system": "You are helpful.", "model": model_settings, "spaces": ["Room"], "loop": loop, **more}
 
 
 @asynccontextmanager

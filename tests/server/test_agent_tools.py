@@ -48,7 +48,7 @@ async def test_the_folders_of_an_agent_are_only_its_own(tmp_path: Path) -> None:
             "ada": agent_config(model_server, tools=own_settings, consciousness=short),
             "bob": agent_config(model_server, model={"name": "of-bob"}, consciousness=short),
         }
-        shared = {"memoryDir": "./notes", "sessionDir": "./past"}
+        shared = {"memoryDir": "./notes", "sessionDir": "./past", "builtins": ["memory_*"]}
         async with open_agent_gateway(tmp_path, model_server, agents=agents, tools=shared) as setup:
             for model in ("m", "of-bob"):
                 model_server.script(note, model=model)

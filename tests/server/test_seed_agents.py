@@ -184,7 +184,10 @@ async def test_one_cycle_asks_a_question_and_a_later_cycle_gets_the_answer(file:
         inbox = list_input_texts(play.questions()[2])[-1]
         assert f'confirmAction (callId: {call["callId"]}): {{"confirmed":true}}' in inbox
         assert "Asked Husam to confirm." in json.dumps(play.questions()[2]["messages"])  # Its history has the question.
-        assert await play.setup.list_agent_messages(play.name) == ["Husam confirmed! Booking now..."]
+        assert await play.setup.list_agent_messages(play.name) == [
+            "Asked Husam to confirm. Moving on to other tasks.",
+            "Husam confirmed! Booking now...",
+        ]
         assert [entry["status"] for entry in await play.read_messages()] == ["complete"]
 
         await husam.post(f"/api/spaces/{ROOM}/tool-results", body)
@@ -247,7 +250,7 @@ async def test_a_late_worker_result_goes_to_the_inbox(tmp_path: Path) -> None:
         assert (await play.submit(offer, ["a"])).status == 200
         await play.cycle(2)
         assert f'fetchExternalData (callId: {offer["callId"]}): ["a"]' in list_input_texts(play.questions()[2])[-1]
-        assert await play.setup.list_agent_messages(play.name) == ["Here they are."]
+        assert await play.setup.list_agent_messages(play.name) == ["I will see it when it comes.", "Here they are."]
 
 
 @pytest.mark.spec("6.8")

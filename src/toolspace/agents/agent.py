@@ -33,6 +33,8 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True):
     """None: the limit of the toolspace."""
     review: Literal["rules", "model"] = "rules"
     """Who decides after a failed call whether the run continues."""
+    plain_text: Literal["deliver", "private"] = "deliver"
+    """Whether the text of the last turn of a cycle is delivered to a person who waits for an answer."""
     model_settings: ModelSettings = DEFAULT_SETTINGS
 
 
@@ -142,6 +144,11 @@ class Agent:
     def has_own_tools(self) -> bool:
         """Whether it has tools, or settings of tools, that no other agent has."""
         return bool(self.tools) or (self.spec is not None and self.spec.has_own_tools)
+
+    @property
+    def enters_space(self) -> bool:
+        """Whether a cycle that messages of one space triggered begins in that space."""
+        return self.spec is not None and self.spec.auto_enter
 
     @property
     def cycle_limits(self) -> AgentLimits:

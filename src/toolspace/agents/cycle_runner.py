@@ -21,6 +21,7 @@ from toolspace.agents.agent import Agent, entity_id_for
 from toolspace.agents.agent_run import PreparedAgent
 from toolspace.agents.durable_loop import DurableLoop
 from toolspace.agents.loop import RunOutcome
+from toolspace.agents.plain_answers import deliver_answer, plain_answer
 from toolspace.agents.registry import AgentRegistry
 from toolspace.agents.session_transactions import (
     CycleStep,
@@ -191,6 +192,14 @@ class CycleRunner:
             destination_id=entity_id_for(outcome.handoff.agent),
         )
 
+    def _delivery(self, loop: DurableLoop, outcome: RunOutcome) -> WriteProgram | None:
+        """The writes that deliver the text of the last turn, if it may be the answer to a person."""
+        text = plain_answer(outcome)
+        if loop.lease.kind != "agent" or loop.prepared_agent.settings.plain_text == "private" or text is None:
+            return None
+        entity_id, message_id = loop.lease.agent_entity_id, loop.last_text_id
+        return lambda effects: deliver_answer(effects, loop.run_id, entity_id, text, message_id=message_id)
+
     async def _end(self, loop: DurableLoop, outcome: RunOutcome) -> bool:
         """Stores the end of a cycle. Returns whether its run continues at once."""
         self.cycle_counts[outcome.end] += 1
@@ -207,6 +216,7 @@ class CycleRunner:
             step,
             status="failed" if outcome.end in ("max_steps", "limit", "gave_up") else "completed",
             error=outcome.reason,
+            before=self._delivery(loop, outcome),
             also=self._completion(loop.lease, outcome, loop),
         )
         return False

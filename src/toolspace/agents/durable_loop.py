@@ -20,7 +20,7 @@ from toolspace.agents.live_output import LiveOutput
 from toolspace.agents.loop import AgentLoop, RunOutcome, changes_space, is_prebuilt_action
 from toolspace.agents.loop_hooks import LoopHooks, PlannedCall
 from toolspace.agents.paused_runs import mark_awaited_results
-from toolspace.agents.prompt_builder import build_system_prompt, load_prompt_context
+from toolspace.agents.prompt_builder import build_system_prompt, load_prompt_context, render_active_space
 from toolspace.agents.session_transactions import CycleStep, LeaseLost, SessionLease, StartedCycle
 from toolspace.agents.structured_output import FINAL_REPORT
 from toolspace.core.ids import new_id
@@ -70,6 +70,8 @@ class DurableLoop(LoopHooks):
         self._planned_calls: Sequence[PlannedCall] = ()
         """The calls of the model's last turn."""
         self._output: LiveOutput | None = None
+        self.last_text_id: str | None = None
+        """The id under which the text of the model's last turn was published; None if it had no text."""
         self._has_new_events = True
         self._preview: UserTurn | None = None
 
@@ -156,6 +158,7 @@ class DurableLoop(LoopHooks):
         started_at = now()
         stored_calls = await self._ledger.commit(session_transactions.save_step, self.lease, new_step)
         self._call_host.stored_calls.update(stored_calls)
+        self.last_text_id = output.text_id if output is not None else None
         self.lease_confirmed_at, self._output = started_at, None
 
     async def before_call(self) -> None:
@@ -221,6 +224,8 @@ class DurableLoop(LoopHooks):
                 tool_instructions=prepared_agent.tools.instructions(context=context),
                 entity_id=entity_id,
             )
+            if prepared_agent.agent.enters_space and (space_id := self._call_host.space_id) is not None:
+                system += "\n\n" + await self._ledger.read(render_active_space, entity_id, space_id)
         return AgentLoop(prepared_agent, self.agent_run, tool_run, system=system, context=context, hooks=self)
 
     async def _adopt_calls(self, loop: AgentLoop) -> None:

@@ -83,6 +83,11 @@ class LiveOutput:
             return
         self._schedule()
 
+    @property
+    def text_id(self) -> str | None:
+        """The id under which the text of this turn was published; None if there was none."""
+        return self._text_id
+
     def call_id(self, index: int) -> str:
         """The id of a call of this turn."""
         return self._calls[index].call_id if index < len(self._calls) else new_id("call")

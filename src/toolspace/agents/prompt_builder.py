@@ -11,9 +11,11 @@ from collections.abc import Sequence
 import msgspec
 
 from toolspace.agents.agent import Agent
+from toolspace.agents.prebuilt.spaces_and_inbox import load_messages
 from toolspace.core import json_text
 from toolspace.core.json_text import quote_name, single_line
 from toolspace.core.stored_records import Space
+from toolspace.errors import RefusedError
 from toolspace.spaces.plans import describe as describe_plan
 from toolspace.storage.database import Program
 from toolspace.storage.queries import entities_and_spaces, goals_and_memories, plans
@@ -21,17 +23,23 @@ from toolspace.storage.queries.goals_and_memories import Goal, Memory
 from toolspace.storage.queries.plans import Plan
 
 _MAX_SPACES = 50
+_ACTIVE_SPACE_MESSAGES = 50
 _MAX_VALUE = 2_000
 _MAX_SECTION = 60_000
 """Characters. Each section is limited, because every request to the model contains all of them."""
 
-CYCLE_INSTRUCTIONS = """\
+_CYCLE_INSTRUCTIONS = """\
 You run in cycles. Each cycle starts with your inbox: messages from spaces, results of slow tools, plans that are due, \
 and tasks that have ended. Work with your tools, and stop when there is nothing more to do now.
 People and other agents see only what you send with send_message, in the space that you have entered with enter_space. \
-Other text that you write is private. Tools that show something in a space need you to be in it, too.
-If a tool returns {"status": "pending"}, its result comes to your inbox later: continue with other work, or stop.
+{text} Tools that show something in a space need you to be in it, too.{space}
+If a tool returns {{"status": "pending"}}, its result comes to your inbox later: continue with other work, or stop.
 If there is nothing to do, call skip."""
+_PRIVATE_TEXT = "Other text that you write is private."
+_DELIVERED_TEXT = """\
+There is one exception: if a message of a person started the cycle and you send none, the text of your last turn is \
+sent to the space of that message, unless you call skip. All other text that you write is private."""
+_ENTERS_SPACE = " A cycle that messages of one space started begins in that space: you need not enter it."
 
 
 class PromptContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +74,10 @@ def build_system_prompt(
     parts = [
         agent.system.strip(),
         f'You are the agent "{agent.name}" ({entity_id}). This cycle began at {now}.',
-        CYCLE_INSTRUCTIONS,
+        _CYCLE_INSTRUCTIONS.format(
+            text=_DELIVERED_TEXT if agent.settings.plain_text == "deliver" else _PRIVATE_TEXT,
+            space=_ENTERS_SPACE if agent.enters_space else "",
+        ),
         render_section("MEMORIES", render_memories(context)),
         render_section("GOALS", _limit_lines([_render_goal(goal) for goal in context.goals], "get_goals")),
         render_section("PLANS", _limit_lines([_render_plan(plan) for plan in context.plans], "get_plans")),
@@ -74,6 +85,19 @@ def build_system_prompt(
         render_section("TOOLS", [tool_instructions]),
     ]
     return "\n\n".join(filter(None, parts))
+
+
+def render_active_space(agent_entity_id: str, space_id: str) -> Program[str]:
+    """Renders the space that a run is in, with its latest messages, as `enter_space` returns them."""
+    try:
+        space, history, total = yield from load_messages(agent_entity_id, space_id, limit=_ACTIVE_SPACE_MESSAGES)
+    except RefusedError:
+        return ""  # The space is gone, or the agent is not a member any more.
+    lines = _limit_lines([single_line(json_text.encode(message)) for message in reversed(history)], "read_messages")[
+        ::-1
+    ]
+    heading = f"You are in {quote_name(space.name)} (spaceId: {space.id}). It has {total} messages; the latest are:"
+    return render_section("ACTIVE SPACE", [heading, *lines])
 
 
 def render_section(title: str, lines: Sequence[str]) -> str:

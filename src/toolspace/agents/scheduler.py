@@ -213,6 +213,7 @@ class Scheduler:
                         batch=limits.inbox_batch,
                         max_agent_turns=limits.max_agent_turns,
                         is_router=bool(agent.destinations),
+                        enters_space=agent.enters_space,
                     )
                     if result is None:
                         active.lease = None  # `begin` has released it.

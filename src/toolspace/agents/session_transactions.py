@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from toolspace.agents import handoff, paused_runs
+from toolspace.agents import handoff, paused_runs, plain_answers
 from toolspace.agents.loop_hooks import PlannedCall
 from toolspace.agents.run_principal import find_principal
 from toolspace.core import inbox_text, json_text
@@ -25,7 +25,7 @@ from toolspace.spaces import announced_calls, call_transactions, messaging, runs
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program
 from toolspace.storage.queries import calls as call_rows
-from toolspace.storage.queries import inbox, sessions
+from toolspace.storage.queries import entities_and_spaces, inbox, sessions
 from toolspace.storage.queries import runs as run_rows
 from toolspace.storage.queries.calls import NewCall
 from toolspace.storage.queries.sessions import HistoryTurn, NewTurn, SessionKind, StoredTurn
@@ -106,12 +106,19 @@ def renew(lease: SessionLease) -> Program[None]:
 
 
 def begin(
-    effects: Effects, lease: SessionLease, *, batch: int, max_agent_turns: int, is_router: bool = False
+    effects: Effects,
+    lease: SessionLease,
+    *,
+    batch: int,
+    max_agent_turns: int,
+    is_router: bool = False,
+    enters_space: bool = False,
 ) -> Program[StartedCycle | Literal[False] | None]:
     """Claims the events of the inbox and opens a run for them. Returns None, and releases the lease, if there are none.
 
     Returns False if the events need no run: they were results for runs that wait for them, agents have answered one
     another `max_agent_turns` times, or they are answers to requests that a router (`is_router`) has handed off.
+    `enters_space`: if all events are messages of one space, the run begins there.
     """
     yield from renew(lease)
     session = yield from sessions.find(lease.session_id)
@@ -138,9 +145,17 @@ def begin(
         yield from sessions.append_turns(lease.session_id, session.cycle, [new_turn(turn)])
         yield from inbox.acknowledge(agent_id, claim, [event.event_id for event in events])
         return False
-    trigger = {"type": events[0].type, "events": [event.event_id for event in events]}
+    trigger: dict[str, object] = {"type": events[0].type, "events": [event.event_id for event in events]}
+    answer_space_id = yield from plain_answers.find_answer_space(agent_id, events)
+    if answer_space_id is not None:
+        trigger[plain_answers.ANSWER_SPACE_KEY] = answer_space_id
+    space_id = plain_answers.find_common_space(events) if enters_space else None
+    if space_id is not None and not (yield from entities_and_spaces.is_member(space_id, agent_id)):
+        space_id = None
     principal = yield from find_principal(agent_id, events)
-    run = yield from runs.open_run(effects, agent_id, run_id=run_id, trigger=trigger, principal=principal)
+    run = yield from runs.open_run(
+        effects, agent_id, run_id=run_id, space_id=space_id, trigger=trigger, principal=principal
+    )
     agent_turns = session.agent_turns + 1 if is_from_agents else 0
     cycle = yield from sessions.start_cycle(lease.session_id, run_id, agent_turns=agent_turns)
     yield from sessions.append_turns(lease.session_id, cycle, [new_turn(turn, run_id)])
@@ -265,9 +280,13 @@ def end(
     status: Literal["completed", "failed"],
     error: str | None = None,
     retries_events: bool = False,
+    before: WriteProgram | None = None,
     also: WriteProgram | None = None,
 ) -> Program[None]:
-    """Ends a run, and commits `also` with it. `retries_events`: its events return to the inbox and are tried again."""
+    """Ends a run, and commits `before` and `also` with it.
+
+    `retries_events`: its events return to the inbox and are tried again.
+    """
     yield from renew(lease)
     if error is not None:
         error = json_text.storable_text(error)[:_MAX_ERROR]  # Models and providers may send any characters.
@@ -278,6 +297,8 @@ def end(
         # The model never answered: the next run tells it the same events again.
         yield from sessions.delete_turns_of_run(lease.session_id, step.run_id)
     if run.status not in ENDED_RUN:
+        if before is not None:
+            yield from before(effects)
         usage = msgspec.to_builtins(step.usage) if step.usage is not None else None
         yield from runs.close_run(effects, step.run_id, status, error=error, usage=usage)
     yield from _close(effects, lease, step.run_id, acknowledges=not retries_events, error=error)

@@ -18,7 +18,7 @@ _ADDS = Annotations(read_only=False, destructive=False, idempotent=True)
 """Idempotent: a repeated call with the same id has no further effect and returns the same result."""
 
 
-@tool(category="data", annotations=_READS)
+@tool(category="data", visible=False, annotations=_READS)
 async def task_list(date: str | None = None, *, context: ToolContext) -> list[dict[str, Any]]:
     """Lists earlier tasks.
 
@@ -33,7 +33,7 @@ async def task_list(date: str | None = None, *, context: ToolContext) -> list[di
     return [dict(task) for task in await _host(context, "task_list").list_tasks(date, context)]
 
 
-@tool(category="data", annotations=_READS)
+@tool(category="data", visible=False, annotations=_READS)
 async def task_replay(taskId: str, *, context: ToolContext) -> list[dict[str, Any]]:
     """Returns the conversation of an earlier task.
 
@@ -43,7 +43,7 @@ async def task_replay(taskId: str, *, context: ToolContext) -> list[dict[str, An
     return [dict(message) for message in await _host(context, "task_replay").replay_task(taskId, context)]
 
 
-@tool(category="system", annotations=_READS)
+@tool(category="system", visible=False, annotations=_READS)
 def session_archive_read(file: str, *, context: ToolContext) -> str:
     """Reads an archived part of this session.
 
@@ -65,7 +65,7 @@ def session_archive_read(file: str, *, context: ToolContext) -> str:
         ) from None
 
 
-@tool(category="system", annotations=_ADDS)
+@tool(category="system", visible=False, annotations=_ADDS)
 async def spawn_task(description: str, input: str, *, context: ToolContext) -> dict[str, Any]:
     """Starts a background task. Its result is reported to you later.
 
@@ -76,7 +76,7 @@ async def spawn_task(description: str, input: str, *, context: ToolContext) -> d
     return {"taskId": await _host(context, "spawn_task").spawn_task(description, input, context)}
 
 
-@tool(category="system", annotations=_ADDS)
+@tool(category="system", visible=False, annotations=_ADDS)
 async def reply(text: str, channelId: str, replyTo: str | None = None, *, context: ToolContext) -> dict[str, Any]:
     """Sends a message to the user. The user sees nothing else that you write.
 

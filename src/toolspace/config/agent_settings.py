@@ -31,6 +31,7 @@ from toolspace.core.call_limits import DEFAULT_REPEATED_CALLS, RepeatedCallLimit
 FILE_ENDINGS = (".yaml", ".yml", ".json", ".jsonc", ".toml")
 
 Review = Literal["rules", "model"]
+PlainText = Literal["deliver", "private"]
 
 
 class AgentIdentity(Section, frozen=True, kw_only=True):
@@ -175,6 +176,11 @@ class AgentLoopSettings(Section, frozen=True, kw_only=True):
         "What decides after a failed tool whether to continue, change the plan or stop: rules, or a request to "
         "the model.",
     ] = "rules"
+    plain_text: Annotated[
+        PlainText,
+        "Whether the text of the last turn is delivered if a message of a person triggered the cycle and it has sent "
+        "no message: to the space of the newest such message.",
+    ] = "deliver"
 
 
 class TaskSettings(Section, frozen=True, kw_only=True):
@@ -308,6 +314,10 @@ class AgentSettings(Section, frozen=True, kw_only=True):
         "The agents that it may call, by name; files and definitions as in the main file.",
     ] = ()
     tasks: Annotated[TaskSettings, "Its background tasks."] = TaskSettings()
+    auto_enter: Annotated[
+        bool,
+        "Whether a cycle that messages of one space triggered begins in that space, as after `enter_space`.",
+    ] = False
     spaces: Annotated[Names, "The spaces that it is a member of from the start, by name; created if missing."] = ()
     knowledge: Annotated[tuple[Path, ...], "Files and directories that `search_knowledge` searches."] = ()
     notifications: Annotated[

@@ -150,7 +150,7 @@ TOOL_KEYS = _select("defaults queues tools mcp mcpServers servers restTools open
 PROCESS_KEYS = _select("policies quotas storage server embeddings demo")
 """Keys that only the main file may have."""
 ANY_FILE_KEYS = _select("router agents notifications")
-AGENT_KEYS = _select("agent model loop tasks consciousness limits spaces knowledge version runtime")
+AGENT_KEYS = _select("agent model loop tasks autoEnter consciousness limits spaces knowledge version runtime")
 INLINE_KEYS = declared_settings(AgentIdentity)
 """Keys of `agent` that a definition inside another file may have at its top level."""
 SINGLE_SETTINGS = _select("functions demo")
@@ -233,6 +233,8 @@ class AgentSpec(Section, frozen=True, kw_only=True):
     named_tools: tuple[str, ...] = ()
     """The names, patterns and collections by which its `tools` name built-in tools; else those of the main file."""
     tasks: TaskSettings = TaskSettings()
+    auto_enter: bool = False
+    """Whether a cycle that messages of one space triggered begins in that space."""
     spaces: tuple[str, ...] = ()
     """The names of the spaces that it is a member of from the start."""
     knowledge: tuple[Path, ...] = ()

@@ -105,6 +105,7 @@ _STARTER_TAIL = """\
 #  assistant:
 #    system: You help, and say when you do not know.
 #    model: openai:gpt-6.1-sol
+#    autoEnter: true # A cycle that messages of one space triggered begins in that space.
 #    agents: [researcher]
 #    limits: {maxCost: 0.50}
 #  researcher: {system: "You look things up, and say where.", model: "anthropic:claude-sonnet-5-5"}

@@ -377,6 +377,7 @@ class _AgentResolver:
             agents=tuple(agent.callees),
             named_tools=settings.tools.named_tools or config.tools.named_tools,
             tasks=settings.tasks,
+            auto_enter=settings.auto_enter,
             spaces=settings.spaces,
             knowledge=settings.knowledge,
             notifications=NotificationSettings(

@@ -23,7 +23,7 @@ from toolspace.orchestrator.run import Run
 from toolspace.spaces import announced_calls, call_transactions
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.storage.database import Program
-from toolspace.storage.queries import calls, entities_and_spaces, sessions, tasks
+from toolspace.storage.queries import calls, entities_and_spaces, messages, sessions, tasks
 from toolspace.storage.queries import runs as run_queries
 
 _OPEN: tuple[RunStatus, ...] = ("queued", "running", "waiting_tool")
@@ -116,7 +116,7 @@ def close_run(
         # The run of a background task may have ended while no process ran it: the scheduler then ends the task.
         yield from sessions.set_run(session_id, run_id)
         effects.wake_keys.append("sessions")
-    emit_run_done(effects, ended_run)
+    emit_run_done(effects, ended_run, has_spoken=(yield from messages.is_sent_by_run(run_id)))
     return ended_run
 
 
@@ -145,13 +145,14 @@ def interrupt_call(effects: Effects, call_id: str) -> Program[CallRecord | None]
     return call
 
 
-def emit_run_done(effects: Effects, run: RunRecord) -> None:
-    """Emits `run.done` to the streams of the run and of its space."""
+def emit_run_done(effects: Effects, run: RunRecord, *, has_spoken: bool = False) -> None:
+    """Emits `run.done` to the streams of the run and of its space. `has_spoken`: the run has sent a message."""
     data = {
         "runId": run.id,
         "agentEntityId": run.agent_entity_id,
         "spaceId": run.space_id,
         "status": run.status,
+        "spoke": has_spoken,
         "usage": run.usage,
         "error": run.error,
     }

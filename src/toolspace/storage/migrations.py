@@ -235,6 +235,11 @@ _APPROVALS = (
     )""",
 )
 
+_MESSAGES_OF_RUNS = (
+    "CREATE INDEX messages_of_run ON messages (run_id) WHERE kind = 'message' AND run_id IS NOT NULL",
+    "DROP INDEX messages_begun",
+)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _FIRST,
     _SECOND,
@@ -244,6 +249,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _QUOTAS,
     _CHECKED_RESULTS,
     _APPROVALS,
+    _MESSAGES_OF_RUNS,
 )
 
 

@@ -75,7 +75,7 @@ class OutsideServer:
                 "clerk": {
                     "model": {"provider": "openai", "name": "m", "baseUrl": f"{self.url}/v1", "apiKey": "sk-x"},
                     "spaces": ["Room"],
-                    "loop": {"maxSteps": 1_000},
+                    "loop": {"maxSteps": 1_000, "plainText": "private"},
                     "limits": {"cyclesPerMinute": 10_000},
                 }
             },

@@ -79,7 +79,7 @@ async def _run(settings: ProcessSettings) -> None:
     database, wakeups = await open_database(settings)
     limits = AgentLimits(cycles_per_minute=100_000)
     agents = [
-        agent(name, JobModel(pause), limits=limits, loop=AgentLoopSettings(max_steps=1_000))
+        agent(name, JobModel(pause), limits=limits, loop=AgentLoopSettings(max_steps=1_000, plain_text="private"))
         for name in settings.agent_names
     ]
     async with AsyncExitStack() as stack:

@@ -54,7 +54,7 @@ async def enter_space(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
     space_id = arguments["spaceId"]
     await _move(caller, space_id)
     limit = int(arguments.get("limit", 50))
-    space, history, total = await caller.ledger.read(_load_messages, caller.agent_id, space_id, limit=limit)
+    space, history, total = await caller.ledger.read(load_messages, caller.agent_id, space_id, limit=limit)
     return {
         "success": True,
         "spaceId": space_id,
@@ -129,7 +129,7 @@ def _send(effects: Effects, caller: ActionCaller, text: str, message_id: str | N
 )
 async def read_messages(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
     _, history, total = await caller.ledger.read(
-        _load_messages,
+        load_messages,
         caller.agent_id,
         caller.get_space_id(arguments.get("spaceId")),
         limit=int(arguments.get("limit", 50)),
@@ -175,7 +175,8 @@ def _get_space(agent_id: str, space_id: str) -> Program[Space]:
     return space
 
 
-def _load_messages(agent_id: str, space_id: str, *, limit: int, offset: int = 0) -> _MessagePage:
+def load_messages(agent_id: str, space_id: str, *, limit: int, offset: int = 0) -> _MessagePage:
+    """Reads messages of a space as the agent sees them, the latest ones last. Raises `RefusedError`."""
     space = yield from _get_space(agent_id, space_id)
     records, total = yield from messages.list_latest(space_id, limit=limit, offset=offset, complete_only=True)
     formatted_messages: list[dict[str, Any]] = []

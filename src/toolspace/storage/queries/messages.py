@@ -101,6 +101,12 @@ def list_unfinished_of_run(run_id: str) -> Program[list[str]]:
     return first_column(f"SELECT id FROM messages WHERE run_id = ? AND {_IN_PROGRESS} ORDER BY seq", run_id)
 
 
+def is_sent_by_run(run_id: str) -> Program[bool]:
+    """Whether a run has sent a message."""
+    select = "SELECT 1 FROM messages WHERE run_id = ? AND kind = 'message' AND status = 'complete' LIMIT 1"
+    return bool((yield select, (run_id,)))
+
+
 def find(message_id: str) -> Program[Message | None]:
     return _MESSAGE.find("WHERE id = ?", message_id)
 

@@ -1,0 +1,100 @@
+"""Delivers the text of an agent's last turn to people, and finds the space in which a cycle begins.
+
+A model may answer with plain text instead of `send_message`. If its run has sent no message and a person's message
+triggered it, the text is sent in the commit that ends the run. Text of turns with calls is never sent: only at the end
+of a turn is it known to be the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from toolspace.agents.handoff import as_mapping, event_data
+from toolspace.agents.loop import RunOutcome
+from toolspace.core import json_text
+from toolspace.core.ids import new_id
+from toolspace.core.inbox_text import HANDOFF_PREFIX
+from toolspace.core.stored_records import InboxEvent, RunRecord
+from toolspace.errors import RefusedError
+from toolspace.spaces import messaging
+from toolspace.spaces.ledger import Effects
+from toolspace.storage.database import Program
+from toolspace.storage.queries import inbox, messages
+from toolspace.storage.queries import runs as run_rows
+
+ANSWER_SPACE_KEY = "answerSpaceId"
+"""The key in the trigger of a run: the space of the newest message of a person that triggered it."""
+
+
+def find_common_space(events: Sequence[InboxEvent]) -> str | None:
+    """The space of all events; None if there are several, or if an event is not a message."""
+    space_ids = {_space_id(event) if event.type == "space_message" else None for event in events}
+    return space_ids.pop() if len(space_ids) == 1 else None
+
+
+def find_answer_space(agent_entity_id: str, events: Sequence[InboxEvent]) -> Program[str | None]:
+    """The space of the newest message of a person among the events; None if there is none.
+
+    A request of a person that another agent has handed off counts, too.
+    """
+    answer: tuple[int, int, str] | None = None
+    for event in events:
+        space_id = _space_id(event)
+        if space_id is not None and (yield from _is_of_person(agent_entity_id, event)):
+            place = (event.timestamp, int(event_data(event).get("seq") or 0), space_id)
+            answer = place if answer is None else max(answer, place)
+    return answer[2] if answer is not None else None
+
+
+def plain_answer(outcome: RunOutcome) -> str | None:
+    """The text that may be delivered when a run ends: that of a last turn without calls. None if there is none."""
+    text = json_text.storable_text(outcome.text).strip() if outcome.end == "answered" and outcome.report is None else ""
+    return text[: messaging.MAX_TEXT_LENGTH] or None
+
+
+def deliver_answer(
+    effects: Effects, run_id: str, agent_entity_id: str, text: str, *, message_id: str | None = None
+) -> Program[None]:
+    """Sends the answer of a run, if a person waits for one and the run has sent no message."""
+    run = yield from run_rows.find(run_id)
+    space_id = _answer_space_of(run) if run is not None else None
+    if space_id is None or (yield from messages.is_sent_by_run(run_id)):
+        return
+    message_id = message_id or new_id("msg")
+    try:
+        yield from messaging.start_message(effects, space_id, agent_entity_id, message_id, run_id)
+    except RefusedError:
+        return  # The space is gone, or the agent is not a member any more.
+    yield from messaging.append_to_message(effects, message_id, text)
+    yield from messaging.send_message(effects, space_id, agent_entity_id, text, message_id=message_id, run_id=run_id)
+
+
+def _answer_space_of(run: RunRecord) -> str | None:
+    space_id = as_mapping(run.trigger).get(ANSWER_SPACE_KEY)
+    return space_id if isinstance(space_id, str) else None
+
+
+def _space_id(event: InboxEvent) -> str | None:
+    space_id = event_data(event).get("spaceId")
+    return space_id if isinstance(space_id, str) and space_id else None
+
+
+def _is_of_person(agent_entity_id: str, event: InboxEvent) -> Program[bool]:
+    data = event_data(event)
+    if event.type == "space_message":
+        return _has_human_sender(data)
+    if not event.event_id.startswith(HANDOFF_PREFIX):
+        return False
+    requests = cast("list[Any]", data["request"]) if isinstance(data.get("request"), list) else []
+    if any(_has_human_sender(as_mapping(as_mapping(request).get("data"))) for request in requests):
+        return True
+    for event_id in data.get("heard") or ():
+        shared_event = yield from inbox.find(agent_entity_id, str(event_id))
+        if shared_event is not None and _has_human_sender(event_data(shared_event)):
+            return True
+    return False
+
+
+def _has_human_sender(data: Mapping[str, Any]) -> bool:
+    return data.get("senderType") == "human"
