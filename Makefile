@@ -11,7 +11,7 @@ LOCKARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 BENCH_VENV := .venv-bench
-COMPILE = $(BIN)/uv pip compile --quiet --universal --custom-compile-command "make lock" $(LOCKARGS)
+COMPILE = $(BIN)/uv pip compile --quiet --universal --generate-hashes --custom-compile-command "make lock" $(LOCKARGS)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start hundreds of Python processes; without bytecode files each of them would compile every module again.
@@ -19,7 +19,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # The lock file pins pyright; do not warn that a newer release exists.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-# $(call make-venv,folder): creates a virtual environment if there is none, with uv, which installs packages in parallel.
+# $(call make-venv,folder): creates a virtual environment if there is none, with the uv that requirements.lock pins. It installs
+# packages in parallel.
 define make-venv
 	@test -x $(1)/bin/python || { \
 		command -v "$(PYTHON)" >/dev/null || { \
@@ -27,7 +28,8 @@ define make-venv
 		"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 			echo "Toolspace needs Python 3.11 or newer, not $$("$(PYTHON)" -V 2>&1); choose one: make PYTHON=python3.12"; exit 1; }; \
 		echo "Creating $(1)"; "$(PYTHON)" -m venv $(1); }
-	@test -x $(1)/bin/uv || $(1)/bin/pip install --quiet "uv<1"
+	@test -x $(1)/bin/uv || { awk '/^uv==/,/^    # via/' requirements.lock > $(1)/uv.txt && \
+		$(1)/bin/pip install --quiet --no-deps --require-hashes -r $(1)/uv.txt; }
 endef
 
 .DEFAULT_GOAL := help
@@ -83,13 +85,14 @@ help: ## Show this list
 $(VENV)/.installed: pyproject.toml requirements.lock
 	$(call make-venv,$(VENV))
 	@echo "Installing the packages of requirements.lock into $(VENV)"
-	@$(VENV)/bin/uv pip install --quiet --compile-bytecode --python $(VENV)/bin/python -r requirements.lock
+	@$(VENV)/bin/uv pip install --quiet --compile-bytecode --require-hashes --python $(VENV)/bin/python -r requirements.lock
 	@$(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python --no-deps -e .
 	@touch $@
 
 $(BENCH_VENV)/.installed: pyproject.toml benchmarks/requirements.lock
 	$(call make-venv,$(BENCH_VENV))
 	@echo "Installing the packages of benchmarks/requirements.lock into $(BENCH_VENV)"
-	@$(BENCH_VENV)/bin/uv pip install --quiet --compile-bytecode --python $(BENCH_VENV)/bin/python -r benchmarks/requirements.lock
+	@$(BENCH_VENV)/bin/uv pip install --quiet --compile-bytecode --require-hashes --python $(BENCH_VENV)/bin/python \
+		-r benchmarks/requirements.lock
 	@$(BENCH_VENV)/bin/uv pip install --quiet --python $(BENCH_VENV)/bin/python --no-deps -e .
 	@touch $@
