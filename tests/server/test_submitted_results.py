@@ -21,7 +21,7 @@ from tests.server.scripted_agents import (
 )
 from toolspace import Toolspace
 from toolspace.client.client import ToolspaceClient
-from toolspace.client.worker import ToolWorker
+from toolspace.client.worker import OfferedCall, ToolWorker
 from toolspace.errors import ConfigError
 from toolspace.server.gateway import Gateway
 
@@ -142,7 +142,8 @@ async def test_the_result_of_a_worker_is_checked(gateway: Gateway, api: ApiClien
     worker = ToolWorker(api.url, secret_key=api.headers["x-secret-key"])
 
     @worker.tool("move")
-    async def move(steps: Any) -> Any:
+    async def move(steps: Any, call: OfferedCall) -> Any:
+        assert call.output_schema == MOVE["outputSchema"]
         return steps
 
     async with worker, ToolspaceClient(api.url, secret_key=api.headers["x-secret-key"]) as client:

@@ -10,7 +10,7 @@ import inspect
 import logging
 import signal
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, Self, TypeVar, cast, overload
 
@@ -37,6 +37,8 @@ class OfferedCall(Record, frozen=True):
     call_id: str
     tool_name: str
     args: Any = None
+    output_schema: Mapping[str, Any] | None = None
+    """What the result must match; None: anything."""
     run_id: str | None = None
     space_id: str | None = None
     agent_entity_id: str | None = None

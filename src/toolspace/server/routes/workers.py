@@ -150,6 +150,7 @@ def _encode_worker_event(event: WorkerEvent) -> bytes:
             "callId": call.call_id,
             "toolName": call.tool_name,
             "args": call.args,
+            "outputSchema": call.output_schema,
             "runId": call.run_id,
             "spaceId": call.space_id,
             "agentEntityId": call.agent_entity_id,
