@@ -224,6 +224,19 @@ async def test_concurrent_requests_are_limited(setup: GatewaySetup) -> None:
         assert (await first).status == 200
 
 
+@coverage.covers("server.maxPendingCallsPerCaller")
+async def test_pending_calls_of_one_tool_key_are_limited(setup: GatewaySetup) -> None:
+    async with setup.gateway(maxPendingCallsPerCaller=1) as (gateway, api):
+        key = await api.create("/api/keys", kind="tools", name="program")
+        program = api.with_headers(authorization=f"Bearer {key['key']}")
+        first = asyncio.create_task(program.post("/api/tools/move/call", {}))
+        while gateway.pending_calls.waiting_count == 0:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.005)
+        assert (await program.post("/api/tools/move/call", {})).data["errorKind"] == "limit_exceeded"
+        gateway.toolspace.orchestrator.cancel()
+        assert (await first).data["errorKind"] == "canceled"
+
+
 @coverage.covers("server.maxConnectionsPerAddress")
 async def test_connections_of_one_address_are_limited(setup: GatewaySetup) -> None:
     for limit, expected in ((1, 503), (2, 200), (None, 200)):

@@ -430,8 +430,9 @@ class Toolspace:
         """The store of large results."""
         return self._outputs
 
-    def get_stats(self) -> ToolStats:
-        return self.orchestrator.get_stats()
+    def get_stats(self, principal: str | None = None) -> ToolStats:
+        """Returns the statistics of all calls, or of the calls of one principal."""
+        return self.orchestrator.get_stats(principal)
 
     @property
     def warnings(self) -> Sequence[str]:

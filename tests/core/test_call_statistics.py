@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolspace import ToolRegistry, Toolspace, tool
+from toolspace import ToolContext, ToolRegistry, Toolspace, tool
+from toolspace.core import call_statistics
 from toolspace.core.call_statistics import CallStats, StatsCollector
 
 quick = settings(max_examples=150, deadline=None)
@@ -127,3 +128,40 @@ def test_statistics_are_kept_per_tool() -> None:
     book.add("b", 9.0, False)
     pages = book.summary([]).call_stats
     assert {name: (page["count"], page["failures"]) for name, page in pages.items()} == {"a": (1, 0), "b": (1, 1)}
+
+
+@pytest.mark.spec("21.1")
+async def test_statistics_can_be_filtered_by_principal() -> None:
+    @tool
+    async def work(fail: bool = False) -> str:
+        if fail:
+            raise ValueError("no")
+        return "done"
+
+    async with Toolspace(tools=[work]) as ts:
+        for user, calls, failures in (("ann", 3, 1), ("bob", 150, 0), (None, 2, 2)):
+            for number in range(calls):
+                await ts.call("work", {"fail": number < failures}, context=ToolContext(user_id=user))
+        all_stats = ts.get_stats()
+        by_principal = {name: ts.get_stats(principal=name) for name in ("ann", "bob", "local", "nobody")}
+    assert (all_stats.calls, all_stats.failures) == (155, 3)
+    counts = {name: (stats.calls, stats.failures) for name, stats in by_principal.items()}
+    assert counts == {"ann": (3, 1), "bob": (150, 0), "local": (2, 2), "nobody": (0, 0)}
+    assert by_principal["local"].call_stats["work"]["p95"] > 0
+    assert by_principal["nobody"].call_stats == {}
+    assert by_principal["ann"].total == all_stats.total
+
+
+def test_statistics_of_many_principals_use_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_statistics, "_MAX_PRINCIPAL_TOOLS", 10)
+    stats = StatsCollector()
+    for number in range(100):
+        for user in (f"user{number}", None):
+            stats.add("work", 1.0, True)
+            if user is not None:
+                stats.add_for_principal(user, "work", 1.0, True, None)
+    assert len(stats._principals) == 10
+    assert stats.of_principal("user99").summary(()).calls == 1
+    assert stats.of_principal("user0").summary(()).calls == 0
+    local = stats.of_principal("local").summary(())
+    assert (local.calls, local.call_stats["work"]["count"]) == (100, 100)

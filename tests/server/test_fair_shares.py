@@ -206,6 +206,41 @@ async def test_tool_keys_do_not_learn_internal_addresses(tmp_path: Path) -> None
 
 
 @pytest.mark.spec("21.1")
+async def test_one_tool_key_has_a_limited_number_of_pending_calls(tmp_path: Path) -> None:
+    definition = {"name": "ask", "executionType": "external", "isAsync": True, "inputSchema": {"type": "object"}}
+    async with serve(tmp_path, tools=[definition], server={"maxPendingCallsPerCaller": 3}) as (_, api):
+        program, other_program = [await create_key(api, name) for name in ("one", "two")]
+        replies = [await program.post("/api/tools/ask/call", {"args": {}}) for _ in range(4)]
+        assert [reply.status for reply in replies] == [202, 202, 202, 200]
+        assert replies[3].data["errorKind"] == "limit_exceeded"
+        assert "maxPendingCallsPerCaller" in replies[3].data["error"]
+        for caller in (other_program, api, api, api, api):
+            assert (await caller.post("/api/tools/ask/call", {"args": {}})).status == 202
+        pending_id = replies[0].data["pendingToolCallId"]
+        assert (await api.post(f"/api/calls/{pending_id}/result", {"result": 1})).status == 200
+        assert (await program.post("/api/tools/ask/call", {"args": {}})).status == 202
+        # Operators see whose calls they are.
+        principal = f"tools/{(await program.get('/api/me')).data['keyId']}"
+        calls = (await api.get(f"/api/calls?principal={principal}&status=pending")).data["items"]
+        assert len(calls) == 3
+
+
+@pytest.mark.spec("21.1")
+async def test_operators_filter_statistics_by_principal_which_is_no_label_of_a_metric(tmp_path: Path) -> None:
+    async with serve(tmp_path) as (_, api):
+        program = await create_key(api)
+        key_id = (await program.get("/api/me")).data["keyId"]
+        for caller in (program, program, api):
+            assert (await caller.post("/api/tools/current_time/call", {})).data["ok"]
+        stats = (await api.get(f"/api/tools/stats?principal=tools/{key_id}")).data
+        assert (stats["calls"], stats["callStats"]["current_time"]["count"]) == (2, 2)
+        assert (await api.get("/api/tools/stats")).data["calls"] == 3
+        metrics = (await api.get("/metrics")).body.decode()
+        assert "current_time" in metrics
+        assert key_id not in metrics
+
+
+@pytest.mark.spec("21.1")
 async def test_one_principal_cannot_take_all_places_of_a_queue() -> None:
     gate = Gate()
     held_tool = gate.tool.replace(queue="q")

@@ -197,7 +197,7 @@ class DurableLoop(LoopHooks):
     async def _create_loop(self) -> AgentLoop:
         prepared_agent, task = self.prepared_agent, self.prepared_agent.task
         context = ToolContext(
-            user_id=self.started.run.principal or self.lease.agent_entity_id,
+            user_id=self._principal,
             agent_id=prepared_agent.agent.name,
             agent_entity_id=self.lease.agent_entity_id,
             run_id=self.run_id,
@@ -263,6 +263,11 @@ class DurableLoop(LoopHooks):
         elif call.tool_name == _HANDOFF:
             self.agent_run.handoff = Handoff(str(args.get("agent")), args.get("message"))
 
+    @property
+    def _principal(self) -> str:
+        """For whom the run works; the agent itself if the run has nobody else."""
+        return self.started.run.principal or self.lease.agent_entity_id
+
     def _build_new_calls(self, calls: Sequence[PlannedCall]) -> list[NewCall]:
         """The calls to store with the step: those that run in this process, up to one that changes the space."""
         new_calls: list[NewCall] = []
@@ -270,7 +275,7 @@ class DurableLoop(LoopHooks):
             if plan.tool is None:
                 continue
             arguments = plan.call.arguments or "{}"
-            new_call = build_new_call(plan.tool, arguments, plan.call_id, self._call_host)
+            new_call = build_new_call(plan.tool, arguments, plan.call_id, self._call_host, principal=self._principal)
             if new_call is not None:
                 new_calls.append(new_call)
             if changes_space(plan.tool):

@@ -96,6 +96,10 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     max_concurrent_requests: Annotated[
         Count, "How many requests may run at once, besides streams; one more gets 503."
     ] = 4_000
+    max_pending_calls_per_caller: Annotated[
+        NullableCount,
+        "How many calls of one tool key or entity may wait for a worker, a person or a timer; null: any number.",
+    ] = 1_000
     max_connections_per_address: Annotated[
         NullableCount,
         "How many connections one address may have open, at most half of what the system allows the process; "

@@ -1,23 +1,29 @@
-"""Statistics of calls per tool: counts, failures and durations, in bounded memory."""
+"""Statistics of calls per tool, of all callers and of one principal: counts, failures and durations.
+
+In bounded memory: the principals whose last call is longest ago are counted together.
+"""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from toolspace.core.tool import Tool
+from toolspace.core.tool_context import LOCAL_PRINCIPAL
 
 _GROWTH = 1.04
 _MIN_MS, _MAX_MS = 1e-4, 1e10
 """Shorter durations are one bucket, and so are longer ones."""
 _LOWEST_POWER = math.ceil(math.log(_MIN_MS, _GROWTH))
 _FOLD_COUNT = 128
+_MAX_PRINCIPAL_TOOLS = 5_000
+"""For how many pairs of principal and tool there are statistics."""
 
 
 class CallStats:
@@ -71,6 +77,18 @@ class CallStats:
                 at += 1
             counts.append(total)
         return counts
+
+    def merge(self, added_stats: CallStats, *, sign: Literal[1, -1] = 1) -> None:
+        """Adds the calls of other statistics, or takes them out again."""
+        self._fold()
+        added_stats._fold()
+        self.failures += sign * added_stats.failures
+        self._folded_count += sign * added_stats._folded_count
+        self._total_ms += sign * added_stats._total_ms
+        for kind, count in added_stats.failures_by_kind.items():
+            self.failures_by_kind[kind] += sign * count
+        for bucket, count in added_stats._buckets.items():
+            self._buckets[bucket] += sign * count
 
     def _fold(self) -> None:
         recent, self._recent = self._recent, []  # Swapped, not cleared: another thread may be adding.
@@ -127,10 +145,15 @@ class ToolStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class StatsCollector:
     """Collects statistics of all tools."""
 
-    __slots__ = ("_tools",)
+    __slots__ = ("_other_principals", "_pair_count", "_principals", "_tools")
 
     def __init__(self) -> None:
         self._tools: defaultdict[str, CallStats] = defaultdict(CallStats)
+        self._principals: OrderedDict[str, StatsCollector] = OrderedDict()
+        """Statistics of each principal but `local`, the one with the latest call last."""
+        self._pair_count = 0
+        self._other_principals: StatsCollector | None = None
+        """The calls of principals whose statistics were dropped."""
 
     def add(self, tool: str, duration_ms: float, ok: bool) -> None:
         self.for_tool(tool).add(duration_ms, ok)
@@ -138,6 +161,37 @@ class StatsCollector:
     def for_tool(self, tool: str) -> CallStats:
         """Returns the statistics of one tool."""
         return self._tools[tool]
+
+    def add_for_principal(self, principal: str, tool: str, duration_ms: float, ok: bool, kind: str | None) -> None:
+        """Adds a call that is in the statistics of its tool already. Not for `local`, which is all other calls."""
+        if principal == LOCAL_PRINCIPAL:
+            return
+        collector = self._principals.get(principal)
+        if collector is None:
+            collector = self._principals[principal] = StatsCollector()
+        self._principals.move_to_end(principal)
+        self._pair_count += tool not in collector._tools
+        collector.for_tool(tool).add(duration_ms, ok, kind)
+        while self._pair_count > _MAX_PRINCIPAL_TOOLS and len(self._principals) > 1:
+            _, dropped_collector = self._principals.popitem(last=False)
+            self._pair_count -= len(dropped_collector._tools)
+            if self._other_principals is None:
+                self._other_principals = StatsCollector()
+            self._other_principals._merge(dropped_collector)
+
+    def of_principal(self, principal: str) -> StatsCollector:
+        """Returns the statistics of one principal. They are empty if it made no call, or none for a long time."""
+        if principal != LOCAL_PRINCIPAL:
+            return self._principals.get(principal) or StatsCollector()
+        local_calls = StatsCollector()
+        local_calls._merge(self)
+        for collector in (*self._principals.values(), *filter(None, (self._other_principals,))):
+            local_calls._merge(collector, sign=-1)
+        return local_calls
+
+    def _merge(self, collector: StatsCollector, *, sign: Literal[1, -1] = 1) -> None:
+        for tool, stats in tuple(collector._tools.items()):
+            self.for_tool(tool).merge(stats, sign=sign)
 
     def items(self) -> Iterator[tuple[str, CallStats]]:
         """Iterates over the tools that were called, with their statistics."""

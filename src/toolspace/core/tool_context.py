@@ -250,9 +250,14 @@ class ToolContext:
 
     @property
     def limited_principal(self) -> str | None:
-        """The principal if it may use only a share of what all use; None for a program's own calls and secret keys."""
+        """The principal if it may use only a share of what all use: a tool key, a person, or a user of a program.
+
+        None for a program's own calls, for secret keys, and for an agent that works for itself.
+        """
         user = self.user_id
-        return None if user is None or user.startswith(SECRET_KEY_PREFIX) else user
+        if user is None or user == self.agent_entity_id or user.startswith(SECRET_KEY_PREFIX):
+            return None
+        return user
 
     @property
     def run(self) -> RunHandle | None:

@@ -342,8 +342,11 @@ class ToolOrchestrator:
         """How many threads still run a call that has ended, plus how many coroutines had to be closed by force."""
         return self._services.threads.abandoned_count + self._services.killed_count
 
-    def get_stats(self) -> ToolStats:
-        return self._services.call_log.stats.summary(entry.tool for entry in self._catalog)
+    def get_stats(self, principal: str | None = None) -> ToolStats:
+        """Returns the statistics of all calls, or of the calls of one principal."""
+        stats = self._services.call_log.stats
+        collector = stats if principal is None else stats.of_principal(principal)
+        return collector.summary(entry.tool for entry in self._catalog)
 
     # Extensions
 

@@ -54,6 +54,7 @@ Metadata = Annotated[
 ]
 Limit = Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE, description="Maximum number of items.")]
 Cursor = Annotated[str, Meta(max_length=400, description="Where to continue: `next` of the previous page.")]
+Principal = Annotated[str, Meta(min_length=1, max_length=200, examples=["ent_01k9x3v7m2q8r4t6w0y5z1a3b7"])]
 Milliseconds = Annotated[int, Meta(description="Unix milliseconds.")]
 
 

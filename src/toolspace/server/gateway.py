@@ -124,7 +124,11 @@ class Gateway:
         )
         self.readiness = Readiness(lambda: self.ledger.read(presence.list_topics), self._check_writable)
         stack.push_async_callback(self.readiness.aclose)
-        self.pending_calls = PendingCalls(self.ledger, ttl=config.defaults.pending_call_ttl)
+        self.pending_calls = PendingCalls(
+            self.ledger,
+            ttl=config.defaults.pending_call_ttl,
+            max_per_principal=config.server.max_pending_calls_per_caller,
+        )
         self.pending_calls.on_timer_started = self.sweeper.wake
         stack.push_async_callback(self.pending_calls.aclose)
         self.tool_key_policy.pending_calls = self.pending_calls

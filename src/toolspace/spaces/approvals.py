@@ -159,6 +159,7 @@ class GatewayApprovals:
             expires_at=now + round(ttl * 1000),
             wait_until=None if seconds is None else now + round(min(seconds, ttl) * 1000),
             pauses_run=pauses,
+            principal=request.context.user_id,
         )
         return msgspec.structs.replace(new, execution_type=call_transactions.APPROVAL, execution_target="server")
 

@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from toolspace.core import json_text
 from toolspace.core.approvals import ApprovalDecision, ApprovalRequest
 from toolspace.core.result import ToolResult
-from toolspace.core.stored_records import CallStatus, ExecutionTarget, Visibility
+from toolspace.core.stored_records import CallRecord, CallStatus, ExecutionTarget, Visibility
 from toolspace.core.times import parse_duration
 from toolspace.core.tool import Tool
 from toolspace.core.tool_context import ToolContext
 from toolspace.errors import (
+    NOT_EXECUTED,
     RefusedError,
     StorageError,
     StorageUnavailable,
+    ToolCanceledError,
     ToolError,
     ToolExecutionError,
     ToolPermissionError,
@@ -174,6 +177,19 @@ class GatewayCallHost:
 def execution_target_of(execution_type: str) -> ExecutionTarget:
     """Who executes the calls of a tool of this execution type."""
     return _EXECUTION_TARGETS.get(execution_type, "server")
+
+
+def result_of(call: CallRecord) -> ToolResult:
+    """The result of a call that has ended, for its caller. Raises `ToolCanceledError` if it was cancelled."""
+    if not call.is_error:
+        return ToolResult(True, call.result)
+    text = call.result if isinstance(call.result, str) else None
+    if call.status == "canceled":
+        raise ToolCanceledError(text or "the call was canceled", executed=True)
+    kind: Any = call.error_kind or ("timeout" if call.status == "expired" else "execution_error")
+    extras: dict[str, Any] = {} if text is not None else {"result": call.result}
+    error = text or json_text.describe(call.result, 500)
+    return ToolResult(False, error=error, error_kind=kind, executed=kind not in NOT_EXECUTED, extras=extras)
 
 
 def timer_seconds(tool: Tool, parameters: Mapping[str, Any]) -> float | None:

@@ -245,7 +245,9 @@ def visibility_of(tool: Tool) -> Visibility:
     return "full" if tool.visible else "none"
 
 
-def build_new_call(tool: Tool, arguments: Any, call_id: str, host: GatewayCallHost) -> NewCall | None:
+def build_new_call(
+    tool: Tool, arguments: Any, call_id: str, host: GatewayCallHost, *, principal: str | None
+) -> NewCall | None:
     """A call that can be stored before it is made, together with others.
 
     None if it has to be stored when it is made: it is a pending call, or it is visible and there is no space.
@@ -253,13 +255,14 @@ def build_new_call(tool: Tool, arguments: Any, call_id: str, host: GatewayCallHo
     visibility = visibility_of(tool)
     if tool.execution_type in PENDING_EXECUTION_TYPES or (visibility == "full" and host.space_id is None):
         return None
-    return host.new_call(tool, call_id, storable_arguments(arguments), visibility=visibility)
+    return host.new_call(tool, call_id, storable_arguments(arguments), visibility=visibility, principal=principal)
 
 
 def _build_new_call(call: Call, host: GatewayCallHost, visibility: Visibility, **fields: Any) -> NewCall:
     if not call.entry.is_registered:
         fields["tool_name"] = call.requested_name
     arguments = storable_arguments(call.arguments)
+    fields["principal"] = call.base_context.user_id
     return host.new_call(call.entry.tool, call.id, arguments, visibility=visibility, **fields)
 
 

@@ -21,19 +21,18 @@ from toolspace.core.times import format_milliseconds
 from toolspace.core.tool import Tool
 from toolspace.core.tool_context import ToolContext
 from toolspace.errors import (
-    NOT_EXECUTED,
     RefusedError,
     StorageError,
-    ToolCanceledError,
     ToolExecutionError,
     ToolTimeoutError,
     ToolValidationError,
 )
 from toolspace.orchestrator.call import call_chain
 from toolspace.spaces import call_transactions
-from toolspace.spaces.call_context import AgentServices, GatewayCallHost, timer_seconds
+from toolspace.spaces.call_context import AgentServices, GatewayCallHost, result_of, timer_seconds
 from toolspace.spaces.call_transactions import StartedCall, Submission
 from toolspace.spaces.ledger import Effects, Ledger
+from toolspace.spaces.open_call_limit import OpenCallLimit
 from toolspace.storage.database import Program
 from toolspace.storage.queries import calls
 from toolspace.storage.queries.calls import NewCall
@@ -59,8 +58,11 @@ _RETRY_SECONDS: Final = 1.0
 class PendingCalls:
     """Opens pending calls, waits for their results, and takes submissions. One for each process."""
 
-    def __init__(self, ledger: Ledger, *, ttl: float = DEFAULT_TTL_SECONDS) -> None:
+    def __init__(
+        self, ledger: Ledger, *, ttl: float = DEFAULT_TTL_SECONDS, max_per_principal: int | None = None
+    ) -> None:
         self.ledger = ledger
+        self._open_call_limit = OpenCallLimit(ledger, max_per_principal)
         self.ttl = ttl
         """Seconds until a call expires, unless its tool says otherwise."""
         self.services = AgentServices()
@@ -108,6 +110,7 @@ class PendingCalls:
             wait_until=None if is_pending else now + round(seconds * 1000),
             due_at=None if timer is None else now + round(timer * 1000),
             pauses_run=tool.pauses_run,
+            principal=context.user_id,
         )
         needs_worker = tool.execution_type == "external" and tool.when_unserved == "fail" and not is_pending
         start = partial(call_transactions.start, needs_worker=needs_worker)
@@ -155,6 +158,7 @@ class PendingCalls:
         self, caller: _Caller, new: NewCall, seconds: float, *, start: StartProgram = call_transactions.start
     ) -> ToolResult:
         call_id = new.call_id
+        await self._open_call_limit.check(caller.context.limited_principal)
         waiter = await self._open(caller, new, start)
         del new  # Thousands may wait: what is in the row need not be in memory, too.
         if waiter is None:
@@ -474,19 +478,6 @@ class _Waiter:
     def close(self) -> None:
         self.closed = True
         self._ledger.waiters.unregister(self._key, self.future)
-
-
-def result_of(call: CallRecord) -> ToolResult:
-    """The result of a call that has ended, for its caller. Raises `ToolCanceledError` if it was cancelled."""
-    if not call.is_error:
-        return ToolResult(True, call.result)
-    text = call.result if isinstance(call.result, str) else None
-    if call.status == "canceled":
-        raise ToolCanceledError(text or "the call was canceled", executed=True)
-    kind: Any = call.error_kind or ("timeout" if call.status == "expired" else "execution_error")
-    extras: dict[str, Any] = {} if text is not None else {"result": call.result}
-    error = text or json_text.describe(call.result, 500)
-    return ToolResult(False, error=error, error_kind=kind, executed=kind not in NOT_EXECUTED, extras=extras)
 
 
 def _retrieve_error(task: asyncio.Task[Any]) -> None:

@@ -240,6 +240,8 @@ _MESSAGES_OF_RUNS = (
     "DROP INDEX messages_begun",
 )
 
+_CALL_PRINCIPALS = ("ALTER TABLE calls ADD COLUMN principal TEXT",)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _FIRST,
     _SECOND,
@@ -250,6 +252,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _CHECKED_RESULTS,
     _APPROVALS,
     _MESSAGES_OF_RUNS,
+    _CALL_PRINCIPALS,
 )
 
 

@@ -77,8 +77,13 @@ class CallLog:
 
     def add(self, call: Call, result: ToolResult, stats: CallStats | None) -> None:
         """Logs a call. `stats` is None for a name that no provider offers: made-up names must not use memory."""
+        run, parent, base = call.run, call.parent, call.base_context
         if stats is not None:
             stats.add(result.duration_ms, result.ok, result.error_kind)
+            if base.user_id is not None:
+                self.stats.add_for_principal(
+                    base.user_id, call.entry.tool.name, result.duration_ms, result.ok, result.error_kind
+                )
         if call.queue_wait:
             self.queue_waits.add(call.queue_wait * 1000, True)
         arguments = call.arguments
@@ -89,7 +94,6 @@ class CallLog:
         text = result.encoded
         if text is None:
             text = result.text
-        run, parent, base = call.run, call.parent, call.base_context
         # A plain tuple, which becomes an entry when someone reads it: every call pays for this (benchmark `call`).
         row = (
             call.id,

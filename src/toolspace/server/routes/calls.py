@@ -20,6 +20,7 @@ from toolspace.server.api_types import (
     Id,
     Limit,
     PageQuery,
+    Principal,
     QueryParameters,
     ResponseBody,
     ResultPage,
@@ -101,6 +102,8 @@ class CallListQuery(PageQuery, frozen=True, kw_only=True):
     """Only calls in this space."""
     tool_name: ToolName | None = None
     """Only calls of this tool."""
+    principal: Principal | None = None
+    """Only calls of this principal: an entity, or a key (`key/…`, `tools/…`). Only with a secret key."""
 
 
 class RunCallListQuery(QueryParameters, frozen=True, kw_only=True):
@@ -154,6 +157,8 @@ async def list_calls(request: Request) -> dict[str, Any]:
     query = request.query(CallListQuery)
     statuses = _parse_statuses(query.status)
     member = entity_id_of(request.caller)
+    if query.principal is not None and member is not None:
+        raise Problem(403, "principal requires a secret key; remove it", path="$.principal")
 
     def read(last: CallRecord | None, limit: int) -> Program[list[CallRecord]]:
         return calls.list_calls(
@@ -163,6 +168,7 @@ async def list_calls(request: Request) -> dict[str, Any]:
             space_id=query.space_id,
             member=member,
             tool_name=query.tool_name,
+            principal=query.principal,
             before=query.cursor if last is None else last.call_id,
             limit=limit,
         )

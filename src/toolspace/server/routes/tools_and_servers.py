@@ -24,7 +24,15 @@ from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ErrorKind, ProviderError
 from toolspace.orchestrator.run import Run
 from toolspace.providers.mcp.server_spec import ServerStatus
-from toolspace.server.api_types import NewId, PageQuery, ResponseBody, ResultPage, build_page
+from toolspace.server.api_types import (
+    NewId,
+    PageQuery,
+    Principal,
+    QueryParameters,
+    ResponseBody,
+    ResultPage,
+    build_page,
+)
 from toolspace.server.authorization import Access, ToolKeyCaller
 from toolspace.server.redaction import conceal_addresses
 from toolspace.server.requests import Request
@@ -32,8 +40,7 @@ from toolspace.server.responses import Problem, Response, StreamingResponse
 from toolspace.server.routing import RouteTable
 from toolspace.server.sse_responses import CallStream
 from toolspace.server.tool_permissions import principal_of
-from toolspace.spaces.call_context import GatewayCallHost
-from toolspace.spaces.pending_calls import result_of
+from toolspace.spaces.call_context import GatewayCallHost, result_of
 from toolspace.storage.queries import calls as call_queries
 from toolspace.storage.queries import runs as run_queries
 
@@ -70,6 +77,11 @@ class ToolListQuery(PageQuery, frozen=True, kw_only=True):
     """Only tools of this category."""
     search: Annotated[str, Meta(min_length=1, max_length=500)] | None = None
     """Only the best matches for these words."""
+
+
+class StatsQuery(QueryParameters, frozen=True, kw_only=True):
+    principal: Principal | None = None
+    """Only calls of this principal: an entity, or a key (`key/…`, `tools/…`)."""
 
 
 class CallBody(msgspec.Struct, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -169,9 +181,9 @@ async def get_tool(request: Request) -> dict[str, Any]:
     return _describe(tool)
 
 
-@tool_routes.add("GET", "/api/tools/stats", "Get the call statistics of all tools")
+@tool_routes.add("GET", "/api/tools/stats", "Get the call statistics of all tools", query=StatsQuery)
 async def get_stats(request: Request) -> ToolStats:
-    return request.gateway.toolspace.get_stats()
+    return request.gateway.toolspace.get_stats(request.query(StatsQuery).principal)
 
 
 @tool_routes.add(

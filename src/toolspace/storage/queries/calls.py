@@ -59,6 +59,8 @@ class NewCall(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its run waits for the result."""
     output_schema: Mapping[str, Any] | None = None
     """What its result must match. Stored if someone else submits the result."""
+    principal: str | None = None
+    """For whom it runs."""
     input_schema: Mapping[str, Any] | None = None
     """The schema of its arguments, for its events. Not stored."""
     announced_streams: tuple[str, ...] = ()
@@ -386,6 +388,7 @@ def list_calls(
     space_id: str | None = None,
     member: str | None = None,
     tool_name: str | None = None,
+    principal: str | None = None,
     before: str | None = None,
     limit: int = 100,
 ) -> Program[list[CallRecord]]:
@@ -395,11 +398,18 @@ def list_calls(
         ("agent_entity_id = ?", agent_entity_id),
         ("space_id = ?", space_id),
         ("tool_name = ?", tool_name),
+        ("principal = ?", principal),
         (f"status IN ({placeholders(statuses)})", list(statuses) or None),
         ("exposure = 'full' AND space_id IN (SELECT space_id FROM members WHERE entity_id = ?)", member),
         ("(created_at, call_id) < (SELECT created_at, call_id FROM calls WHERE call_id = ?)", before),
     )
     return _CALL.select(f"{conditions}ORDER BY created_at DESC, call_id DESC LIMIT ?", *values, limit)
+
+
+def count_open(principal: str) -> Program[int]:
+    """How many calls of a principal are open: someone else submits their results."""
+    rows = yield f"SELECT COUNT(*) FROM calls WHERE principal = ? AND status IN {OPEN}", (principal,)
+    return rows[0][0]
 
 
 def list_of_run(run_id: str, *, after: int = 0, limit: int = 1000) -> Program[list[tuple[CallRecord, Visibility]]]:
