@@ -9,9 +9,10 @@ import enum
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from inspect import CO_OPTIMIZED
 from types import MethodType
-from typing import Any, Literal, Self, TypedDict, Unpack, overload
+from typing import Any, Literal, Self, TypedDict, Unpack, cast, overload
 
 import msgspec
 
@@ -64,6 +65,7 @@ class Annotations(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
 
 NO_ANNOTATIONS = Annotations()
+_ANNOTATION_NAMES = {name.casefold(): name for name in ("readOnly", "destructive", "idempotent", "openWorld")}
 EMPTY_SCHEMA: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 ToolFormat = Literal["openai", "openai-responses", "anthropic", "gemini", "mcp"]
@@ -103,7 +105,7 @@ class Tool:
         cache: float | None = None,
         cache_scope: CacheScope | None = None,
         priority: int | None = None,
-        annotations: Annotations | None = None,
+        annotations: Annotations | Mapping[str, bool] | None = None,
         tags: tuple[str, ...] = (),
         version: str | None = None,
         has_small_results: bool = False,
@@ -132,7 +134,7 @@ class Tool:
         """Whose calls share its cached results; None: those of one principal, unless its provider says otherwise."""
         self.priority = priority
         """Waiting calls of higher priority leave a queue first; None: 0."""
-        self.annotations = annotations or NO_ANNOTATIONS
+        self.annotations = _to_annotations(annotations, name)
         self.tags = tags
         self.version = version
         self.has_small_results = has_small_results
@@ -324,7 +326,7 @@ class ToolOptions(TypedDict, total=False):
     cache: float
     cache_scope: CacheScope
     priority: int
-    annotations: Annotations
+    annotations: Annotations | Mapping[str, bool]
     tags: tuple[str, ...]
     version: str
     approval: Literal["required", "none"]
@@ -410,3 +412,21 @@ _FORMATS: dict[str, Callable[[Tool], dict[str, Any]]] = {
     "gemini": lambda tool: _declaration(tool, "parametersJsonSchema"),
     "mcp": _mcp_definition,
 }
+
+
+def _to_annotations(value: object, tool_name: str) -> Annotations:
+    """The annotations of a tool. A mapping may use the Python names, the names on the wire, or those of MCP."""
+    if value is None or isinstance(value, Annotations):
+        return value or NO_ANNOTATIONS
+    with suppress(KeyError, msgspec.ValidationError, AttributeError):
+        # `read_only`, `readOnly` and `readOnlyHint` are the same.
+        hints = {
+            _ANNOTATION_NAMES[name.replace("_", "").casefold().removesuffix("hint")]: hint
+            for name, hint in cast("Mapping[str, object]", value).items()
+        }
+        return msgspec.convert(hints, Annotations)
+    names = ", ".join(_ANNOTATION_NAMES.values())
+    raise ToolDefinitionError(
+        f"tool {tool_name!r}: annotations are Annotations(…), or a mapping of {names} to true or false; "
+        f"not {repr(value)[:200]}"
+    )
