@@ -81,3 +81,22 @@ async def test_results_are_cut_to_the_configured_context_window(section: str, tm
             await ts.run_agent("ada", "go")
     for request in model_server.list_requests("gpt-4o")[1::2]:
         assert '"reason":"token_budget"' in list_result_texts(request)[0]
+
+
+@pytest.mark.spec("4.7")
+async def test_a_run_whose_budget_was_exceeded_says_so_in_the_api(tmp_path: Path) -> None:
+    long = {**OWN, "visible": False, "execution": {"output": "high and low " * 2_000}}
+    async with open_model_server() as model_server:
+        ada = agent_config(model_server, model={"name": "gpt-4o"}, tools=[long], defaults={"contextWindow": 20})
+        async with open_agent_gateway(tmp_path, model_server, agents={"ada": ada}) as setup:
+            model_server.script(tool_calls_turn(("tide", {})), "Done.", "Done.", model="gpt-4o")
+            for count in (1, 2):
+                await setup.push_event("go")
+                await setup.wait_for_run_end(count)
+            runs = await setup.list_runs()
+            assert sorted(run["toolBudgetExceeded"] for run in runs) == [False, True]
+            exceeded_run = next(run for run in runs if run["toolBudgetExceeded"])
+            assert (await setup.api.get(f"/api/runs/{exceeded_run['id']}")).data["toolBudgetExceeded"] is True
+    assert list_result_texts(model_server.list_requests("gpt-4o")[1]) == [
+        "(tool failed: context window budget exceeded)"
+    ]

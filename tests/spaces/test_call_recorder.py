@@ -14,6 +14,7 @@ from toolspace import ToolContext, tool
 from toolspace.errors import StorageInDoubt
 from toolspace.storage.database import Database
 from toolspace.storage.queries import calls as call_rows
+from toolspace.storage.queries import runs as run_rows
 from toolspace.storage.sqlite.database import SqliteDatabase
 
 
@@ -227,3 +228,32 @@ async def test_callers_of_one_tool_that_times_out_each_get_a_late_result_of_thei
         run = await harness.open_run()
         results = await asyncio.gather(*(harness.call(run, "fetch") for _ in range(2)))
         assert len({result.extras["pendingToolCallId"] for result in results}) == 2
+
+
+@pytest.mark.spec("4.7")
+@pytest.mark.parametrize("is_pending", [False, True])
+async def test_a_result_that_does_not_fit_the_context_window_marks_the_stored_run(
+    database: Database, is_pending: bool
+) -> None:
+    @tool(visible=False)
+    def read() -> str:
+        return "word " * 10_000
+
+    async with service_harness(database, read, pending_tool("ask")) as harness:
+        run_id = await harness.open_run()
+        _, run = await harness.open_host(run_id)
+        run.context_window = 100
+        record = await harness.ledger.read(run_rows.find, run_id)
+        assert record is not None
+        assert record.tool_budget_exceeded is False
+        run.add_tokens(95)
+        if is_pending:
+            call_task = asyncio.create_task(harness.call(run_id, "ask", {}))
+            await harness.submit((await harness.wait_until_started(run_id)).call_id, "word " * 10_000)
+            result = await call_task
+        else:
+            result = await harness.call(run_id, "read")
+        assert result.error == "context window budget exceeded"
+        record = await harness.ledger.read(run_rows.find, run_id)
+        assert record is not None
+        assert record.tool_budget_exceeded is True

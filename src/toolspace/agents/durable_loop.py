@@ -214,6 +214,7 @@ class DurableLoop(LoopHooks):
             session=f"session-{self.lease.session_id}",  # The next cycle can read the outputs that this one stores.
             seconds=self.agent_run.budget.remaining_seconds,
         )
+        tool_run.tool_budget_exceeded = self.started.run.tool_budget_exceeded
         if task is not None:
             system = task.prompt
         else:

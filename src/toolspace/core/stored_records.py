@@ -133,6 +133,8 @@ class RunRecord(Record, frozen=True):
     """When the run ended, in Unix milliseconds; null before."""
     principal: str | None
     """For whom the run works: an entity or a key (`key/…`); null for runs of earlier versions."""
+    tool_budget_exceeded: bool
+    """Whether a call failed because its result did not fit into the context window."""
 
 
 class CallRecord(Record, frozen=True):

@@ -22,11 +22,13 @@ from toolspace.errors import RefusedError, StorageError, StorageUnavailable
 from toolspace.orchestrator.call import Call, context_without_call
 from toolspace.orchestrator.event_bus import EventBus
 from toolspace.orchestrator.pipeline import CallHandler, StageContext
+from toolspace.orchestrator.stages.large_results import exceeds_budget
 from toolspace.spaces import call_transactions
 from toolspace.spaces.call_context import GatewayCallHost, as_tool_error, not_in_a_space
 from toolspace.spaces.call_transactions import StartedCall
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.storage.database import Program
+from toolspace.storage.queries import runs
 from toolspace.storage.queries.calls import NewCall
 
 _log = logging.getLogger("toolspace.recorder")
@@ -70,6 +72,8 @@ class CallRecorder:
                 result = await next(call)
                 if not host.has_opened(call.id):
                     await self._store_ended_call(call, host, visibility, result)
+                elif exceeds_budget(result):
+                    await self._mark_budget_exceeded(host.run_id)
                 return result
             return await self._run_recorded(call, host, visibility, next)
 
@@ -121,6 +125,12 @@ class CallRecorder:
             return call.fail("limit_exceeded", message, executed=False)
         return started
 
+    async def _mark_budget_exceeded(self, run_id: str) -> None:
+        try:
+            await self._ledger.write(runs.mark_budget_exceeded, run_id)
+        except StorageError as error:
+            _log.warning("Run %s: toolBudgetExceeded is not stored: %s", run_id, error)
+
     async def _abandon(self, call_id: str, start_task: asyncio.Task[StartedCall], result: ToolResult) -> None:
         """Ends a call that may have been stored, but did not run."""
         try:
@@ -137,12 +147,13 @@ class CallRecorder:
         del self._running_calls[running_call.call.call_id]
         async with running_call.lock:  # Waits for a flush: its events come first.
             events, running_call.events = running_call.events, []
-        await self._end(running_call.call.call_id, result, events)
+        await self._end(running_call.call.call_id, result, events, run_id=running_call.call.run_id)
 
-    async def _end(self, call_id: str, result: ToolResult, events: Sequence[NewEvent]) -> None:
+    async def _end(
+        self, call_id: str, result: ToolResult, events: Sequence[NewEvent], *, run_id: str | None = None
+    ) -> None:
         def store() -> Awaitable[object]:
-            node_id = self._ledger.node_id
-            return self._ledger.commit(call_transactions.finish, call_id, result, before=events, node_id=node_id)
+            return self._ledger.commit(_finish_call, call_id, result, events, self._ledger.node_id, run_id)
 
         try:
             await store()
@@ -230,6 +241,14 @@ class _RunningCall:
     partial_bytes: int = 0
     is_flushing: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+def _finish_call(
+    effects: Effects, call_id: str, result: ToolResult, events: Sequence[NewEvent], node_id: str, run_id: str | None
+) -> Program[None]:
+    yield from call_transactions.finish(effects, call_id, result, before=events, node_id=node_id)
+    if run_id is not None and exceeds_budget(result):
+        yield from runs.mark_budget_exceeded(run_id)
 
 
 def _start_and_finish(effects: Effects, new: NewCall, result: ToolResult) -> Program[None]:

@@ -242,6 +242,8 @@ _MESSAGES_OF_RUNS = (
 
 _CALL_PRINCIPALS = ("ALTER TABLE calls ADD COLUMN principal TEXT",)
 
+_TOOL_BUDGETS = ("ALTER TABLE runs ADD COLUMN tool_budget_exceeded BIGINT NOT NULL DEFAULT 0",)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _FIRST,
     _SECOND,
@@ -253,6 +255,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _APPROVALS,
     _MESSAGES_OF_RUNS,
     _CALL_PRINCIPALS,
+    _TOOL_BUDGETS,
 )
 
 

@@ -64,6 +64,11 @@ def budget(stage: StageContext, next: CallHandler, /) -> CallHandler:
     return run
 
 
+def exceeds_budget(result: ToolResult) -> bool:
+    """Whether a call failed because its result did not fit into the context window of its run."""
+    return result.error_kind == "limit_exceeded" and result.error == EXCEEDED
+
+
 def cap(stage: StageContext, next: CallHandler, /) -> CallHandler:
     if stage.entry.tool.has_small_results:
         return next

@@ -21,7 +21,13 @@ from toolspace.storage.queries.statement_builder import (
     where_clause,
 )
 
-_RUN = Table("runs", RunRecord, columns={"trigger": "trigger_data"}, json=("trigger", "usage"))
+_RUN = Table(
+    "runs",
+    RunRecord,
+    columns={"trigger": "trigger_data"},
+    json=("trigger", "usage"),
+    flags=("tool_budget_exceeded",),
+)
 _OPEN = "('queued', 'running', 'waiting_tool')"
 
 
@@ -118,6 +124,11 @@ def record_step(run_id: str, number: int, usage: str | None) -> Program[bool]:
 def advance_step(run_id: str, step: int) -> Program[None]:
     """Stores the number of a step, unless the run has a higher one."""
     yield "UPDATE runs SET steps = ? WHERE id = ? AND steps < ?", (step, run_id, step)
+
+
+def mark_budget_exceeded(run_id: str) -> Program[None]:
+    """Stores that a result did not fit into the context window of a run."""
+    yield "UPDATE runs SET tool_budget_exceeded = 1 WHERE id = ?", (run_id,)
 
 
 @long_running
