@@ -323,13 +323,6 @@ async def test_a_session_that_cannot_be_read_or_written_is_an_error_of_the_resul
         assert result.error == "the answer is not part of the session: the disk is full"
 
 
-async def test_sessions_in_memory_are_bounded() -> None:
-    store = MemoryConversations(max_sessions=2)
-    for session in ("a", "b", "c"):
-        await store.save(session, [UserTurn("x")], owner="local")
-    assert [len(await store.load(session, owner="local")) for session in ("a", "b", "c")] == [0, 1, 1]
-
-
 # Model providers, over HTTP
 
 

@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from toolspace.testing.doubles import FakeClock as FakeClock
     from toolspace.testing.provider_contract import ProviderContract as ProviderContract
     from toolspace.testing.storage_contracts import CacheContract as CacheContract
+    from toolspace.testing.storage_contracts import ConversationsContract as ConversationsContract
     from toolspace.testing.storage_contracts import OutputsContract as OutputsContract
 
 T = TypeVar("T")
 _MODULES = {
     "CacheContract": "toolspace.testing.storage_contracts",
+    "ConversationsContract": "toolspace.testing.storage_contracts",
     "EventRecorder": "toolspace.testing.doubles",
     "FakeClock": "toolspace.testing.doubles",
     "MemoryCache": "toolspace.storage.memory_cache",

@@ -1,4 +1,7 @@
-"""Contract tests of `OutputStore` and `ResultCache`. Subclass one, add its fixture, and pytest runs the tests."""
+"""Contract tests of `OutputStore`, `ResultCache` and `ConversationStore`.
+
+Subclass one, add its fixture, and pytest runs the tests.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from typing import ClassVar
 
 import pytest
 
-from toolspace.core.extension_points import CachedResult, OutputStore, ResultCache, StoredOutput
+from toolspace.core.extension_points import CachedResult, ConversationStore, OutputStore, ResultCache, StoredOutput
+from toolspace.core.language_model import ModelCall, ModelToolResult, ModelTurn, ResultsTurn, Turn, UserTurn
+from toolspace.core.result import ImagePart
 from toolspace.errors import ToolspaceError
 from toolspace.testing import mark_coroutine_tests
 from toolspace.testing.doubles import FakeClock
@@ -324,3 +329,83 @@ class CacheContract:
 
         results = await asyncio.gather(*(set_and_get(number) for number in range(100)))
         assert results == [CachedResult(text=str(number).encode()) for number in range(100)]
+
+
+@mark_coroutine_tests
+class ConversationsContract:
+    """Tests of a conversation store. A subclass defines the fixture `conversations`."""
+
+    turns: ClassVar[tuple[Turn, ...]] = (
+        UserTurn("How warm is it?", (ImagePart(data="aGk="),)),
+        ModelTurn(
+            text="Let me see.",
+            calls=(ModelCall("c1", "temperature", '{"city": '),),
+            model="x:y",
+            thinking_data=({"type": "thinking", "signature": "s"},),
+        ),
+        ResultsTurn((ModelToolResult("c1", "temperature", "(tool failed: π)", True),)),
+        ModelTurn(text="I do not know."),
+    )
+
+    @pytest.fixture
+    def conversations(self) -> ConversationStore:
+        """Yields a new, empty store."""
+        raise NotImplementedError(f"{type(self).__name__} needs a fixture `conversations` of its own")
+
+    async def test_a_conversation_is_loaded_as_it_was_saved(self, conversations: ConversationStore) -> None:
+        assert await conversations.load("s", owner="ann") == ()
+        for turns in (self.turns[:1], self.turns):
+            async with conversations.lock("s", owner="ann"):
+                await conversations.save("s", list(turns), owner="ann")
+            assert await conversations.load("s", owner="ann") == turns
+
+    async def test_conversations_belong_to_their_session_and_owner(self, conversations: ConversationStore) -> None:
+        keys = [
+            ("s", "ann"),
+            ("s", "bob"),
+            ("t", "ann"),
+            ("sann", ""),
+            ("", "sann"),
+            ("../s", "a/b"),
+            ("\ud800", "日本"),
+        ]
+        for number, (session, owner) in enumerate(keys):
+            await conversations.save(session, [UserTurn(str(number))], owner=owner)
+        for number, (session, owner) in enumerate(keys):
+            assert await conversations.load(session, owner=owner) == (UserTurn(str(number)),)
+
+    async def test_a_deleted_conversation_is_empty(self, conversations: ConversationStore) -> None:
+        await conversations.save("s", self.turns, owner="ann")
+        assert not await conversations.delete("s", owner="bob")
+        assert await conversations.delete("s", owner="ann")
+        assert not await conversations.delete("s", owner="ann")
+        assert await conversations.load("s", owner="ann") == ()
+
+    async def test_one_at_a_time_has_the_lock_of_a_session(self, conversations: ConversationStore) -> None:
+        active: list[int] = []
+        most_active: list[int] = []
+
+        async def add_turn(number: int) -> None:
+            async with conversations.lock("s", owner="ann"):
+                active.append(number)
+                most_active.append(len(active))
+                turns = await conversations.load("s", owner="ann")
+                await conversations.save("s", (*turns, UserTurn(str(number))), owner="ann")
+                active.remove(number)
+
+        async with conversations.lock("other", owner="ann"), conversations.lock("s", owner="bob"):
+            await asyncio.gather(*map(add_turn, range(20)))
+        assert set(most_active) == {1}
+        assert len(await conversations.load("s", owner="ann")) == 20
+
+    async def test_a_cancelled_caller_gives_its_place_up(self, conversations: ConversationStore) -> None:
+        async def wait() -> None:
+            async with conversations.lock("s", owner="ann"):
+                pass
+
+        async with conversations.lock("s", owner="ann"):
+            waiting_task = asyncio.create_task(wait())
+            await asyncio.sleep(0)
+            waiting_task.cancel()
+            await asyncio.gather(waiting_task, return_exceptions=True)
+        await wait()
