@@ -110,6 +110,15 @@ def test_the_policy_of_a_tool_names_its_rules_and_their_lines(toolspace: Toolspa
     assert "deny if arguments.n > 3" in toolspace("explain", "echo").stdout
 
 
+@pytest.mark.spec("20.1")
+def test_the_policy_cautious_names_its_line(toolspace: Toolspace, project: Path) -> None:
+    with (project / "toolspace.yaml").open("a") as file:
+        file.write("policies: cautious\n")
+    line = (project / "toolspace.yaml").read_text().splitlines().index("policies: cautious") + 1
+    policy = json.loads(toolspace("explain", "write_file", "--json").stdout)["settings"]["policy"]
+    assert policy == {"value": "ask", "source": f"toolspace.yaml:{line} (policies): cautious"}
+
+
 @pytest.mark.spec("22.1")
 def test_the_quotas_of_a_tool_are_shown_with_their_line(toolspace: Toolspace, project: Path) -> None:
     path = project / "toolspace.yaml"

@@ -7,6 +7,7 @@ from typing import Final
 from toolspace.config.configuration import Config
 from toolspace.config.policy_settings import CAUTIOUS, PolicySettings
 from toolspace.errors import ConfigError
+from toolspace.orchestrator.effective_settings import DEFAULT
 from toolspace.orchestrator.policy_rules import Condition, PolicyRule, cautious_rules
 
 _INPUTS: Final = ("arguments", "tool", "principal")
@@ -17,12 +18,14 @@ def build_policy_rules(config: Config) -> tuple[PolicyRule, ...]:
     rules: list[PolicyRule] = []
     problems: list[str] = []
     for index, policy in enumerate(config.policies):
-        source = config.source("policies", index)
         if isinstance(policy, str):
+            # It may be an entry of the list, or the whole section.
+            sources = (config.source("policies", index), config.source("policies"))
+            source = next((source for source in sources if source != DEFAULT), DEFAULT)
             rules += cautious_rules(f"{source}: {CAUTIOUS}")
             continue
         try:
-            rules.append(_build_rule(policy, source))
+            rules.append(_build_rule(policy, config.source("policies", index)))
         except ConfigError as error:
             problems.append(f"{config.source('policies', index, 'expression')}: {error}")
     if problems:

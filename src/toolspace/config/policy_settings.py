@@ -23,6 +23,7 @@ class PolicySettings(Section, frozen=True, kw_only=True):
     decision: Annotated[
         Literal["allow", "ask", "deny"],
         "What happens: `allow` runs the call, `ask` asks a person first, `deny` refuses it.",
+        SettingOptions(aliases=("decide", "action")),
     ]
     tool: Annotated[ToolPatterns | None, "Tools, by any of their names.", SettingOptions(aliases=("tools",))] = None
     server: Annotated[
