@@ -579,6 +579,8 @@ OTHER_MODULES = (
     "defaults.mcpInitConcurrency",
     "defaults.traceMCP",
     "tools.mcpServers",
+    # test_configured_hooks.py
+    "hooks.",
     # test_gateway_settings.py
     "server.",
     "storage.url",

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from toolspace.core.extension_points import Policy as Policy
     from toolspace.core.extension_points import ResultCache as ResultCache
     from toolspace.core.extension_points import ToolProvider as ToolProvider
+    from toolspace.core.hooks import Hook as Hook
+    from toolspace.core.hooks import HookCall as HookCall
+    from toolspace.core.hooks import HookDecision as HookDecision
     from toolspace.core.language_model import ModelCall as ModelCall
     from toolspace.core.language_model import ModelToolResult as ModelToolResult
     from toolspace.core.language_model import ModelTurn as ModelTurn
@@ -109,6 +112,7 @@ _EXPORTS = {
     "toolspace.core.events": "EventType",
     "toolspace.core.approvals": "ApprovalDecision ApprovalRequest",
     "toolspace.core.extension_points": ("Allow Ask ConversationStore Deny OutputStore Policy ResultCache ToolProvider"),
+    "toolspace.core.hooks": "Hook HookCall HookDecision",
     "toolspace.core.language_model": (
         "ModelCall ModelToolResult ModelTurn ResultsTurn Turn Usage UserTurn decode_turns encode_turns"
     ),

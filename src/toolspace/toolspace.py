@@ -116,6 +116,7 @@ class Toolspace:
                 outputs=self._outputs,
                 policies=settings.policies,
                 quotas=settings.quotas,
+                hooks=settings.hooks,
                 count_tokens=settings.count_tokens,
             )
         else:

@@ -128,3 +128,30 @@ def test_the_quotas_of_a_tool_are_shown_with_their_line(toolspace: Toolspace, pr
     quota = {"value": "7 calls per day for each principal", "source": f"toolspace.yaml:{line} (quotas[0])"}
     assert json.loads(toolspace("explain", "echo", "--json").stdout)["settings"]["quotas"] == [quota]
     assert quota["value"] in toolspace("explain", "echo").stdout
+
+
+@pytest.mark.spec("23.1")
+def test_hooks_are_shown_with_their_lines(toolspace: Toolspace, tmp_path: Path) -> None:
+    (tmp_path / "hooks.py").write_text("def check(call):\n    return None\n")
+    (tmp_path / "toolspace.yaml").write_text(
+        "hooks:\n"
+        '  - {on: before, tools: "read_*", use: ./hooks.py:check, timeout: 2s}\n'
+        '  - {on: after, tools: "other*", use: mask_secrets}\n'
+        "  - {on: after, use: mask_personal_data, onFailure: open}\n"
+    )
+    rows = [line.split() for line in toolspace("explain", "read_file", cwd=tmp_path).stdout.splitlines()]
+    assert [row for row in rows if row[:1] == ["hook"]] == [
+        ["hook", "before:", "./hooks.py:check", "toolspace.yaml:2", "(hooks[0])"],
+        ["hook", "after:", "mask_personal_data", "toolspace.yaml:4", "(hooks[2])"],
+    ]
+    hooks = json.loads(toolspace("explain", "read_file", "--json", cwd=tmp_path).stdout)["hooks"]
+    assert hooks[0] == {
+        "on": "before",
+        "use": "./hooks.py:check",
+        "tools": ["read_*"],
+        "onFailure": "closed",
+        "timeout": 2000,
+        "source": "toolspace.yaml:2 (hooks[0])",
+    }
+    result = toolspace("call", "current_time", cwd=tmp_path)
+    assert result.returncode == 0

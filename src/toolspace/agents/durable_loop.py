@@ -29,6 +29,7 @@ from toolspace.core.result import PAUSES_RUN_KEY
 from toolspace.core.stored_records import OPEN_CALL, CallRecord
 from toolspace.core.tool import NO_ANNOTATIONS
 from toolspace.core.tool_context import ToolContext
+from toolspace.orchestrator.stages.hooks import has_before_hooks
 from toolspace.spaces import announced_calls, call_transactions, messaging, runs
 from toolspace.spaces.call_context import GatewayCallHost
 from toolspace.spaces.call_recorder import build_new_call
@@ -132,7 +133,10 @@ class DurableLoop(LoopHooks):
 
     def new_listener(self) -> ModelListener | None:
         check_lease = partial(session_transactions.renew, self.lease)
-        self._output = LiveOutput(self._call_host, self.prepared_agent.tools.find, check_lease=check_lease)
+        tools = self.prepared_agent.tools
+        self._output = LiveOutput(
+            self._call_host, tools.find, has_before_hooks=partial(has_before_hooks, tools), check_lease=check_lease
+        )
         return self._output
 
     def get_call_id(self, index: int) -> str:

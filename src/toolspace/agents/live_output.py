@@ -43,11 +43,16 @@ class LiveOutput:
         call_host: GatewayCallHost,
         find_tool: Callable[[str], Tool | None],
         *,
+        has_before_hooks: Callable[[str], bool],
         check_lease: Callable[[], Program[None]] | None = None,
     ) -> None:
-        """`check_lease` raises if another process has the session now: then nothing is published."""
+        """`check_lease` raises if another process has the session now: then nothing is published.
+
+        A message that before-hooks may still change or deny is not published while the model writes it.
+        """
         self._call_host = call_host
         self._find_tool = find_tool
+        self._has_before_hooks = has_before_hooks
         self._check_lease = check_lease
         self._calls: list[_StreamedCall] = []
         self._replaced_calls: list[_StreamedCall] = []
@@ -136,6 +141,7 @@ class LiveOutput:
         if tool is not None and changes_space(tool):
             self._changes_space = True
         is_message = tool is not None and is_prebuilt_action(tool, "send_message") and space_id is not None
+        is_message = is_message and not self._has_before_hooks(name)
         announcement = build_announcement(name, tool, self._call_host, space_id)
         return _StreamedCall(announcement=announcement, is_message=is_message, is_quiet=is_quiet)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
-from toolspace.agents.agent import Agent
+from toolspace.agents.agent import Agent, entity_id_for
 from toolspace.agents.agent_run import AgentRun, PreparedAgent
 from toolspace.agents.loop_hooks import LoopHooks
 from toolspace.config.agent_settings import AgentModelSettings, ModelPriceSettings
@@ -174,6 +174,12 @@ class AgentRegistry:
             else:
                 open_agent.agent = agent
         await asyncio.gather(*self._pending_updates, return_exceptions=True)
+
+    def find_tools(self, entity_id: str | None) -> ToolOrchestrator:
+        """Returns the tools of the agent with this entity id, if they are open; else those that all agents share."""
+        open_agents = self._open_agents.values()
+        matches = (open_agent.tools for open_agent in open_agents if entity_id_for(open_agent.agent.name) == entity_id)
+        return next(matches, self.shared_tools)
 
     # Running agents
 

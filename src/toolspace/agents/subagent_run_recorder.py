@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ from toolspace.core.tool_context import ToolContext
 from toolspace.errors import RefusedError, StorageError
 from toolspace.orchestrator.call import start_in_background
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
+from toolspace.orchestrator.stages.hooks import has_before_hooks
 from toolspace.spaces import runs
 from toolspace.spaces.call_context import GatewayCallHost
 from toolspace.spaces.ledger import Effects
@@ -95,7 +97,8 @@ class _StoredRunRecorder(RunRecorder):
         self._stop_listening = self._ledger.waiters.listen(f"run:{record.id}", self._on_run_event)
 
     def new_listener(self) -> ModelListener:
-        self._output = LiveOutput(self._call_host, self._tools.find)
+        has_hooks = partial(has_before_hooks, self._tools)
+        self._output = LiveOutput(self._call_host, self._tools.find, has_before_hooks=has_hooks)
         return self._output
 
     def get_call_id(self, index: int) -> str:

@@ -20,6 +20,7 @@ from toolspace.cli.options import Command, Options
 from toolspace.cli.output import CommandOutput, align_columns, escape_control_characters, join_columns
 from toolspace.config.configuration import Config
 from toolspace.config.validation import snake_case
+from toolspace.core.hooks import Hook
 from toolspace.core.times import format_duration
 from toolspace.orchestrator.catalog import CatalogEntry
 from toolspace.orchestrator.effective_settings import DEFAULT, EffectiveSettings, SourcedValue
@@ -31,6 +32,8 @@ T = TypeVar("T")
 _PROVIDER_KEYS = {"timeout": "requestTimeoutMs"}
 """Settings that have another key in the entry of a provider."""
 _LABELS = {"cacheScope": "cache scope", "maxBytes": "cap (bytes)", "queueRules": "queue's rules"}
+
+_REPEATED_ROWS = ("alias", "hook", "quota", "rule")
 
 
 class ExplainedSetting(NamedTuple):
@@ -96,6 +99,7 @@ class _Explanation:
             ),
             ExplainedSetting("visible", tool.visible, visible_source, _yes_no(tool.visible)),
         ]
+        rows += self._hooks()
         if settings.queue.value in self._config.queues:
             rows.insert(2, self._queue(settings.queue.value or ""))
         return rows + [
@@ -147,6 +151,19 @@ class _Explanation:
         text = ", ".join(f"{key} {value}" for key, value in rules.items())
         return ExplainedSetting("queueRules", rules, self._config.source("queues", name), text)
 
+    def _hooks(self) -> list[ExplainedSetting]:
+        """Returns a row for each line of `hooks` that matches the tool."""
+        registry = self._ts.orchestrator.services.hooks
+        before, after, error = registry.select(self._entry.spellings)
+        hooks: dict[str, Hook] = {}
+        for hook in registry.hooks:
+            if hook in (*before, *after, *error):
+                hooks.setdefault(hook.source, hook)  # One that masks has two points with the same source.
+        return [
+            ExplainedSetting("hook", _describe_hook(hook), source, f"{hook.on}: {hook.label}")
+            for source, hook in hooks.items()
+        ]
+
     def _policy(self) -> ExplainedSetting:
         """Returns whether the tool may be called, and the rule that decides it."""
         reason = self._entry.denial_reason
@@ -193,9 +210,8 @@ class _Explanation:
 
 
 def _document(requested_name: str, entry: CatalogEntry, rows: list[ExplainedSetting], tokens: int) -> dict[str, Any]:
-    listed_rows = ("alias", "rule", "quota")
     settings: dict[str, Any] = {
-        row.name: {"value": row.value, "source": row.source} for row in rows if row.name not in listed_rows
+        row.name: {"value": row.value, "source": row.source} for row in rows if row.name not in _REPEATED_ROWS
     }
     if rules := [{"value": row.value, "source": row.source} for row in rows if row.name == "rule"]:
         settings["policy"]["rules"] = rules
@@ -208,6 +224,7 @@ def _document(requested_name: str, entry: CatalogEntry, rows: list[ExplainedSett
         "asked": requested_name,
         "provider": {"kind": entry.provider.kind, "namespace": entry.provider.namespace},
         "settings": settings,
+        "hooks": [{**row.value, "source": row.source} for row in rows if row.name == "hook"],
         "aliases": {row.value: row.source for row in rows if row.name == "alias"},
         "tokens": tokens,
     }
@@ -231,6 +248,16 @@ def _print(
         output.line(f"\n  It cannot be called: {escape_control_characters(entry.denial_reason)}.")
     output.line("\ninput schema")
     output.value(dict(tool.input_schema))
+
+
+def _describe_hook(hook: Hook) -> dict[str, Any]:
+    return {
+        "on": hook.on,
+        "use": hook.label,
+        "tools": list(hook.patterns),
+        "onFailure": hook.on_failure,
+        "timeout": _milliseconds(hook.timeout),
+    }
 
 
 def _milliseconds(seconds: float | None) -> float | None:

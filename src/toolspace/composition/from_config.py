@@ -19,6 +19,7 @@ import msgspec
 
 from toolspace.composition.budgets import build_quotas, check_prices, list_unpriced_agents
 from toolspace.composition.config_warnings import list_missing_queues, list_unmatched_rules, list_unused_settings
+from toolspace.composition.hooks import build_hooks
 from toolspace.composition.policies import build_policy_rules
 from toolspace.composition.providers import ConfiguredProvider, belongs_to_one_provider, build_providers
 from toolspace.composition.settings import Settings
@@ -29,6 +30,7 @@ from toolspace.config.secret_references import refers_to_secrets, resolve_secret
 from toolspace.config.tool_settings import QueueSettings, ToolDefinition, WebSearchSettings
 from toolspace.config.validation import camel_case
 from toolspace.core.extension_points import ResultCache
+from toolspace.core.hooks import Hook
 from toolspace.core.names import (
     did_you_mean,
 )
@@ -79,6 +81,8 @@ class ConfiguredParts(msgspec.Struct, frozen=True, kw_only=True):
     builtins: Sequence[Tool]
     functions: Sequence[Tool]
     definitions: Sequence[Tool]
+    hooks: Sequence[Hook] | None
+    """None for an agent's own configuration: those of the main file hold for its tools, too."""
     providers: Mapping[str, ConfiguredProvider]
     """The enabled providers, by section and name: `mcpServers.github`."""
     client: HttpClient | None
@@ -120,6 +124,7 @@ def build_parts(
         config, rules, previous.providers if previous is not None else {}, callbacks, single_tool=single_tool
     )
     definitions = _build_defined_tools(config, http_client, get_agents, single_tool)
+    hooks = build_hooks(config, http_client) if config.parent is None else None
     return ConfiguredParts(
         context=_build_context(config, single_tool),
         defaults=_build_defaults(config),
@@ -129,6 +134,7 @@ def build_parts(
         builtins=builtins,
         functions=functions,
         definitions=definitions,
+        hooks=hooks,
         providers=providers,
         client=http_client.client,
         files=lambda: list(dict.fromkeys((*config.files(), *list_loaded_files()))),

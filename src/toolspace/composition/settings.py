@@ -9,6 +9,7 @@ import msgspec
 
 from toolspace.core import defaults
 from toolspace.core.extension_points import Policy, TokenCounter
+from toolspace.core.hooks import Hook
 from toolspace.core.quotas import Quota
 from toolspace.core.token_count import estimate_tokens
 from toolspace.orchestrator.effective_settings import DEFAULT, CallDefaults, SourcedValue, ToolRules
@@ -41,6 +42,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     policies: Sequence[Policy] = ()
     quotas: Sequence[Quota] = ()
     """Counted in memory: a restart forgets them."""
+    hooks: Sequence[Hook] = ()
+    """Run for matching calls, in this order."""
     count_tokens: TokenCounter = estimate_tokens
     state_dir: Path | None = None
     """The directory of stored outputs; None: the user's state directory."""

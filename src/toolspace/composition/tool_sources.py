@@ -131,6 +131,7 @@ class ToolSources:
             context=parts.context,
             policy_rules=parts.policy_rules,
             quotas=parts.quotas,
+            hooks=parts.hooks,
             rules={
                 **dict.fromkeys(self._local_providers, parts.rules),
                 **dict.fromkeys(self._internal_providers, self.rules.for_internal_tools()),

@@ -25,6 +25,7 @@ from toolspace.config.agent_settings import (
     TaskSettings,
 )
 from toolspace.config.file_formats import ConfigDocument, KeyPath, format_key_path, format_value
+from toolspace.config.hook_settings import Hooks, HookSettings
 from toolspace.config.policy_settings import Policies, PolicySettings
 from toolspace.config.provider_settings import (
     McpServers,
@@ -122,6 +123,7 @@ class TopLevelSettings(AgentSettings, frozen=True, kw_only=True):
     openapi: Annotated[OpenApiServices, "Services that an OpenAPI document describes, by name."] = {}
     providers: Annotated[Providers, "Providers of other packages, or of your own, by name."] = {}
     functions: Annotated[tuple[str, ...], _functions, "Python tools: files, modules, or `module:name`."] = ()
+    hooks: Annotated[Hooks, "What runs before and after calls, in this order."] = ()
     storage: Annotated[StorageSettings, "Where state is stored."] = StorageSettings()
     server: Annotated[ServerSettings, "The gateway."] = ServerSettings()
     embeddings: Annotated[EmbeddingSettings | None, "The embedding model of `search_knowledge`."] = None
@@ -147,7 +149,7 @@ def _select(keys: str) -> tuple[Setting, ...]:
 
 TOOL_KEYS = _select("defaults queues tools mcp mcpServers servers restTools openapi providers functions")
 """Keys that define tools, for all agents or for one alone."""
-PROCESS_KEYS = _select("policies quotas storage server embeddings demo")
+PROCESS_KEYS = _select("policies quotas hooks storage server embeddings demo")
 """Keys that only the main file may have."""
 ANY_FILE_KEYS = _select("router agents notifications")
 AGENT_KEYS = _select("agent model loop tasks autoEnter consciousness limits spaces knowledge version runtime")
@@ -167,6 +169,7 @@ SECTIONS: Mapping[str, SectionType[Any]] = {
         "tools.webSearch": WebSearchSettings,
         "tools.overrides.<name>": ToolOverride,
         "tools.definitions.<name>": ToolDefinition,
+        "hooks": HookSettings,
         "mcpServers.<name>": McpServerSettings,
         "restTools.<name>": RestToolSettings,
         "openapi.<name>": OpenApiSettings,
@@ -287,6 +290,7 @@ class Config(Section, frozen=True, kw_only=True):
     storage: StorageSettings = StorageSettings()
     server: ServerSettings = ServerSettings()
     functions: tuple[str, ...] = ()
+    hooks: tuple[HookSettings, ...] = ()
     demo: bool = True
     """Whether a demo agent is created if no agent is configured."""
     path: Path | None = None
@@ -336,12 +340,14 @@ class Config(Section, frozen=True, kw_only=True):
         yield from (entry for section in sections for entry in section.values() if entry.enabled)
         yield from (tool.execution for tool in self.tools.definitions.values() if tool.enabled)
         yield self.tools.web_search
+        yield from (hook for hook in self.hooks if hook.is_webhook)
 
     def _own_files(self) -> Iterator[Path]:
         if self.path is not None:
             yield self.path
         plugins = [entry.uses for entry in self.providers.values() if entry.uses is not None and entry.enabled]
-        for match in filter(None, map(FUNCTION_FILE.fullmatch, (*self.functions, *plugins))):
+        hooks = [hook.use for hook in self.hooks]
+        for match in filter(None, map(FUNCTION_FILE.fullmatch, (*self.functions, *plugins, *hooks))):
             yield self.base_dir / Path(match[1]).expanduser()
         for service in self.openapi.values():
             if Path(service.spec).is_absolute():

@@ -79,6 +79,7 @@ def load_config(path: Path | None, *, environ: Mapping[str, str] | None = None) 
         storage=settings.storage,
         server=settings.server,
         functions=_resolve_functions(settings.functions, file.context),
+        hooks=settings.hooks,
         demo=settings.demo,
         path=path,
         base_dir=base_dir,

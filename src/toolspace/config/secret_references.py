@@ -41,12 +41,15 @@ _JOINER = "\u2060"
 """An invisible character. It distinguishes a reference from the literal text that `$${file:x}` stands for."""
 _MARKED = re.compile(rf"\$\{{{_JOINER}(keyring|file|cmd):([^{_JOINER}]*){_JOINER}\}}")
 _SECTIONS = frozenset(
-    ("mcpservers", "servers", "resttools", "openapi", "providers", "websearch", "model", "embeddings", "notifications")
+    (
+        *("mcpservers", "servers", "resttools", "openapi", "providers", "websearch", "hooks", "model", "embeddings"),
+        "notifications",
+    )
 )
 _SINGLE_KEYS = (("storage", "url"), ("server", "secretkey"), ("server", "publickey"), ("server", "jwtsecret"))
 _PLACES = (
-    "mcpServers, restTools, openapi, providers, tools.webSearch, execution of tools.definitions, model, embeddings, "
-    "notifications, storage.url, and secretKey, publicKey and jwtSecret of server"
+    "mcpServers, restTools, openapi, providers, tools.webSearch, execution of tools.definitions, hooks, model, "
+    "embeddings, notifications, storage.url, and secretKey, publicKey and jwtSecret of server"
 )
 _values: dict[SecretReference, str] = {}
 

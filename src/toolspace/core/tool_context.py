@@ -55,6 +55,9 @@ class RunHandle(Protocol):
 class CallHandle(Protocol):
     """The part of a running call that its tool uses."""
 
+    has_final_result: bool
+    """Whether the hooks have seen its outcome already."""
+
     @property
     def id(self) -> str: ...
     @property
@@ -104,6 +107,10 @@ class CallHost(Protocol):
 
     async def wait_for_result(self, tool: Tool, parameters: Mapping[str, Any], context: ToolContext) -> ToolResult:
         """Makes the call pending, and waits for its result as long as the tool allows."""
+        ...
+
+    def has_approval(self, call_id: str) -> bool:
+        """Whether a person approved the call with exactly its arguments, so that hooks do not change them again."""
         ...
 
     async def request_approval(

@@ -105,6 +105,10 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
     """The task's count of cancellations before the call first waited."""
     defers_completion: bool = False
     """Whether its caller emits the completion event itself."""
+    withholds_partials: bool = False
+    """Whether hooks will decide about its result, so that no part of it may be emitted before."""
+    has_final_result: bool = False
+    """Whether the hooks have seen its outcome already: that of a pending call, when it was submitted."""
     is_over: bool = False
     """Whether it has ended, though its thread may still run."""
     outcome: ToolResult | None = None
@@ -246,10 +250,13 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
 
     def progress(self, progress: float, total: float | None, message: str | None) -> None:
         if self.owner.bus.has_subscribers(EventType.TOOL_CALL_PROGRESS) and not self.is_over:
+            message = None if self.withholds_partials else message  # It may quote the result.
             event = CallProgress(**self._ids(), progress=progress, total=total, message=message)
             self._emit(event)
 
     def partial(self, value: object) -> None:
+        if self.withholds_partials:
+            return
         if self.owner.bus.has_subscribers(EventType.TOOL_CALL_PARTIAL) and not self.is_over:
             self._emit(CallPartial(**self._ids(), value=value))
 

@@ -16,6 +16,7 @@ from typing import Any
 from toolspace.core.call_statistics import StatsCollector, ToolStats
 from toolspace.core.events import CallEvent, ToolsChanged
 from toolspace.core.extension_points import OutputStore, Policy, ResultCache, TokenCounter, ToolProvider
+from toolspace.core.hooks import Hook
 from toolspace.core.quotas import Quota, QuotaStore
 from toolspace.core.result import ToolResult
 from toolspace.core.token_count import estimate_tokens
@@ -48,6 +49,7 @@ from toolspace.orchestrator.run import Run
 from toolspace.orchestrator.stages import timeout
 from toolspace.orchestrator.stages.call_log import CallLog
 from toolspace.orchestrator.stages.circuit_breaker import CircuitRegistry
+from toolspace.orchestrator.stages.hooks import HookRegistry
 from toolspace.orchestrator.stages.invoke import WorkerThreads
 from toolspace.orchestrator.stages.policy import ProgramApprovals
 from toolspace.orchestrator.stages.queue import QueueRegistry, QueueSpec
@@ -70,6 +72,7 @@ class ToolOrchestrator:
         outputs: OutputStore | None = None,
         policies: Sequence[Policy] = (),
         quotas: Sequence[Quota] = (),
+        hooks: Sequence[Hook] = (),
         stats: StatsCollector | None = None,
         count_tokens: TokenCounter = estimate_tokens,
         stages: Sequence[Stage] = STAGES,
@@ -86,7 +89,8 @@ class ToolOrchestrator:
             call_log=CallLog(count_tokens=count_tokens, stats=stats),
             queues=QueueRegistry(),
             circuits=CircuitRegistry(),
-            threads=WorkerThreads(),
+            threads=(threads := WorkerThreads()),
+            hooks=HookRegistry(hooks, threads),
             count_tokens=count_tokens,
             cache=cache,
             outputs=outputs,
@@ -387,6 +391,7 @@ class ToolOrchestrator:
         approvals: ProgramApprovals | None = None,
         quotas: Sequence[Quota] | None = None,
         quota_store: QuotaStore | None = None,
+        hooks: Sequence[Hook] | None = None,
     ) -> None:
         """Applies new settings. Running calls finish with the old ones."""
         services = self._services
@@ -408,6 +413,10 @@ class ToolOrchestrator:
                 setattr(services, name, value)
                 for layer in tuple(self._layers):
                     layer.configure(**{name: value})  # pyright: ignore[reportArgumentType]
+        if hooks is not None:
+            services.hooks.configure(hooks)  # The layers share it; their handlers are compiled again.
+            for layer in tuple(self._layers):
+                layer.configure()
         self._catalog.configure(rules or {})
 
     async def cleanup(self) -> None:

@@ -24,6 +24,7 @@ from toolspace.orchestrator.stages.cache import cache, cached_lookup
 from toolspace.orchestrator.stages.call_events import VERBOSE, announce, calls_log
 from toolspace.orchestrator.stages.call_log import CallLog, record
 from toolspace.orchestrator.stages.circuit_breaker import CircuitRegistry, circuit_breaker
+from toolspace.orchestrator.stages.hooks import HookRegistry, after_hooks, before_hooks, error_hooks
 from toolspace.orchestrator.stages.invoke import WorkerThreads, invoke
 from toolspace.orchestrator.stages.large_results import budget, cap
 from toolspace.orchestrator.stages.permission_and_validation import limits, permission, validate
@@ -45,6 +46,7 @@ class CallServices(msgspec.Struct, kw_only=True, eq=False):
     queues: QueueRegistry
     circuits: CircuitRegistry
     threads: WorkerThreads
+    hooks: HookRegistry
     count_tokens: TokenCounter
     cache: ResultCache | None = None
     outputs: OutputStore | None = None
@@ -95,13 +97,16 @@ STAGES: tuple[Stage, ...] = (
     record,
     budget,
     cap,
+    error_hooks,
     # These act before the provider is called, in this order:
     permission,
     validate,
+    before_hooks,
     policy,
     limits,
     quota,
     cache,
+    after_hooks,  # Acts after the provider has returned. Inside the cache, outside the queue and the timeout.
     circuit_breaker,
     queue,
     timeout,
@@ -142,10 +147,13 @@ def compile_instant(entry: CatalogEntry, services: CallServices) -> InstantHandl
     It stays because the benchmark `cache` has a must (a hit costs at most 0.6 of a call) that fails without it. It is
     only for the stages of `STAGES`: a stage that was added or replaced has to see every call.
     """
-    find_cached = cached_lookup(_stage_context(entry, services, in_run=False))
+    context = _stage_context(entry, services, in_run=False)
+    find_cached = cached_lookup(context)
     if find_cached is None or entry.denial_reason is not None or services.permissions or services.policies:
         return None
-    if find_quotas(services, entry) or not find_policy(_stage_context(entry, services, in_run=False)).always_allows:
+    if services.hooks.select(entry.spellings).before or find_quotas(services, entry):
+        return None
+    if not find_policy(context).always_allows:
         return None
     is_logged, name = calls_log.isEnabledFor, entry.tool.name
     subscribers, deliver = services.bus.subscribers, services.bus.deliver

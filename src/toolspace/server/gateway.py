@@ -29,6 +29,7 @@ from toolspace.config.secret_references import load_secrets
 from toolspace.core.language_model import Embedder
 from toolspace.core.result import ToolResult
 from toolspace.errors import ModelError
+from toolspace.orchestrator.catalog import CatalogEntry
 from toolspace.server.api_keys import InitialKeys, KeyUsage, create_missing_keys
 from toolspace.server.authentication import Authenticator
 from toolspace.server.authorization import Caller, MembershipCache
@@ -53,6 +54,7 @@ from toolspace.spaces.ledger import Ledger
 from toolspace.spaces.pending_calls import PendingCalls
 from toolspace.spaces.quota_counters import StoredQuotas
 from toolspace.spaces.runs import OpenRuns
+from toolspace.spaces.submission_hooks import SubmissionHooks
 from toolspace.spaces.sweeper import Sweeper
 from toolspace.spaces.workers import Workers
 from toolspace.storage.database import Database, WakeUps, find_database_file
@@ -148,6 +150,9 @@ class Gateway:
         self.toolspace.orchestrator.add_stage(usage.stage)
         await stack.enter_async_context(self.toolspace)
         self.ledger.on_stop_call = self.toolspace.cancel
+        self.pending_calls.hooks = SubmissionHooks(
+            self.toolspace.orchestrator.services.hooks, self.ledger, self._find_entry
+        )
         self.open_runs = OpenRuns(self.ledger, self.toolspace.run)
         stack.push_async_callback(self.open_runs.aclose)
         await self._start_agents(stack)
@@ -185,6 +190,10 @@ class Gateway:
         )
         check = HostCheck(allowed_hosts(server), server.allowed_origins)
         self.app = CorsMiddleware(app, check, API_CORS, excluded_paths=MCP_PATHS)
+
+    def _find_entry(self, tool: str, agent_entity_id: str | None) -> CatalogEntry | None:
+        match = self.toolspace.agents.find_tools(agent_entity_id).explain(tool)
+        return match[0] if match is not None else None
 
     async def _start_agents(self, stack: AsyncExitStack) -> None:
         """Starts the configured agents, or the demo agent."""

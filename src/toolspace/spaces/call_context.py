@@ -98,6 +98,9 @@ class GatewayCallHost:
     def services(self) -> AgentServices:
         return self.pending_calls.services
 
+    def has_approval(self, call_id: str) -> bool:
+        return call_id in self.approved_calls
+
     def note_opened(self, call_id: str) -> None:
         """A pending call of the run is stored."""
         if self.run_id is not None:
@@ -189,7 +192,8 @@ def result_of(call: CallRecord) -> ToolResult:
     kind: Any = call.error_kind or ("timeout" if call.status == "expired" else "execution_error")
     extras: dict[str, Any] = {} if text is not None else {"result": call.result}
     error = text or json_text.describe(call.result, 500)
-    return ToolResult(False, error=error, error_kind=kind, executed=kind not in NOT_EXECUTED, extras=extras)
+    executed = kind not in NOT_EXECUTED or call.source != "server"  # A hook withholds the result of a worker.
+    return ToolResult(False, error=error, error_kind=kind, executed=executed, extras=extras)
 
 
 def timer_seconds(tool: Tool, parameters: Mapping[str, Any]) -> float | None:

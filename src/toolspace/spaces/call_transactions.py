@@ -26,7 +26,7 @@ from toolspace.core.stored_records import (
     run_stream,
     space_stream,
 )
-from toolspace.errors import RefusedError
+from toolspace.errors import ErrorKind, RefusedError
 from toolspace.spaces import call_events, messaging
 from toolspace.spaces.ledger import Effects
 from toolspace.spaces.submitted_results import check_result
@@ -63,6 +63,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     call_id: str
     result: Any
     is_error: bool = False
+    error_kind: ErrorKind | None = None
+    """The kind of a failure that is not the tool's own: a hook withholds the result."""
     source: ResultSource = "client"
     run_id: str | None = None
     """The run that the submitter named."""
@@ -74,6 +76,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """Identifies a repeated submission."""
     client_id: str | None = None
     """The client that submits, if it names itself."""
+    is_checked: bool = False
+    """Whether the result matched the output schema before hooks changed it."""
 
 
 class _ResultEvent(msgspec.Struct, frozen=True, rename="camel"):
@@ -196,8 +200,7 @@ def submit(effects: Effects, submission: Submission) -> Program[CallRecord]:
             submission.call_id, **values, was_read=False, run_id=submission.run_id, space_id=submission.space_id
         )
         if transition is not None:
-            yield from settle(effects, transition)
-            return transition.call
+            return (yield from _settle_submission(effects, transition, submission))
     row = yield from calls.find_with_submission(submission.call_id)
     if row is None:
         raise RefusedError("not_found", f'there is no call "{submission.call_id}"')
@@ -205,7 +208,7 @@ def submit(effects: Effects, submission: Submission) -> Program[CallRecord]:
     yield from _check_submission(submission, call)
     transition = None
     if call.status in OPEN_CALL:
-        if not submission.is_error:
+        if not submission.is_error and not submission.is_checked:
             check_result(call, submission.result)
         if pauses_run:
             yield from calls.lock_paused_run(submission.call_id)
@@ -225,8 +228,29 @@ def submit(effects: Effects, submission: Submission) -> Program[CallRecord]:
             result=call.result,
             isError=call.is_error,
         )  # fmt: skip
+    return (yield from _settle_submission(effects, transition, submission))
+
+
+def _settle_submission(effects: Effects, transition: CallTransition, submission: Submission) -> Program[CallRecord]:
+    if submission.error_kind is not None:
+        yield from calls.set_error_kind(submission.call_id, submission.error_kind)
+        call = msgspec.structs.replace(transition.call, error_kind=submission.error_kind)
+        transition = msgspec.structs.replace(transition, call=call)
     yield from settle(effects, transition)
     return transition.call
+
+
+def find_open_call(submission: Submission) -> Program[CallRecord | None]:
+    """Returns the call that a submission would resolve; None if it has its result. Raises as `submit` does."""
+    call = yield from calls.find(submission.call_id)
+    if call is None:
+        raise RefusedError("not_found", f'there is no call "{submission.call_id}"')
+    yield from _check_submission(submission, call)
+    if call.status not in OPEN_CALL:
+        return None
+    if not submission.is_error:
+        check_result(call, submission.result)
+    return call
 
 
 def resolve_from_memory(open_call: CallTransition, submission: Submission) -> tuple[Effects, CallRecord] | None:
@@ -238,6 +262,7 @@ def resolve_from_memory(open_call: CallTransition, submission: Submission) -> tu
     call = open_call.call
     if (
         submission.entity_id is not None
+        or submission.error_kind is not None
         or open_call.pauses_run
         or call.execution_target == "server"
         or submission.run_id not in (None, call.run_id)

@@ -33,6 +33,7 @@ from toolspace.spaces.call_context import AgentServices, GatewayCallHost, result
 from toolspace.spaces.call_transactions import StartedCall, Submission
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.spaces.open_call_limit import OpenCallLimit
+from toolspace.spaces.submission_hooks import SubmissionHooks
 from toolspace.storage.database import Program
 from toolspace.storage.queries import calls
 from toolspace.storage.queries.calls import NewCall
@@ -68,6 +69,7 @@ class PendingCalls:
         self.services = AgentServices()
         self.approvals: GatewayApprovals | None = None
         """Asks for approval of calls. None: nobody can be asked."""
+        self.hooks: SubmissionHooks | None = None
         self.on_timer_started: Callable[[], object] = lambda: None
         """Called when a call of a `wait` tool was opened."""
         self._waiters: dict[str, _Waiter] = {}
@@ -179,8 +181,7 @@ class PendingCalls:
             self._deadlines.note_closed()
             self._check_idle()
         if isinstance(outcome, CallRecord):
-            caller.host.deliver_inline(call_id)
-            return result_of(outcome)
+            return caller.deliver(outcome)
         # Other processes make a call pending if they declare this one dead: for the caller it is as if it were
         # stopping.
         is_stopping = outcome is _STOPPING or outcome is _MADE_PENDING
@@ -222,8 +223,7 @@ class PendingCalls:
                 self.ledger.commit(call_transactions.end_call, call_id, "canceled", reason, notify_agent=False)
             )
             if ended_call is None and (call := await self.ledger.read(calls.find, call_id)) is not None:
-                caller.host.deliver_inline(call_id)
-                return result_of(call)
+                return caller.deliver(call)
             return ToolResult(False, error=reason, error_kind="timeout")
         reason = f"Tool timed out after {format_milliseconds(round(seconds, 3))}ms"
         try:
@@ -235,8 +235,7 @@ class PendingCalls:
             self._run_in_background(self._give_up(call_id, is_cancelled=False, accepts_late_result=True))
         else:
             if has_result:
-                caller.host.deliver_inline(call_id)
-                return result_of(call)
+                return caller.deliver(call)
         if is_stopping or caller.is_approval:
             return _pending_result(call_id)
         return ToolResult(
@@ -276,7 +275,9 @@ class PendingCalls:
         return await self.ledger.commit(call_transactions.cancel, call_id, reason)
 
     async def submit(self, submission: Submission) -> CallRecord:
-        """Resolves a call with a submitted result, once."""
+        """Resolves a call with a submitted result, once. What is stored is what the hooks return."""
+        if self.hooks is not None:
+            submission = await self.hooks.process(submission)
         open_call = self.ledger.open_calls.get(submission.call_id)
         if open_call is not None:
             resolution = call_transactions.resolve_from_memory(open_call, submission)
@@ -414,6 +415,13 @@ class _Caller(NamedTuple):
     """Whether a result that comes after the timeout goes to the inbox."""
     is_approval: bool = False
     """Whether the call waits for approval: after the timeout it is pending, which is no failure."""
+
+    def deliver(self, call: CallRecord) -> ToolResult:
+        """The result of a call that has ended, which goes back with the response."""
+        self.host.deliver_inline(call.call_id)
+        if call.status == "resolved" and (handle := self.context.handle) is not None and handle.id == call.call_id:
+            handle.has_final_result = True  # The hooks have seen it when it was submitted.
+        return result_of(call)
 
     def is_cancelled(self) -> bool:
         """Whether the call, or a call around it, was cancelled; not only the task that waited for it."""

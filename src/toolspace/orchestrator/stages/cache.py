@@ -23,6 +23,9 @@ from toolspace.orchestrator.call import Call
 from toolspace.orchestrator.tool_fingerprint import digest, get_fingerprint
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from toolspace.core.hooks import Hook
     from toolspace.core.tool_context import ToolContext
     from toolspace.orchestrator.catalog import CatalogEntry
     from toolspace.orchestrator.pipeline import CallHandler, InstantHandler, StageContext
@@ -45,11 +48,12 @@ def cache(stage: StageContext, next: CallHandler, /) -> CallHandler:
         return next
     is_shared = stage.settings.cache_scope.value == "shared"
     entry, executions = stage.entry, stage.entry.shared_executions
+    hooks = stage.services.hooks.select(entry.spellings).after  # They decide what is cached.
 
     async def run(call: Call) -> ToolResult:
         keys = entry.cache_keys
         if keys is None or keys.is_shared is not is_shared or not keys.cover(call.base_context):
-            keys = entry.cache_keys = CacheKeys(entry, call.base_context, is_shared=is_shared)
+            keys = entry.cache_keys = CacheKeys(entry, call.base_context, hooks, is_shared=is_shared)
         return await find_or_execute(call, keys.create(call))
 
     async def find_or_execute(call: Call, key: str) -> ToolResult:
@@ -128,13 +132,15 @@ def cached_lookup(stage: StageContext) -> InstantHandler | None:
 class CacheKeys:
     """Creates the cache keys of one tool, for callers that may reach the same. Remembers those of recent calls.
 
-    A key has the tool's name and fingerprint, the principal unless the results are shared, what the caller may reach,
-    and the arguments.
+    A key has the tool's name and fingerprint, its after-hooks, the principal unless the results are shared, what the
+    caller may reach, and the arguments.
     """
 
-    __slots__ = ("_entry", "_starts", "by_text", "context", "is_shared")
+    __slots__ = ("_entry", "_hooks", "_starts", "by_text", "context", "is_shared")
 
-    def __init__(self, entry: CatalogEntry, context: ToolContext, *, is_shared: bool) -> None:
+    def __init__(
+        self, entry: CatalogEntry, context: ToolContext, hooks: Sequence[Hook] = (), *, is_shared: bool
+    ) -> None:
         self.context = context
         """A context with this reach."""
         self.is_shared = is_shared
@@ -142,6 +148,7 @@ class CacheKeys:
         """Text of recent arguments → their key; with the caller, if the results are not shared and the call has another
         context."""
         self._entry = entry
+        self._hooks = digest(hooks) if hooks else ""
         self._starts: dict[Any, str] = {}
         """Caller → the start of its keys."""
 
@@ -170,7 +177,7 @@ class CacheKeys:
             caller = digest("shared", reach)
         else:
             caller = digest("principal", context.principal, context.memory_dir, context.session_dir, reach)
-        return f"{self._entry.tool.name}\0{get_fingerprint(self._entry)}\0{caller}"
+        return f"{self._entry.tool.name}\0{get_fingerprint(self._entry)}{self._hooks}\0{caller}"
 
 
 def _clear_if_full(items: dict[Any, str]) -> None:

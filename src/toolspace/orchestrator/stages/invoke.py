@@ -24,6 +24,7 @@ from toolspace.core.result import ToolResult
 from toolspace.core.tool import FunctionTool
 from toolspace.errors import ToolError
 from toolspace.orchestrator.call import Call
+from toolspace.orchestrator.stages.hooks import prepare_for_hooks
 from toolspace.orchestrator.stages.large_results import spill_settings
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def invoke(stage: StageContext, next: CallHandler, /) -> CallHandler:
 
 def _handler(stage: StageContext, body: _Body) -> CallHandler:
     """Turns what the body returns or raises into a result."""
-    for_model, for_program = spill_settings(stage)
+    for_model, for_program = (prepare_for_hooks(stage, spill) for spill in spill_settings(stage))
 
     async def run(call: Call) -> ToolResult:
         call.spill = for_program if call.is_for_program else for_model

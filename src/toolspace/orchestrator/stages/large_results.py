@@ -13,7 +13,7 @@ from toolspace.core import json_text
 from toolspace.core.defaults import TOOL_RESPONSE_MAX_BYTES
 from toolspace.core.extension_points import OutputStore, OutputWriter, StoredOutput
 from toolspace.core.result import JsonPart, TextPart, ToolResult
-from toolspace.errors import ToolLimitError, ToolspaceError
+from toolspace.errors import ToolError, ToolLimitError, ToolspaceError
 
 if TYPE_CHECKING:
     from toolspace.orchestrator.call import Call
@@ -82,7 +82,7 @@ def cap(stage: StageContext, next: CallHandler, /) -> CallHandler:
             text = result.text
         if len(text) <= safe_length or call.is_stored:
             return result
-        outputs, limit, setting = for_program if call.is_for_program else for_model
+        outputs, limit, setting, _ = for_program if call.is_for_program else for_model
         if (size := len(text.encode("utf-8", "replace"))) <= limit:
             return result
         if not result.ok:
@@ -107,6 +107,8 @@ class SpillSettings(NamedTuple):
     limit: int
     setting: str = "toolResponseMaxBytes"
     """The setting that has the limit."""
+    refusal: ToolError | None = None
+    """Raised instead of storing a stream, if not even the beginning of it may be returned."""
 
 
 NO_SPILL = SpillSettings(None, TOOL_RESPONSE_MAX_BYTES)
@@ -152,7 +154,7 @@ class StreamCollector:
     def __init__(self, call: Call, spill: SpillSettings, *, is_json: bool = False) -> None:
         """`is_json`: the texts that are added are the pieces of one JSON text."""
         self._call = call
-        self._outputs, self._limit, self._setting = spill
+        self._outputs, self._limit, self._setting, self._refusal = spill
         self._is_json = is_json
         self._values: list[Any] = []
         self._size = 0
@@ -171,6 +173,8 @@ class StreamCollector:
             else:
                 self._size += len(value.encode("utf-8", "replace"))
             if self._size > self._limit:
+                if self._refusal is not None:
+                    raise type(self._refusal)(str(self._refusal), executed=True)
                 if self._outputs is None:
                     raise ToolLimitError(
                         f"the result has more bytes than {self._setting} ({self._limit}), "

@@ -251,6 +251,10 @@ def end(
     return transition(update, *values)
 
 
+def set_error_kind(call_id: str, error_kind: str) -> Program[None]:
+    yield "UPDATE calls SET error_kind = ? WHERE call_id = ?", (error_kind, call_id)
+
+
 def mark_delivered(call_ids: Sequence[str]) -> Program[None]:
     """The callers have received the inline results."""
     if call_ids:
@@ -341,6 +345,12 @@ def release_claims(worker_id: str, *, except_calls: Sequence[str] = ()) -> Progr
 
 def find(call_id: str) -> Program[CallRecord | None]:
     return _CALL.find("WHERE call_id = ?", call_id)
+
+
+def find_principal(call_id: str) -> Program[str | None]:
+    """For whom a call runs; None if that is not stored."""
+    rows = yield "SELECT principal FROM calls WHERE call_id = ?", (call_id,)
+    return rows[0][0] if rows else None
 
 
 def find_for_caller(call_id: str) -> Program[tuple[CallRecord, bool] | None]:
