@@ -14,7 +14,7 @@ from time import perf_counter
 from benchmarks.harness import QUICK, Report, Row, format_report, run_python
 
 MEASURES = (
-    "call", "cache", "imports", "register", "many", "memory", "stream", "queues", "threads", "telemetry",
+    "call", "cache", "imports", "register", "many", "memory", "stream", "queues", "threads", "telemetry", "policies",
     "mcp", "serve", "proxy", "rest", "openapi", "startup",
     "gateway_results", "gateway_events", "gateway_memory", "gateway_mcp",
     "agent_rounds", "agent_durable", "agent_models", "agent_many",

@@ -348,3 +348,24 @@ def test_doctor_says_what_an_agent_is_not_offered(toolspace: Toolspace, project:
         "edit_file, http_post, http_request, memory_write, memory_patch, memory_append, spawn_task, reply",
         "eve: built-in tools that change something are not offered: spawn_task, reply",
     ]
+
+
+@pytest.mark.spec("20.1")
+def test_destructive_tools_that_no_policy_covers_are_a_warning(toolspace: Toolspace, project: Path) -> None:
+    (project / "wipe.py").write_text(
+        "from toolspace import tool\nfrom toolspace.core.tool import Annotations\n\n"
+        "@tool(annotations=Annotations(destructive=True))\ndef wipe() -> str:\n    return 'gone'\n\n"
+        "@tool(annotations=Annotations(destructive=True), approval='required')\ndef burn() -> str:\n    return 'gone'\n"
+    )
+    config = "functions: [./wipe.py]\nagents: {ada: {system: Help.}, bob: {system: Help.}}\n"
+    policies = ("", "policies: [{agent: ada, tool: wipe, decision: ask}]\n", "policies: cautious\n")
+    messages = []
+    for policy in policies:
+        (project / "toolspace.yaml").write_text(config + policy)
+        checks = list_checks(toolspace("doctor", "--json"), "warning")
+        messages.append([check["found"] for check in checks if check["what"] == "policies"])
+    assert messages == [
+        ["ada, bob: no policy covers these destructive tools: wipe"],
+        ["bob: no policy covers these destructive tools: wipe"],
+        [],
+    ]

@@ -181,6 +181,7 @@ async def test_an_expired_approval_is_refused(tmp_path: Path) -> None:
     assert shop.payments == []
 
 
+@pytest.mark.spec("20.4")
 async def test_who_made_a_call_does_not_approve_it(shop: Shop) -> None:
     call_id = await shop.ask()
     reply = await shop.api.post(f"/api/approvals/{call_id}", {"decision": "approve"})
@@ -196,6 +197,7 @@ async def test_who_made_a_call_does_not_approve_it(shop: Shop) -> None:
     assert shop.payments == [7]
 
 
+@pytest.mark.spec("20.4")
 async def test_the_caller_approves_where_the_rule_says_so(tmp_path: Path) -> None:
     async with open_shop(tmp_path, policies=[{**ASK[0], "approvers": "caller"}]) as shop:
         call_id = await shop.ask()
@@ -205,6 +207,7 @@ async def test_the_caller_approves_where_the_rule_says_so(tmp_path: Path) -> Non
     assert shop.payments == [5]
 
 
+@pytest.mark.spec("20.4")
 async def test_members_and_named_entities_approve_where_the_rule_says_so(tmp_path: Path) -> None:
     policies = [
         {"tool": "pay", "expression": "arguments.amount < 10", "decision": "ask", "approvers": ["members"]},
@@ -385,6 +388,7 @@ async def test_of_three_parallel_calls_one_is_denied_and_never_runs(tmp_path: Pa
     assert read_payments(tmp_path) == [2]
 
 
+@pytest.mark.spec("20.4")
 async def test_the_person_for_whom_an_agent_works_may_approve_as_a_member(tmp_path: Path) -> None:
     policies = [{**ASK[0], "approvers": ["members"]}]
     async with open_agents(tmp_path, policies=policies) as setup:

@@ -13,9 +13,13 @@ from toolspace.config.secret_references import load_secrets, resolve_secrets
 from toolspace.config.server_settings import EmbeddingSettings
 from toolspace.core.tool_collections import ToolSelection
 from toolspace.errors import ConfigError, ModelError
-from toolspace.orchestrator.effective_settings import ProviderRules, ToolSpellings
+from toolspace.orchestrator.catalog import CatalogEntry
+from toolspace.orchestrator.effective_settings import ProviderRules, ToolSpellings, matches_name
+from toolspace.orchestrator.policy_rules import compile_policy, effective_annotations
+from toolspace.toolspace import Toolspace
 
 T = TypeVar("T")
+_MAX_LISTED = 10
 
 
 async def check_agents(config: Config, environ: Mapping[str, str]) -> AsyncIterator[CheckResult]:
@@ -61,6 +65,38 @@ def _list_tools_not_offered(config: Config, agent: AgentSpec) -> tuple[str, ...]
         if not tool.annotations.read_only
         and not selection.has_builtin(tool.name)
         and rules.denial_reason(ToolSpellings((tool.name,), (tool.name,))) is None
+    )
+
+
+def check_destructive_tools(config: Config, ts: Toolspace) -> Iterator[CheckResult]:
+    """Warns of destructive tools that an agent can call and no policy covers. `ts` has started its providers."""
+    agents_by_tools: dict[tuple[str, ...], list[str]] = {}
+    for agent in config.agents.values():
+        hidden_tools = _list_tools_not_offered(config, agent)
+        tools = tuple(
+            entry.tool.name
+            for entry in ts.orchestrator.entries()
+            if effective_annotations(entry).destructive
+            and not (entry.provider.kind == "builtin" and entry.tool.name in hidden_tools)
+            and not _is_covered(ts, entry, agent)
+        )
+        agents_by_tools.setdefault(tools, []).append(agent.name)
+    for tools, agents in agents_by_tools.items():
+        if tools:
+            names = ", ".join((*tools[:_MAX_LISTED], *(["…"] if len(tools) > _MAX_LISTED else [])))
+            message = f"{', '.join(agents)}: no policy covers these destructive tools: {names}"
+            fix = "add rules for them to policies, or policies: cautious; a harmless tool says destructive: false"
+            yield CheckResult("warning", "policies", message, fix)
+
+
+def _is_covered(ts: Toolspace, entry: CatalogEntry, agent: AgentSpec) -> bool:
+    """Whether a rule, or the tool itself, decides on calls of an agent."""
+    explanation = ts.orchestrator.explain(entry.tool.name)
+    approval = explanation[1].approval if explanation is not None else None
+    policy = compile_policy(ts.orchestrator.services.policy_rules, entry, approval)
+    return policy.approval is not None or any(
+        rule.agents is None or any(matches_name(pattern, (agent.name,)) for pattern in rule.agents)
+        for rule in policy.rules
     )
 
 

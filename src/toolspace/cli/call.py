@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, cast
 import click
 import msgspec
 
+from toolspace.cli.approval_prompt import ApprovalPrompt
 from toolspace.cli.event_loop import Interrupts, run
 from toolspace.cli.local_toolspace import complete_tool_name, find_tool, started_toolspace
 from toolspace.cli.logs import mute_provider_warnings
@@ -75,7 +76,8 @@ async def _call(
     interrupts: Interrupts,
 ) -> int:
     mute_provider_warnings(options, of_tool=name)
-    async with started_toolspace(options, show_warnings=False, single_tool=name) as ts:
+    prompt = ApprovalPrompt(options.output)
+    async with started_toolspace(options, show_warnings=False, single_tool=name, on_approval=prompt) as ts:
         match = find_tool(ts, name)
         entry = match[0] if match is not None else None
         schema: Mapping[str, Any] = entry.tool.input_schema if entry is not None else {}
@@ -83,7 +85,7 @@ async def _call(
         if seconds is not None and entry is not None:
             _set_timeout(ts, entry, seconds)
         is_stream = entry is not None and getattr(entry.tool, "style", "") == "stream"
-        result, printer = await _execute(ts, options.output, name, arguments, interrupts, is_stream=is_stream)
+        result, printer = await _execute(ts, options.output, name, arguments, interrupts, prompt, is_stream=is_stream)
         is_printed = printer.has_printed(result)
         stored_text = await _read_stored(ts, options, result) if not is_printed else None
     if printer.error is not None:
@@ -108,6 +110,7 @@ async def _execute(
     name: str,
     arguments: Mapping[str, Any],
     interrupts: Interrupts,
+    prompt: ApprovalPrompt,
     *,
     is_stream: bool,
 ) -> tuple[ToolResult, PartialPrinter]:
@@ -118,6 +121,7 @@ async def _execute(
 
     interrupts.stop = cancel
     async with show_status(output, name) as status:
+        prompt.before_question = status.hide
         printer = PartialPrinter(output, call_id, on_first=status.hide, on_error=cancel)
         if is_stream and not output.json:  # Partial values of other tools are not parts of their results.
             ts.bus.subscribe(printer, CallPartial)

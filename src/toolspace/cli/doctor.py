@@ -26,7 +26,7 @@ from typing import cast
 import click
 import msgspec
 
-from toolspace.cli.agent_checks import check_agents
+from toolspace.cli.agent_checks import check_agents, check_destructive_tools
 from toolspace.cli.check_result import CheckResult, CheckState, print_check
 from toolspace.cli.local_toolspace import config_environment, config_path, inspected_toolspace
 from toolspace.cli.logs import set_up_logs
@@ -209,6 +209,8 @@ async def _check_toolspace(options: Options, config: Config) -> AsyncIterator[Ch
                 if warning not in config.warnings:
                     yield CheckResult("warning", "providers", warning)
             for check in (*_check_providers(ts), *_check_servers(config, ts, started_at), *_check_services(config, ts)):
+                yield check
+            for check in check_destructive_tools(config, ts):
                 yield check
     except ToolspaceError as error:
         if "functions: " not in str(error):  # Those are reported already.

@@ -21,6 +21,7 @@ from toolspace.cli.output import first_line, show_status
 from toolspace.config.configuration import Config
 from toolspace.config.find_and_watch import find_config
 from toolspace.config.load import load_config
+from toolspace.core.approvals import ApprovalCallback
 from toolspace.core.names import SEPARATOR, did_you_mean
 from toolspace.core.secret_masking import register_secrets
 from toolspace.errors import ConfigError, ProviderError
@@ -49,15 +50,16 @@ async def started_toolspace(
     startup_wait: StartupWait = _WAIT_FOR_ALL,
     single_tool: str | None = None,
     callbacks: McpCallbacks = NO_CALLBACKS,
+    on_approval: ApprovalCallback | None = None,
 ) -> AsyncGenerator[Toolspace]:
     """Yields the toolspace with its providers started; with `single_tool` only those that this tool needs.
 
-    `callbacks` handle the requests of MCP servers. Raises `ConfigError`, and `ProviderError` if a required provider
-    does not start.
+    `callbacks` handle the requests of MCP servers, `on_approval` decides calls that need approval. Raises
+    `ConfigError`, and `ProviderError` if a required provider does not start.
     """
     output = options.output
     set_up_logs(options, os.environ)
-    ts = create_toolspace(options, single_tool=single_tool, callbacks=callbacks)
+    ts = create_toolspace(options, single_tool=single_tool, callbacks=callbacks, on_approval=on_approval)
     ts.startup_wait = startup_wait
     for warning in ts.warnings:
         if show_warnings:
@@ -94,7 +96,11 @@ async def inspected_toolspace(options: Options) -> AsyncGenerator[Toolspace]:
 
 
 def create_toolspace(
-    options: Options, *, single_tool: str | None = None, callbacks: McpCallbacks = NO_CALLBACKS
+    options: Options,
+    *,
+    single_tool: str | None = None,
+    callbacks: McpCallbacks = NO_CALLBACKS,
+    on_approval: ApprovalCallback | None = None,
 ) -> Toolspace:
     """Returns the toolspace, not started. Raises `ConfigError`."""
     return Toolspace.open(
@@ -103,6 +109,7 @@ def create_toolspace(
         session=session_id(),
         callbacks=callbacks,
         single_tool=single_tool,
+        on_approval=on_approval,
     )
 
 

@@ -12,6 +12,7 @@ from toolspace.client.events import EventSubscription
 from toolspace.client.resources import (
     AgentsApi,
     ApiResource,
+    ApprovalsApi,
     EntitiesApi,
     KeysApi,
     Page,
@@ -69,6 +70,7 @@ class ToolspaceClient:
         self.runs = RunsApi(self._transport)
         self.tools = ToolsApi(self._transport)
         self.calls = CallsApi(self._transport)
+        self.approvals = ApprovalsApi(self._transport)
         self.servers = ServersApi(self._transport)
         self.keys = KeysApi(self._transport)
 

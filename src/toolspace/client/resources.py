@@ -14,9 +14,11 @@ import msgspec
 from toolspace.client.errors import UnexpectedResponse
 from toolspace.client.events import EventSubscription
 from toolspace.client.transport import Transport, api_path
+from toolspace.core.approvals import ApprovalScope
 from toolspace.core.ids import new_id
 from toolspace.core.stored_records import (
     AgentHistory,
+    ApprovalRecord,
     Document,
     DocumentWithText,
     Entity,
@@ -393,6 +395,35 @@ class ServersApi(ApiResource):
 
     async def restart(self, name: str) -> dict[str, Any]:
         return await self._send(dict[str, Any], "POST", api_path("servers", name, "restart"), no_timeout=True)
+
+
+class ApprovalsApi(ApiResource):
+    """Calls that wait for the approval of a person."""
+
+    async def list(
+        self,
+        *,
+        status: str | None = None,
+        run_id: str | None = None,
+        space_id: str | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> Page[ApprovalRecord]:
+        """Lists those that wait for a decision, newest first; with `status` others, or `all`."""
+        query = {"status": status, "runId": run_id, "spaceId": space_id, "limit": limit, "cursor": cursor}
+        return await self._get(Page[ApprovalRecord], "/api/approvals", **query)
+
+    async def decide(
+        self,
+        approval_id: str,
+        decision: Literal["approve", "deny"],
+        *,
+        reason: str | None = None,
+        remember: ApprovalScope | None = None,
+    ) -> ApprovalRecord:
+        """Approves or denies a call, once. An approved call is executed by the gateway."""
+        body = without_none(decision=decision, reason=reason, remember=remember)
+        return await self._send(ApprovalRecord, "POST", api_path("approvals", approval_id), body)
 
 
 class KeysApi(ApiResource):

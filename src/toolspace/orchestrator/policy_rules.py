@@ -16,7 +16,7 @@ import msgspec
 from toolspace.core import json_text
 from toolspace.core.approvals import OPERATORS
 from toolspace.core.extension_points import Allow, Ask, Decision, Deny
-from toolspace.core.names import sanitise
+from toolspace.core.names import AGENT_NAMESPACE, RESERVED_AGENT_NAMES, sanitise
 from toolspace.core.tool import Annotations, Tool
 from toolspace.orchestrator.effective_settings import SourcedValue, ToolSpellings, matches_name
 
@@ -175,11 +175,15 @@ class ToolPolicy(msgspec.Struct, frozen=True, kw_only=True):
 def compile_policy(
     rules: Sequence[PolicyRule], entry: CatalogEntry, approval: SourcedValue[str | None] | None = None
 ) -> ToolPolicy:
-    """Keeps the rules that may match a call of the tool, up to the first one that matches every call."""
+    """Keeps the rules that may match a call of the tool, up to the first one that matches every call.
+
+    Tools that control their own run are not asked for: nobody could execute them after the run has paused.
+    """
     annotations = effective_annotations(entry)
     matching_rules: list[PolicyRule] = []
+    controls_run = _controls_run(entry)
     for rule in rules:
-        if rule.matches_tool(entry, annotations):
+        if rule.matches_tool(entry, annotations) and not (controls_run and rule.decision == "ask"):
             matching_rules.append(rule)
             if not rule.depends_on_call:
                 break
@@ -202,6 +206,14 @@ def effective_annotations(entry: CatalogEntry) -> Annotations:
         idempotent=bool(annotations.idempotent),
         open_world=annotations.open_world if annotations.open_world is not None else is_remote,
     )
+
+
+def _controls_run(entry: CatalogEntry) -> bool:
+    """Whether a tool only affects the run that calls it: final reports, batches (of calls that are decided), `skip`."""
+    provider, name = entry.provider, entry.local_name
+    if provider.namespace == AGENT_NAMESPACE and name in RESERVED_AGENT_NAMES:
+        return True
+    return provider.kind == "router" or (entry.tool.execution_type == "prebuilt" and name == "skip")
 
 
 def _matches_any(patterns: Iterable[str], names: Iterable[str]) -> bool:

@@ -16,7 +16,16 @@ import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.extension_points import OutputStore, StoredOutput
-from toolspace.core.result import AudioPart, Content, ImagePart, JsonPart, ResourcePart, TextPart, ToolResult
+from toolspace.core.result import (
+    PENDING_CALL_KEY,
+    AudioPart,
+    Content,
+    ImagePart,
+    JsonPart,
+    ResourcePart,
+    TextPart,
+    ToolResult,
+)
 from toolspace.core.tool_context import ToolContext
 
 OUTPUT_URI_PREFIX = "toolspace://outputs/"
@@ -37,6 +46,9 @@ def build_call_result(result: ToolResult, *, modern: bool, has_output_schema: bo
     """Returns a result in MCP's format. `json_text` encodes it; it may hold JSON that is encoded already."""
     if not result.ok:
         return {"content": [{"type": "text", "text": _get_error_text(result)}], "isError": True}
+    if has_output_schema and PENDING_CALL_KEY in result.extras:
+        # Clients refuse a success whose value does not match the schema, and there is no value yet.
+        return {"content": [{"type": "text", "text": result.text}], "isError": True}
     if not result.parts and not result.extras:
         content = [{"type": "text", "text": result.text}]
     else:

@@ -22,6 +22,7 @@ from toolspace.core.tool import FunctionTool, Tool, export_tools
 from toolspace.core.tool_context import CallerClient, ToolContext
 from toolspace.orchestrator import call as calls
 from toolspace.orchestrator.call import Arguments, is_running_loop
+from toolspace.orchestrator.policy_rules import compile_policy
 from toolspace.server.mcp.progress import ProgressSubscriptions
 from toolspace.server.mcp.results_and_resources import StoredOutputs
 from toolspace.server.redaction import conceal_addresses
@@ -55,11 +56,13 @@ class InvalidCursor(Exception):
 class OfferedTool:
     """A tool, with what clients and the fast path need to know of it. Each value is computed once."""
 
-    def __init__(self, tool: Tool) -> None:
+    def __init__(self, tool: Tool, *, needs_confirmation: bool = False) -> None:
+        """`needs_confirmation`: a policy may ask the client to approve calls of the tool."""
         self.tool = tool
         self.name = tool.name
         self.has_output_schema = tool.output_schema is not None
-        self.may_ask = not isinstance(tool, FunctionTool) or tool.signature.context_parameter is not None
+        has_context = not isinstance(tool, FunctionTool) or tool.signature.context_parameter is not None
+        self.may_ask = needs_confirmation or has_context
         """Whether a call could ask its caller something. A function without a context cannot."""
 
     @cached_property
@@ -161,8 +164,19 @@ class McpService:
     def _offer(self, tool: Tool) -> OfferedTool:
         offered_tool = self._offered_tools.get(tool)
         if offered_tool is None:
-            offered_tool = self._offered_tools[tool] = OfferedTool(tool)
+            offered_tool = self._offered_tools[tool] = OfferedTool(tool, needs_confirmation=self._may_ask_caller(tool))
         return offered_tool
+
+    def _may_ask_caller(self, tool: Tool) -> bool:
+        """Whether a policy may ask the caller to approve a call. Policies of a program say so only when they decide."""
+        orchestrator = self.toolspace.orchestrator
+        if orchestrator.services.policies:
+            return True
+        explanation = orchestrator.explain(tool.name) if orchestrator.services.policy_rules else None
+        return (
+            explanation is not None
+            and compile_policy(orchestrator.services.policy_rules, explanation[0], explanation[1].approval).asks_caller
+        )
 
     # Calls
 
