@@ -106,7 +106,6 @@ async def test_principals_share_cached_results_only_if_the_tool_says_so(
     "reach",
     [
         {"allowed_paths": ("/other",)},
-        {"protected_paths": ("/other",)},
         {"private_paths": ("/other",)},
         {"allowed_hosts": ("other.example",)},
         {"allowed_env": ("OTHER",)},

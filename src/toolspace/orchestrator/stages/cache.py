@@ -33,10 +33,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("toolspace.cache")
 _MAX_KEY_TEXT = 512
 _MAX_KEYS = 1_024
-_get_reach = operator.attrgetter(
-    "allowed_paths", "protected_paths", "private_paths", "writable_code", "allowed_env", "allowed_hosts", "web_search",
-)  # fmt: skip
-"""Returns what a caller may reach."""
+_get_reach = operator.attrgetter("allowed_paths", "private_paths", "allowed_env", "allowed_hosts", "web_search")
+"""Returns what a caller may reach. Not what it may change, which depends on the code that a process has loaded."""
 _get_caller = operator.attrgetter("user_id", "memory_dir", "session_dir")
 """Returns who a caller is, with its own directories: they do not keep shared results apart."""
 
