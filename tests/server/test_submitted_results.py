@@ -118,6 +118,26 @@ async def test_the_ready_event_and_the_message_carry_the_schemas(api: ApiClient)
 
 
 @pytest.mark.spec("19.5")
+async def test_the_answer_to_a_call_that_was_approved_is_checked_and_its_events_come_once(tmp_path: Path) -> None:
+    path = write_config(tmp_path, tools=[{**BOOK, "approval": "required"}], storage={"dir": str(tmp_path / "state")})
+    async with Gateway.open(path) as gateway, open_api(gateway) as api:
+        await api.create("/api/entities", id="bot", type="agent", name="Bot")
+        await api.create("/api/spaces", id="room", name="Room", members=["bot"])
+        await api.create("/api/runs", id="run_1", agentEntityId="bot", spaceId="room")
+        call_id = await _call(api, "bookHotel")
+        key = await api.create("/api/keys", kind="secret", name="approver")
+        approver = api.with_headers(x_secret_key=key["key"])
+        assert (await approver.post(f"/api/approvals/{call_id}", {"decision": "approve"})).status == 200
+        (message,) = (await api.get("/api/spaces/room/messages")).data["items"]
+        assert message["content"]["outputSchema"] == BOOKING
+        assert (await api.post(f"/api/calls/{call_id}/result", {"result": WRONG})).status == 422
+        await api.create(f"/api/calls/{call_id}/result", result={"nights": 1})
+        for stream in ("/api/spaces/room/stream", "/api/runs/run_1/events"):
+            body = (await api.get(f"{stream}?from=start&until=tool.done")).body
+            assert [body.count(b"event: tool.%b" % name) for name in (b"started", b"ready", b"done")] == [1, 1, 1]
+
+
+@pytest.mark.spec("19.5")
 async def test_an_error_is_not_checked(api: ApiClient) -> None:
     call_id = await _call(api, "bookHotel")
     reply = await api.post(f"/api/calls/{call_id}/result", {"result": "no room is free", "isError": True})

@@ -161,7 +161,13 @@ class GatewayApprovals:
             pauses_run=pauses,
             principal=request.context.user_id,
         )
-        return msgspec.structs.replace(new, execution_type=call_transactions.APPROVAL, execution_target="server")
+        is_submitted = tool.execution_type in PENDING_EXECUTION_TYPES  # The result is checked after the approval.
+        return msgspec.structs.replace(
+            new,
+            execution_type=call_transactions.APPROVAL,
+            execution_target="server",
+            output_schema=new.output_schema if is_submitted else None,
+        )
 
     def _new_approval(self, host: GatewayCallHost, request: ApprovalRequest, new: NewCall) -> NewApproval:
         context, tool = request.context, request.tool

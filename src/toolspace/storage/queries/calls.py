@@ -192,10 +192,9 @@ def _result_values(
 
 def create(new: NewCall, *, seq: int, message_id: str | None) -> Program[CallRecord | None]:
     """None if the id is in use."""
-    is_submitted = new.status in OPEN_CALL and new.execution_target != "server"
     values = {field: getattr(new, field) for field in _NEW_FIELDS} | {
         "args": json_text.encode_for_storage(new.args),
-        "output_schema": json_or_null(new.output_schema) if is_submitted else None,
+        "output_schema": json_or_null(new.output_schema) if new.status in OPEN_CALL else None,
         "visible": int(new.visible),
         "is_async": int(new.is_async),
         "pauses_run": int(new.pauses_run),
