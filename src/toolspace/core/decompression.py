@@ -31,7 +31,7 @@ class Decompressor:
         self._stream = zlib.decompressobj(_GZIP_WINDOW) if encoding == "gzip" else None
         self._is_finished = False
         self._members = 1
-        self._rest = b""
+        self._rest: bytes = b""
         self.is_cut = False
         """Whether the data has too many gzip members. The rest is not decompressed."""
 
