@@ -6,6 +6,7 @@ models are in `test_model_settings`.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -134,6 +135,43 @@ async def test_an_agent_is_a_member_of_its_spaces(setup: AgentSetup) -> None:
         for space_id in spaces.values():
             members = (await gateway.api.get(f"/api/spaces/{space_id}/members")).data["items"]
             assert entity_id_for("ada") in [item["entityId"] for item in members]
+
+
+@agent_coverage.covers("session", "memories", "memories.shared")
+async def test_an_agent_has_a_session_for_each_person_and_may_share_memories(setup: AgentSetup) -> None:
+    remember = tool_calls_turn(("set_memories", {"memories": [{"key": "hours", "value": "9 to 5", "shared": True}]}))
+    for settings, is_shared in (
+        ({"session": "agent"}, True),
+        ({"session": "user"}, False),
+        ({"session": "user", "memories": {"shared": True}}, True),
+    ):
+        async with setup.open_ada(remember, "Stored.", "Hello.", **settings) as gateway:
+            await gateway.wait_for_run_end()
+            await gateway.api.create("/api/entities", id="ent_carla", type="human", name="Carla")
+            await gateway.api.create(f"/api/spaces/{ROOM}/members", entityId="ent_carla")
+            await gateway.say("Hello", sender="ent_carla")
+            await gateway.wait_for_run_end(2)
+            texts = list_input_texts(setup.model_server.list_requests()[-1])
+            assert ("9 to 5" in texts[0]) == is_shared
+            assert ("Hi" in "".join(texts[1:])) == (settings["session"] == "agent")
+
+
+@agent_coverage.covers("limits.maxParallelSessions")
+async def test_an_agent_runs_a_limited_number_of_sessions_at_once(setup: AgentSetup) -> None:
+    for most in (1, 2):
+        gate = HeldTurn()
+        limits = {"maxParallelSessions": most}
+        async with setup.open_ada(gate, "Hello.", session="user", limits=limits) as gateway:
+            await setup.model_server.wait_for_requests()
+            await gateway.api.create("/api/entities", id="ent_carla", type="human", name="Carla")
+            await gateway.api.create(f"/api/spaces/{ROOM}/members", entityId="ent_carla")
+            await gateway.say("Hello", sender="ent_carla")
+            if most == 2:  # The first request is still held.
+                while [run["status"] for run in await gateway.list_runs()] != ["running", "completed"]:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            gate.open()
+            await gateway.wait_for_run_end(2)
+            assert len(setup.model_server.list_requests()) == 2
 
 
 @agent_coverage.covers("knowledge")

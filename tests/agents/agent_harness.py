@@ -142,12 +142,13 @@ class AgentHarness:
     async def inbox(self, agent: str | None = None) -> list[InboxEvent]:
         return await self.ledger.read(inbox.list_events, agent or self.agent)
 
-    async def history(self, agent: str | None = None) -> list[HistoryTurn]:
-        return await self.ledger.read(sessions.list_turns, agent or self.agent)
+    async def history(self, session: str | None = None) -> list[HistoryTurn]:
+        """The turns of a session, by default the main one of the first agent."""
+        return await self.ledger.read(sessions.list_turns, session or self.agent)
 
-    async def lease_token(self) -> int:
-        """The token of the first agent's session: how often its lease was acquired."""
-        session = await self.ledger.read(sessions.find, self.agent)
+    async def lease_token(self, session_id: str | None = None) -> int:
+        """The token of a session, by default the main one of the first agent: how often its lease was acquired."""
+        session = await self.ledger.read(sessions.find, session_id or self.agent)
         return session.token if session is not None else 0
 
     async def events(self, stream: str) -> list[StoredEvent]:

@@ -378,7 +378,7 @@ async def test_a_task_is_not_part_of_the_call_that_started_it(sqlite: Database, 
 @pytest.mark.spec("11.5")
 async def test_a_repeated_call_starts_no_second_task(database: Database, tmp_path: Path) -> None:
     async with run_agents(database, agent("ada", ScriptedModel.loop(["Done."])), session_dir=tmp_path) as harness:
-        new = NewTask(agent_entity_id=harness.agent, description="d", input="i", call_id="call_1")
+        new = NewTask(session_id=harness.agent, description="d", input="i", call_id="call_1")
         task_ids = await asyncio.gather(*(harness.ledger.commit(work.spawn, new) for _ in range(5)))
         assert len(set(task_ids)) == 1
         (task,) = await wait_until_done(harness)

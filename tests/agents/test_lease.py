@@ -15,13 +15,21 @@ from toolspace import tool
 from toolspace.agents import durable_loop, session_transactions
 from toolspace.agents.agent import Agent
 from toolspace.config.agent_settings import AgentLimits
+from toolspace.core.ids import session_id_for
 from toolspace.core.language_model import ModelRequest
+from toolspace.core.stored_records import SessionScope
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.database import Database
 from toolspace.storage.postgres.database import PostgresDatabase
 from toolspace.storage.postgres.wakeups import PostgresWakeUps
 from toolspace.storage.queries import sessions
+
+
+def session_of(harness: AgentHarness, scope: SessionScope) -> str:
+    """The session of the first agent that gets messages of the person in the common space."""
+    scope_keys = {"agent": "", "space": f"space:{harness.space}", "user": f"user:{harness.person}"}
+    return session_id_for(harness.agent, scope_keys[scope])
 
 
 class RequestCounter:
@@ -57,10 +65,14 @@ async def take_lease(database: Database, session_id: str) -> None:
 
 
 @pytest.mark.spec("11.1")
-async def test_the_cycles_of_one_agent_never_overlap_in_two_processes(postgres_url: str, tmp_path: Path) -> None:
+@pytest.mark.spec("19.1")
+@pytest.mark.parametrize("session", ["agent", "space", "user"])
+async def test_the_cycles_of_one_session_never_overlap_in_two_processes(
+    postgres_url: str, tmp_path: Path, session: SessionScope
+) -> None:
     counter = RequestCounter()
     limits = AgentLimits(inbox_batch=1, cycles_per_minute=10_000)
-    ada = agent("ada", ScriptedModel(counter.respond, record=False), limits=limits)
+    ada = agent("ada", ScriptedModel(counter.respond, record=False), limits=limits, session=session)
     async with AsyncExitStack() as stack:
         harnesses = [await start_process(stack, postgres_url, tmp_path, ada) for _ in range(2)]
         for number in range(40):
@@ -72,24 +84,29 @@ async def test_the_cycles_of_one_agent_never_overlap_in_two_processes(postgres_u
         assert [run.status for run in runs] == ["completed"] * 40
         assert (counter.count, counter.max_active) == (40, 1)
         assert {event.status for event in await harnesses[0].inbox()} == {"processed"}
-        turns = [row.run_id for row in await harnesses[0].history()]
+        turns = [row.run_id for row in await harnesses[0].history(session_of(harnesses[0], session))]
         assert turns == sorted(turns, key=turns.index)  # The turns of each run stand together.
 
 
 @pytest.mark.spec("11.1")
-async def test_a_process_that_lost_its_lease_stores_nothing(database: Database, tmp_path: Path) -> None:
+@pytest.mark.spec("19.1")
+@pytest.mark.parametrize("session", ["agent", "space", "user"])
+async def test_a_process_that_lost_its_lease_stores_nothing(
+    database: Database, tmp_path: Path, session: SessionScope
+) -> None:
     async def is_slow(request: ModelRequest) -> str:
-        await take_lease(database, harness.agent)
+        await take_lease(database, session_of(harness, session))
         return "Too late."
 
-    async with run_agents(database, agent("ada", ScriptedModel([is_slow])), session_dir=tmp_path) as harness:
+    ada = agent("ada", ScriptedModel([is_slow]), session=session)
+    async with run_agents(database, ada, session_dir=tmp_path) as harness:
         await harness.send_message("Hello?")
-        while (await harness.lease_token()) < 2:  # noqa: ASYNC110 - there is no event for it
+        while (await harness.lease_token(session_of(harness, session))) < 2:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.005)
         await harness.wait_until_idle()
         [run] = await harness.runs()
         assert (run.status, run.steps) == ("running", 0)
-        assert [row.seq for row in await harness.history()] == [1]
+        assert [row.seq for row in await harness.history(session_of(harness, session))] == [1]
         assert [event.status for event in await harness.inbox()] == ["processing"]
 
 

@@ -46,7 +46,7 @@ async def test_a_reflection_writes_memory_files(database: Database, tmp_path: Pa
         await harness.push_event("begin")
         (task,) = await wait_until_done(harness)
         assert task.reflection == {"assessment": "It went well.", "toolCallsCount": 1}
-        assert "2,962 m" in (tmp_path / "memory" / "facts" / "mountains.md").read_text()
+        assert "2,962 m" in (tmp_path / "memory-agents" / "ada" / "main" / "facts" / "mountains.md").read_text()
         run = await harness.ledger.read(runs.find, rows.run_id_of(rows.reflection_id_of(task.id)))
         assert run is not None
         assert (run.status, run.trigger["type"], run.trigger["taskId"]) == ("completed", "reflection", task.id)
@@ -58,7 +58,7 @@ async def test_a_reflection_writes_memory_files(database: Database, tmp_path: Pa
 async def test_a_reflection_gets_the_conversation_the_memory_index_and_its_tools(
     sqlite: Database, tmp_path: Path
 ) -> None:
-    facts = tmp_path / "memory" / "facts"
+    facts = tmp_path / "memory-agents" / "ada" / "main" / "facts"
     facts.mkdir(parents=True)
     (facts / "rivers.md").write_text("# Rivers\n> Summary: lengths of rivers\n")
     list_call = call("memory_list")

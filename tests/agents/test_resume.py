@@ -29,6 +29,7 @@ from toolspace.core.language_model import (
     ModelTurn,
     ResultsTurn,
 )
+from toolspace.core.stored_records import SessionScope
 from toolspace.core.tool import Annotations
 from toolspace.core.tool_context import ToolContext
 from toolspace.models.scripted import ScriptedModel, call
@@ -44,9 +45,10 @@ from toolspace.storage.queries import sessions
 class AgentProcesses:
     """One agent that runs in one process after the other."""
 
-    def __init__(self, database: Database, directory: Path) -> None:
+    def __init__(self, database: Database, directory: Path, *, session: SessionScope = "agent") -> None:
         self.database = database
         self.directory = directory
+        self.session: SessionScope = session
         self.effects_file = directory / "effects"
         self.jobs: dict[str, str] = {}
 
@@ -55,7 +57,7 @@ class AgentProcesses:
         """Runs the next process. `submits_results`: the test submits the results of external calls."""
         crashing_database = CrashingDatabase(self.database)
         await Ledger(self.database).write(sessions.release_all_leases, "")  # As if the previous lease had expired.
-        job_agent = agent("clerk", JobModel(crashing_database.check_alive))
+        job_agent = agent("clerk", JobModel(crashing_database.check_alive), session=self.session)
         tools = job_tools(self.effects_file, crashing_database.check_alive)
         async with run_agents(crashing_database, job_agent, tools=tools, session_dir=self.directory) as harness:
             submit_task = asyncio.create_task(self._submit_results(harness)) if submits_results else None
@@ -94,16 +96,23 @@ async def _wait_for_first(*awaitables: Awaitable[Any]) -> None:
 @pytest.mark.spec("11.4")
 @pytest.mark.spec("11.6")
 @pytest.mark.spec("6.8")
+@pytest.mark.spec("19.1")
 @pytest.mark.parametrize(
-    ("database", "kind"),
-    [*(("sqlite", kind) for kind in KINDS), ("postgres", "plain"), ("postgres", "ask")],
+    ("database", "kind", "session"),
+    [
+        *(("sqlite", kind, "agent") for kind in KINDS),
+        *(("sqlite", kind, "space") for kind in ("plain", "ask", "confirm")),
+        *(("sqlite", kind, "user") for kind in ("plan", "ask", "confirm")),
+        ("postgres", "plain", "user"),
+        ("postgres", "ask", "agent"),
+    ],
     indirect=["database"],
 )
 async def test_a_crash_at_any_write_loses_nothing_and_repeats_nothing(
-    database: Database, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    database: Database, tmp_path: Path, kind: str, session: SessionScope, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_output, "FLUSH_SECONDS", 0)  # Every streamed part is a write of its own.
-    processes = AgentProcesses(database, tmp_path)
+    processes = AgentProcesses(database, tmp_path, session=session)
     crashes, is_alive = 0, False
     while not is_alive:
         crashes += 1

@@ -79,7 +79,7 @@ async def new_tasks(gateway: Gateway, agent: str, count: int) -> list[str]:
     """Creates tasks of an agent that this gateway does not run."""
     return [
         await gateway.ledger.commit(
-            spawn, NewTask(agent_entity_id=agent, description=f"{n}", input="x", call_id=f"call_{n}")
+            spawn, NewTask(session_id=agent, description=f"{n}", input="x", call_id=f"call_{n}")
         )
         for n in range(count)
     ]

@@ -6,16 +6,19 @@ Programs create an `Agent`; configuration becomes one through `Agent.from_spec`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from toolspace.config.agent_settings import AgentLimits, AgentModelSettings
 from toolspace.config.configuration import AgentSpec
+from toolspace.config.find_and_watch import agent_memory_root
 from toolspace.core.call_limits import DEFAULT_REPEATED_CALLS, RepeatedCallLimits
 from toolspace.core.ids import derived_id
 from toolspace.core.language_model import DEFAULT_SETTINGS, Model, ModelSettings, ToolChoice
-from toolspace.core.names import agent_name_problem
+from toolspace.core.names import agent_name_problem, sanitise
+from toolspace.core.stored_records import AgentScope
 from toolspace.core.tool import Tool
 from toolspace.core.tool_collections import ToolSelection
 from toolspace.errors import RegistrationError
@@ -151,6 +154,12 @@ class Agent:
         return self.spec is not None and self.spec.auto_enter
 
     @property
+    def scope(self) -> AgentScope:
+        """How its sessions are separated."""
+        spec = self.spec
+        return AgentScope(spec.session, spec.memories.shared) if spec is not None else AgentScope()
+
+    @property
     def cycle_limits(self) -> AgentLimits:
         """How often it may run, and how many inbox events one cycle takes."""
         return self.spec.limits if self.spec is not None else _DEFAULT_CYCLE_LIMITS
@@ -161,6 +170,26 @@ class Agent:
 
     def __repr__(self) -> str:
         return f"Agent({self.name!r})"
+
+
+def memory_dir_of(agent: Agent, shared_dir: str | Path | None, scope_key: str = "") -> Path:
+    """Returns the directory of the memory files of one session of an agent. No other session or agent has the same.
+
+    `shared_dir`: the `memoryDir` of the toolspace; agents that configure none have theirs beside it. An agent with a
+    single session uses the directory that it configures as it is.
+    """
+    own_dir = agent.spec.memory_dir if agent.spec is not None else None
+    has_single_session = agent.spec is None or agent.spec.session == "agent"
+    if own_dir is not None and has_single_session and not scope_key:
+        return own_dir
+    if own_dir is None or has_single_session:
+        own_dir = agent_memory_root(shared_dir or Path(".toolspace", "memory")) / sanitise(agent.name)
+    return own_dir / session_folder(scope_key)
+
+
+def session_folder(scope_key: str) -> str:
+    """The name of the directory of a session: file systems do not accept every id."""
+    return derived_id("ses", scope_key) if scope_key else "main"
 
 
 def _names(agents: tuple[Agent | str, ...]) -> tuple[str, ...]:

@@ -94,7 +94,8 @@ class AgentHost:
                 _log.warning("changed agents could not be registered, retrying in %g s: %s", _RETRY_SECONDS, error)
                 await asyncio.sleep(_RETRY_SECONDS)
         for entity_id in self._names.keys() - previous_ids:
-            self.scheduler.wake(entity_id)  # It may have been configured before, and have events in its inbox.
+            # It may have been configured before, and have events in its inbox. Polling finds those of other sessions.
+            self.scheduler.wake(entity_id)
 
     async def _read_documents(self, library: DocumentLibrary, agents: Sequence[Agent]) -> None:
         """Reads the configured documents of the agents. Removes those of agents that have none any more."""
@@ -111,6 +112,7 @@ def _register(effects: Effects, entity_id: str, agent: Agent) -> Program[None]:
     if (yield from entities_and_spaces.find_entity(entity_id)) is None:
         yield from entities_and_spaces.create_entity(entity_id, "agent", agent.name, {"description": agent.description})
     yield from sessions.create(entity_id, entity_id, "agent")
+    yield from sessions.set_scope(entity_id, agent.scope)
     for name in agent.spec.spaces if agent.spec is not None else ():
         space_id = derived_id("spc", "named", name)
         if (yield from entities_and_spaces.find_space(space_id)) is None:

@@ -50,6 +50,8 @@ class PreparedAgent(msgspec.Struct, frozen=True, kw_only=True):
     """Those of the agent, or changed for this run."""
     session_dir: Path | None = None
     """Where the archives of its session are."""
+    memory_dir: Path | None = None
+    """Where the memory files of its session are."""
     task_service: TaskHost | None = None
     task: TaskInstructions | None = None
     """None: a run of the agent itself."""

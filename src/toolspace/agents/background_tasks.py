@@ -25,7 +25,7 @@ from toolspace.agents.prompt_builder import load_prompt_context, render_memories
 from toolspace.agents.session_transactions import SessionLease, WriteProgram, new_turn
 from toolspace.builtin.task_tools import agent_tools, session_tools, task_tools
 from toolspace.core import json_text
-from toolspace.core.ids import derived_id, new_id
+from toolspace.core.ids import agent_of_session, derived_id, new_id, scope_key_of
 from toolspace.core.json_text import single_line
 from toolspace.core.language_model import ModelTurn, UserTurn
 from toolspace.core.stored_records import ENDED_RUN, RunRecord, TaskRecord, TaskStatus
@@ -34,7 +34,7 @@ from toolspace.core.tool_context import ToolContext
 from toolspace.errors import RefusedError, ToolPermissionError, ToolValidationError
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
 from toolspace.providers.functions import ToolRegistry
-from toolspace.spaces import messaging, runs
+from toolspace.spaces import messaging, runs, session_scope
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.storage.database import Program
 from toolspace.storage.queries import entities_and_spaces, idempotency, inbox, sessions
@@ -43,7 +43,7 @@ from toolspace.storage.queries import tasks as rows
 from toolspace.storage.queries.sessions import SessionKind
 
 MAX_RUNNING_TASKS = 20
-"""Running tasks of one agent: a faulty agent must not fill a process with tasks."""
+"""Running tasks of one session: a faulty agent must not fill a process with tasks."""
 MAX_DESCRIPTION, MAX_INPUT = 1_000, 100_000
 _MAX_REPORTED_RESULT = 20_000
 """Characters of a result in the agent's inbox; `task_replay` has all of it."""
@@ -73,7 +73,8 @@ When you are done, say in one or two sentences how the task went: that is your a
 class NewTask(msgspec.Struct, frozen=True, kw_only=True):
     """A task to be started."""
 
-    agent_entity_id: str
+    session_id: str
+    """The session that starts it."""
     description: str
     input: str
     call_id: str
@@ -92,14 +93,14 @@ class NewTask(msgspec.Struct, frozen=True, kw_only=True):
 def spawn(effects: Effects, new: NewTask) -> Program[str]:
     """Starts a task. Returns its id. Raises `RefusedError` if the agent has too many."""
     task_id = derived_id("task", new.call_id)
-    agent_id = new.agent_entity_id
+    agent_id = agent_of_session(new.session_id)
     if (yield from rows.find(task_id)) is not None:
         return task_id
-    if (yield from rows.count_running(agent_id)) >= MAX_RUNNING_TASKS:
+    if (yield from rows.count_running(new.session_id)) >= MAX_RUNNING_TASKS:
         raise RefusedError(
             "conflict", f"{MAX_RUNNING_TASKS} tasks of yours are under way; wait until one of them has ended"
         )
-    if not (yield from rows.create(task_id, agent_id, new.description, new.input)):
+    if not (yield from rows.create(task_id, new.session_id, new.description, new.input)):
         return task_id  # The same call has created it at the same moment.
     space_id = new.space_id
     if space_id is not None and not (yield from entities_and_spaces.is_member(space_id, agent_id)):
@@ -107,7 +108,7 @@ def spawn(effects: Effects, new: NewTask) -> Program[str]:
     trigger = {"type": "task", "taskId": task_id, "description": new.description, "runId": new.run_id}
     prompt = UserTurn(f"TASK: {new.description}\n\n{new.input}")
     yield from start_session(
-        effects, task_id, agent_id, "task", prompt, trigger=trigger, principal=new.principal, space_id=space_id
+        effects, task_id, new.session_id, "task", prompt, trigger=trigger, principal=new.principal, space_id=space_id
     )
     return task_id
 
@@ -115,7 +116,7 @@ def spawn(effects: Effects, new: NewTask) -> Program[str]:
 def start_session(
     effects: Effects,
     session_id: str,
-    agent_entity_id: str,
+    owner_id: str,
     kind: SessionKind,
     prompt: UserTurn,
     *,
@@ -123,16 +124,21 @@ def start_session(
     principal: str | None,
     space_id: str | None = None,
 ) -> Program[None]:
-    """Creates a session with a run that no process has started yet, as if it had been interrupted at its start."""
+    """Creates a session with a run that no process has started yet, as if it had been interrupted at its start.
+
+    `owner_id`: the session of the agent that it works for.
+    """
+    agent_id = agent_of_session(owner_id)
     run = yield from runs.open_run(
         effects,
-        agent_entity_id,
+        agent_id,
         run_id=rows.run_id_of(session_id),
         space_id=space_id,
         trigger=trigger,
         principal=principal,
+        session_id=owner_id,
     )
-    yield from sessions.create(session_id, agent_entity_id, kind)
+    yield from sessions.create(session_id, agent_id, kind, scope_key=scope_key_of(owner_id))
     cycle = yield from sessions.start_cycle(session_id, run.id, agent_turns=0)
     yield from sessions.append_turns(session_id, cycle, [new_turn(prompt, run.id)])
     effects.wake_keys.append("sessions")
@@ -157,8 +163,8 @@ def end_task(effects: Effects, task_id: str, status: TaskStatus, result: Any) ->
     if task is None:
         return None
     data = {"taskId": task.id, "description": task.description, "status": status, "result": _shorten_result(result)}
-    yield from inbox.add(task.agent_entity_id, f"task:{task.id}", "task", data, priority=inbox.TOOL_RESULT)
-    effects.notify_inbox(task.agent_entity_id)
+    yield from inbox.add(task.session_id, f"task:{task.id}", "task", data, priority=inbox.TOOL_RESULT)
+    effects.notify_inbox(task.session_id)
     return task
 
 
@@ -176,9 +182,9 @@ def cancel(effects: Effects, agent_entity_id: str, task_id: str) -> Program[Task
     return cancelled_task if cancelled_task is not None else (yield from get_task(agent_entity_id, task_id))
 
 
-def get_task(agent_entity_id: str, task_id: str) -> Program[TaskRecord]:
-    """Returns a task of this agent. Raises `RefusedError`."""
-    task = yield from rows.find(task_id, agent_entity_id)
+def get_task(agent_entity_id: str, task_id: str, *, session_id: str | None = None) -> Program[TaskRecord]:
+    """Returns a task of this agent, and of this session if one is given. Raises `RefusedError`."""
+    task = yield from rows.find(task_id, agent_entity_id, session_id=session_id)
     if task is None:
         raise RefusedError("not_found", f'the agent has no task "{task_id}"; task_list shows its tasks')
     return task
@@ -218,7 +224,7 @@ def _start_reflection(effects: Effects, task: TaskRecord) -> Program[None]:
     run = yield from run_rows.find(task.run_id)
     principal = run.principal if run is not None else None
     yield from start_session(
-        effects, session_id, task.agent_entity_id, "reflection", prompt, trigger=trigger, principal=principal
+        effects, session_id, task.session_id, "reflection", prompt, trigger=trigger, principal=principal
     )
 
 
@@ -246,7 +252,7 @@ async def prepare_task(ledger: Ledger, prepared_agent: PreparedAgent, lease: Ses
     agent, settings, entity_id = prepared_agent.agent, prepared_agent.settings, lease.agent_entity_id
     context = ToolContext(agent_id=agent.name, agent_entity_id=entity_id)
     task = await ledger.read(get_task, entity_id, rows.task_id_of(lease.session_id))
-    prompt_context = await ledger.read(load_prompt_context, entity_id)
+    prompt_context = await ledger.read(load_prompt_context, lease.owner_id)
     run = await ledger.read(run_rows.find, task.run_id)
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0).isoformat()
     sections = (
@@ -272,11 +278,18 @@ def can_reflect(tools: ToolOrchestrator) -> bool:
     return tools.find("memory_write") is not None
 
 
-async def prepare_reflection(prepared_agent: PreparedAgent, lease: SessionLease) -> PreparedAgent:
+async def prepare_reflection(
+    prepared_agent: PreparedAgent, lease: SessionLease, principal: str | None
+) -> PreparedAgent:
     """Changes a prepared agent for a reflection: another prompt, with the index of the memory files, and the memory
-    tools only."""
+    tools only. `principal`: for whom the reflection works."""
     name, tools = prepared_agent.agent.name, prepared_agent.tools
-    context = ToolContext(agent_id=name, agent_entity_id=lease.agent_entity_id)
+    context = ToolContext(
+        user_id=principal,
+        agent_id=name,
+        agent_entity_id=lease.agent_entity_id,
+        memory_dir=prepared_agent.memory_dir,
+    )
     files: Sequence[Mapping[str, Any]] = ()
     if tools.find("memory_list") is not None:
         result = await tools.execute("memory_list", {}, context=context)
@@ -313,11 +326,12 @@ class TaskToolProvider(ToolRegistry):
 
 
 class TaskService:
-    """Starts, lists and replays the tasks of one agent, and sends its replies. The `tasks` of its contexts."""
+    """Starts, lists and replays the tasks of one session, and sends its replies. The `tasks` of its contexts."""
 
-    def __init__(self, ledger: Ledger, agent_entity_id: str, *, is_task: bool = False) -> None:
+    def __init__(self, ledger: Ledger, session_id: str, *, is_task: bool = False) -> None:
         self._ledger = ledger
-        self._agent_id = agent_entity_id
+        self._session_id = session_id
+        self._agent_id = agent_of_session(session_id)
         self._is_task = is_task
 
     async def list_tasks(self, date: str | None, context: ToolContext) -> Sequence[Mapping[str, Any]]:
@@ -325,7 +339,12 @@ class TaskService:
         since, until = day_range(date) if date is not None else (None, None)
         with tool_errors():
             records = await self._ledger.read(
-                rows.list_tasks, self._agent_id, since=since, until=until, limit=_MAX_LISTED
+                rows.list_tasks,
+                self._agent_id,
+                since=since,
+                until=until,
+                session_id=self._session_id,
+                limit=_MAX_LISTED,
             )
         return [_describe_task(task) for task in records]
 
@@ -333,12 +352,12 @@ class TaskService:
         _check_not_called(context, "task_replay")
         _check_no_nul("taskId", task_id)
         with tool_errors():
-            return to_messages(await self._ledger.read(_load_conversation, self._agent_id, task_id))
+            return to_messages(await self._ledger.read(_load_conversation, self._session_id, task_id))
 
     async def spawn_task(self, description: str, input: str, context: ToolContext) -> str:
         self._check_main_session(context, "spawn_task")
         new = NewTask(
-            agent_entity_id=self._agent_id,
+            session_id=self._session_id,
             # One line: in the agent's inbox it must not look like another event.
             description=" ".join(_validate_text("description", description, MAX_DESCRIPTION).split()),
             input=_validate_text("input", input, MAX_INPUT),
@@ -357,7 +376,7 @@ class TaskService:
         _check_no_nul("replyTo", reply_to or "")
 
         def send(effects: Effects) -> Program[Any]:
-            reply = _send_reply(effects, self._agent_id, text, channel_id, reply_to, context)
+            reply = _send_reply(effects, self._session_id, text, channel_id, reply_to, context)
             return idempotency.run_once(self._agent_id, context.call_id, reply)
 
         with tool_errors():
@@ -369,14 +388,16 @@ class TaskService:
         _check_not_called(context, tool)
 
 
-def _load_conversation(agent_entity_id: str, task_id: str) -> Program[list[sessions.HistoryTurn]]:
-    yield from get_task(agent_entity_id, task_id)  # Raises if the task is another agent's.
+def _load_conversation(session_id: str, task_id: str) -> Program[list[sessions.HistoryTurn]]:
+    yield from get_task(agent_of_session(session_id), task_id, session_id=session_id)  # Raises if it is another's.
     return (yield from sessions.list_turns(task_id))
 
 
 def _send_reply(
-    effects: Effects, agent_id: str, text: str, space_id: str, reply_to: str | None, context: ToolContext
+    effects: Effects, session_id: str, text: str, space_id: str, reply_to: str | None, context: ToolContext
 ) -> Program[dict[str, Any]]:
+    yield from session_scope.check_space(session_id, space_id)
+    agent_id = agent_of_session(session_id)
     message_id = messaging.message_id_for_call(context.call_id) if context.call_id else None
     message = yield from messaging.send_message(
         effects, space_id, agent_id, text, message_id=message_id, reply_to=reply_to, run_id=context.run_id

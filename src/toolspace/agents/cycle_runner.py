@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from toolspace.agents import background_tasks, compaction, handoff, session_transactions
-from toolspace.agents.agent import Agent, entity_id_for
+from toolspace.agents.agent import Agent, entity_id_for, memory_dir_of, session_folder
 from toolspace.agents.agent_run import PreparedAgent
 from toolspace.agents.durable_loop import DurableLoop
 from toolspace.agents.loop import RunOutcome
@@ -82,9 +82,9 @@ class CycleRunner:
         await asyncio.gather(*self._final_writes, return_exceptions=True)
         await cancel_all(self._checks)
 
-    def find_agent(self, lease: SessionLease) -> Agent | None:
-        """The agent of a session; None if this process does not have it."""
-        name = self._agent_names.get(lease.agent_entity_id)
+    def find_agent(self, agent_entity_id: str) -> Agent | None:
+        """The agent of an entity; None if this process does not have it."""
+        name = self._agent_names.get(agent_entity_id)
         return self._agents.find(name) if name is not None else None
 
     async def reopen(self, lease: SessionLease) -> StartedCycle | None:
@@ -103,7 +103,7 @@ class CycleRunner:
         stop_listening = self._ledger.waiters.listen(f"run:{run_id}", lambda _: self._check_run(active, run_id))
         loop: DurableLoop | None = None
         try:
-            async with self._prepare(lease) as prepared_agent:
+            async with self._prepare(lease, started.run.principal) as prepared_agent:
                 loop = active.loop = DurableLoop(self._pending_calls, prepared_agent, lease, started)
                 if active.is_stopping:
                     return None
@@ -154,21 +154,25 @@ class CycleRunner:
     # Before a cycle
 
     @contextlib.asynccontextmanager
-    async def _prepare(self, lease: SessionLease) -> AsyncGenerator[PreparedAgent]:
+    async def _prepare(self, lease: SessionLease, principal: str | None) -> AsyncGenerator[PreparedAgent]:
         """Prepares the agent of a session. Raises `ModelError` or another `ToolspaceError` if it cannot run."""
         entity_id = lease.agent_entity_id
         async with self._agents.acquire(self._agent_names[entity_id]) as prepared_agent:
-            spec = prepared_agent.agent.spec
-            own_dir = spec.config.tools.session_dir if spec is not None and spec.config is not None else None
+            agent = prepared_agent.agent
+            own_dir = agent.spec.config.tools.session_dir if agent.spec is not None and agent.spec.config else None
+            session_dir = own_dir or self._session_dir
+            if lease.scope_key:
+                session_dir /= session_folder(lease.scope_key)
             prepared_agent = msgspec.structs.replace(
                 prepared_agent,
-                session_dir=(own_dir or self._session_dir) / sanitise(prepared_agent.agent.name),
-                task_service=background_tasks.TaskService(self._ledger, entity_id, is_task=lease.kind != "agent"),
+                session_dir=session_dir / sanitise(agent.name),
+                memory_dir=memory_dir_of(agent, prepared_agent.tools.context.memory_dir, lease.scope_key),
+                task_service=background_tasks.TaskService(self._ledger, lease.owner_id, is_task=lease.kind != "agent"),
             )
             if lease.kind == "task":
                 prepared_agent = await background_tasks.prepare_task(self._ledger, prepared_agent, lease)
             elif lease.kind == "reflection":
-                prepared_agent = await background_tasks.prepare_reflection(prepared_agent, lease)
+                prepared_agent = await background_tasks.prepare_reflection(prepared_agent, lease, principal)
             yield prepared_agent
 
     # After a cycle

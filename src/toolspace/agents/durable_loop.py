@@ -63,6 +63,7 @@ class DurableLoop(LoopHooks):
             run_id=started.run.id,
             agent_entity_id=lease.agent_entity_id,
             space_id=started.run.space_id,
+            session_id=lease.owner_id,
             confirms_delivery=False,
             approval_mode="pause",
         )
@@ -128,7 +129,7 @@ class DurableLoop(LoopHooks):
     async def preview_inbox(self) -> UserTurn | None:
         if self._has_new_events and self.prepared_agent.task is None:
             self._has_new_events = False
-            self._preview = await self._ledger.read(session_transactions.inbox_preview, self.lease.agent_entity_id)
+            self._preview = await self._ledger.read(session_transactions.inbox_preview, self.lease.session_id)
         return self._preview
 
     def new_listener(self) -> ModelListener | None:
@@ -206,6 +207,7 @@ class DurableLoop(LoopHooks):
             agent_entity_id=self.lease.agent_entity_id,
             run_id=self.run_id,
             task_id=task.task_id if task is not None else "",
+            memory_dir=prepared_agent.memory_dir,
             session_dir=prepared_agent.session_dir.parent if prepared_agent.session_dir is not None else None,
             tasks=prepared_agent.task_service,
             host=self._call_host,
@@ -222,15 +224,14 @@ class DurableLoop(LoopHooks):
         if task is not None:
             system = task.prompt
         else:
-            entity_id = self.lease.agent_entity_id
             system = build_system_prompt(
                 prepared_agent.agent,
-                await self._ledger.read(load_prompt_context, entity_id),
+                await self._ledger.read(load_prompt_context, self.lease.session_id),
                 tool_instructions=prepared_agent.tools.instructions(context=context),
-                entity_id=entity_id,
+                entity_id=self.lease.agent_entity_id,
             )
             if prepared_agent.agent.enters_space and (space_id := self._call_host.space_id) is not None:
-                system += "\n\n" + await self._ledger.read(render_active_space, entity_id, space_id)
+                system += "\n\n" + await self._ledger.read(render_active_space, self.lease.session_id, space_id)
         return AgentLoop(prepared_agent, self.agent_run, tool_run, system=system, context=context, hooks=self)
 
     async def _adopt_calls(self, loop: AgentLoop) -> None:
@@ -287,5 +288,6 @@ class DurableLoop(LoopHooks):
                 break
         return new_calls
 
-    def _on_inbox_event(self, _: Any) -> None:
-        self._has_new_events = True
+    def _on_inbox_event(self, scope_key: str | None) -> None:
+        if scope_key is None or scope_key == self.lease.scope_key:  # None: of the main session, or unknown.
+            self._has_new_events = True

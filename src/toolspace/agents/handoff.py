@@ -18,7 +18,8 @@ from toolspace.core.stored_records import InboxEvent, RunRecord
 from toolspace.core.tool import Tool, ToolCategory
 from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ToolExecutionError, ToolNotFoundError, ToolValidationError
-from toolspace.storage.queries import entities_and_spaces, inbox, messages
+from toolspace.spaces import session_scope
+from toolspace.storage.queries import entities_and_spaces, inbox, messages, sessions
 from toolspace.storage.queries import runs as run_rows
 
 if TYPE_CHECKING:
@@ -142,8 +143,12 @@ def build_handoff(
             "heard": shared_ids,
             "path": [*agent_run.previous_agents, agent_run.name],
         }
-        yield from inbox.add(destination_id, f"{HANDOFF_PREFIX}{run_id}", "service", data, priority=priority)
-        effects.notify_inbox(destination_id)
+        scope = (yield from sessions.find_scope(destination_id)).scope
+        session_id = yield from session_scope.open_session(
+            destination_id, scope, space_id=space_id, person_id=run.principal if run is not None else None
+        )
+        yield from inbox.add(session_id, f"{HANDOFF_PREFIX}{run_id}", "service", data, priority=priority)
+        effects.notify_inbox(session_id)
 
     return write
 

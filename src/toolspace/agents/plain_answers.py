@@ -17,7 +17,7 @@ from toolspace.core.ids import new_id
 from toolspace.core.inbox_text import HANDOFF_PREFIX
 from toolspace.core.stored_records import InboxEvent, RunRecord
 from toolspace.errors import RefusedError
-from toolspace.spaces import messaging
+from toolspace.spaces import messaging, session_scope
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program
 from toolspace.storage.queries import inbox, messages
@@ -59,13 +59,14 @@ def deliver_answer(
     """Sends the answer of a run, if a person waits for one and the run has sent no message."""
     run = yield from run_rows.find(run_id)
     space_id = _answer_space_of(run) if run is not None else None
-    if space_id is None or (yield from messages.is_sent_by_run(run_id)):
+    if run is None or space_id is None or (yield from messages.is_sent_by_run(run_id)):
         return
     message_id = message_id or new_id("msg")
     try:
+        yield from session_scope.check_space(run.session_id or agent_entity_id, space_id)
         yield from messaging.start_message(effects, space_id, agent_entity_id, message_id, run_id)
     except RefusedError:
-        return  # The space is gone, or the agent is not a member any more.
+        return  # The space is gone, or the agent or the person is not a member any more.
     yield from messaging.append_to_message(effects, message_id, text)
     yield from messaging.send_message(effects, space_id, agent_entity_id, text, message_id=message_id, run_id=run_id)
 

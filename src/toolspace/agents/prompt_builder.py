@@ -13,12 +13,14 @@ import msgspec
 from toolspace.agents.agent import Agent
 from toolspace.agents.prebuilt.spaces_and_inbox import load_messages
 from toolspace.core import json_text
+from toolspace.core.ids import agent_of_session
 from toolspace.core.json_text import quote_name, single_line
 from toolspace.core.stored_records import Space
 from toolspace.errors import RefusedError
+from toolspace.spaces import session_scope
 from toolspace.spaces.plans import describe as describe_plan
 from toolspace.storage.database import Program
-from toolspace.storage.queries import entities_and_spaces, goals_and_memories, plans
+from toolspace.storage.queries import goals_and_memories, plans, sessions
 from toolspace.storage.queries.goals_and_memories import Goal, Memory
 from toolspace.storage.queries.plans import Plan
 
@@ -43,9 +45,11 @@ _ENTERS_SPACE = " A cycle that messages of one space started begins in that spac
 
 
 class PromptContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent has stored, and where it is a member: a part of each of its prompts."""
+    """What a session of an agent has stored, and which spaces it reaches: a part of each of its prompts."""
 
     memories: Sequence[Memory] = ()
+    shared_memories: Sequence[Memory] = ()
+    """Those that all sessions of the agent see."""
     goals: Sequence[Goal] = ()
     plans: Sequence[Plan] = ()
     spaces: Sequence[Space] = ()
@@ -54,15 +58,20 @@ class PromptContext(msgspec.Struct, frozen=True, kw_only=True):
     """How many spaces it is a member of, if there are more than `spaces` has; else 0."""
 
 
-def load_prompt_context(agent_entity_id: str) -> Program[PromptContext]:
-    spaces = yield from entities_and_spaces.list_spaces(member=agent_entity_id, limit=_MAX_SPACES + 1)
+def load_prompt_context(session_id: str) -> Program[PromptContext]:
+    agent_id = agent_of_session(session_id)
+    shared_memories: Sequence[Memory] = ()
+    if session_id != agent_id and (yield from sessions.find_scope(agent_id)).shares_memories:
+        shared_memories = yield from goals_and_memories.list_memories(agent_id)
+    spaces = yield from session_scope.list_spaces(session_id, limit=_MAX_SPACES + 1)
     has_more_spaces = len(spaces) > _MAX_SPACES
     return PromptContext(
-        memories=(yield from goals_and_memories.list_memories(agent_entity_id)),
-        goals=(yield from goals_and_memories.list_goals(agent_entity_id)),
-        plans=(yield from plans.list_plans(agent_entity_id, status="active")),
+        memories=(yield from goals_and_memories.list_memories(session_id)),
+        shared_memories=shared_memories,
+        goals=(yield from goals_and_memories.list_goals(session_id)),
+        plans=(yield from plans.list_plans(session_id, status="active")),
         spaces=spaces[:_MAX_SPACES],
-        space_count=(yield from entities_and_spaces.count_spaces(agent_entity_id)) if has_more_spaces else 0,
+        space_count=(yield from session_scope.count_spaces(session_id)) if has_more_spaces else 0,
     )
 
 
@@ -87,10 +96,10 @@ def build_system_prompt(
     return "\n\n".join(filter(None, parts))
 
 
-def render_active_space(agent_entity_id: str, space_id: str) -> Program[str]:
+def render_active_space(session_id: str, space_id: str) -> Program[str]:
     """Renders the space that a run is in, with its latest messages, as `enter_space` returns them."""
     try:
-        space, history, total = yield from load_messages(agent_entity_id, space_id, limit=_ACTIVE_SPACE_MESSAGES)
+        space, history, total = yield from load_messages(session_id, space_id, limit=_ACTIVE_SPACE_MESSAGES)
     except RefusedError:
         return ""  # The space is gone, or the agent is not a member any more.
     lines = _limit_lines([single_line(json_text.encode(message)) for message in reversed(history)], "read_messages")[
@@ -108,6 +117,9 @@ def render_section(title: str, lines: Sequence[str]) -> str:
 
 def render_memories(context: PromptContext) -> list[str]:
     lines = [f"- {single_line(memory.key)}: {_render_value(memory.value)}" for memory in context.memories]
+    lines += [
+        f"- {single_line(memory.key)} (shared): {_render_value(memory.value)}" for memory in context.shared_memories
+    ]
     return _limit_lines(lines, "get_memories")
 
 

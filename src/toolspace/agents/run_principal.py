@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from toolspace.agents.handoff import event_data
 from toolspace.core.inbox_text import HANDOFF_PREFIX
 from toolspace.core.stored_records import InboxEvent
+from toolspace.spaces.session_scope import find_principal_of_run
 from toolspace.storage.database import Program
-from toolspace.storage.queries import messages, plans, runs, tasks
+from toolspace.storage.queries import messages, plans, tasks
 
 
 def find_principal(agent_entity_id: str, events: Sequence[InboxEvent]) -> Program[str]:
@@ -31,20 +32,14 @@ def _find_principal_of_event(event: InboxEvent) -> Program[str | None]:
         if data.get("senderType") == "human":
             return str(data["senderId"])
         message = yield from messages.find(str(data.get("messageId")))
-        return (yield from _find_principal_of_run(message.run_id if message is not None else None))
+        return (yield from find_principal_of_run(message.run_id if message is not None else None))
     if event.type == "plan":
         plan = yield from plans.find(str(data.get("planId")))
         return plan.principal if plan is not None and plan.principal != plan.entity_id else None
     if event.type == "task":
-        return (yield from _find_principal_of_run(tasks.run_id_of(str(data.get("taskId")))))
+        return (yield from find_principal_of_run(tasks.run_id_of(str(data.get("taskId")))))
     if event.type == "tool_result":
-        return (yield from _find_principal_of_run(data.get("runId")))
+        return (yield from find_principal_of_run(data.get("runId")))
     if event.event_id.startswith(HANDOFF_PREFIX):
-        return (yield from _find_principal_of_run(event.event_id.removeprefix(HANDOFF_PREFIX)))
+        return (yield from find_principal_of_run(event.event_id.removeprefix(HANDOFF_PREFIX)))
     return None
-
-
-def _find_principal_of_run(run_id: str | None) -> Program[str | None]:
-    """The person or key that a run works for; None if its agent works for itself."""
-    run = (yield from runs.find(run_id)) if run_id is not None else None
-    return run.principal if run is not None and run.principal != run.agent_entity_id else None

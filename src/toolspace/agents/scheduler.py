@@ -19,7 +19,7 @@ from toolspace.agents.cycle_runner import CycleRunner
 from toolspace.agents.durable_loop import DurableLoop
 from toolspace.agents.session_transactions import LeaseLost, SessionLease
 from toolspace.core.defaults import MAX_ACTIVE_AGENTS
-from toolspace.core.ids import now_ms
+from toolspace.core.ids import agent_of_session, now_ms, session_id_for
 from toolspace.errors import StorageError
 from toolspace.orchestrator.call import cancel_all, context_without_call, start_in_background
 from toolspace.spaces.ledger import Ledger
@@ -32,6 +32,8 @@ LOWEST_PRIORITY = 9
 _TASK_PRIORITY = 2
 """Of background sessions: people and results come first."""
 _POLL_SECONDS = 1.0
+_MAX_REMEMBERED_STARTS = 10_000
+"""Sessions whose latest cycles are remembered: there may be one for each person."""
 _BATCH = 500
 _RETRY_SECONDS = 1.0
 _MISSING_AGENT_SECONDS = 60.0
@@ -57,6 +59,7 @@ class Scheduler:
         self._missing_agents: dict[str, tuple[float, float]] = {}
         """Sessions whose agent this process does not have: since when, and when they were last acquired."""
         self._inbox_listeners: dict[str, Callable[[], None]] = {}
+        """By agent."""
         self._background: set[asyncio.Task[Any]] = set()
         self._is_stopping = False
 
@@ -88,18 +91,22 @@ class Scheduler:
         """How many cycles ended in this process, by reason."""
         return self._runner.cycle_counts
 
-    def watch(self, session_id: str) -> None:
-        """Runs the session of an agent, which has its id, whenever the agent's inbox gets an event."""
-        if session_id not in self._inbox_listeners:
-            key = f"inbox:{session_id}"
-            self._inbox_listeners[session_id] = self._ledger.waiters.listen(key, lambda _: self.wake(session_id))
+    def watch(self, agent_entity_id: str) -> None:
+        """Runs the sessions of an agent whenever they get an event."""
+        if agent_entity_id not in self._inbox_listeners:
+            key = f"inbox:{agent_entity_id}"
 
-    def unwatch(self, session_id: str) -> None:
+            def wake(scope_key: str | None) -> None:
+                self.wake(session_id_for(agent_entity_id, scope_key or ""))
+
+            self._inbox_listeners[agent_entity_id] = self._ledger.waiters.listen(key, wake)
+
+    def unwatch(self, agent_entity_id: str) -> None:
         """Ends `watch`: the agent was removed."""
-        self._rate_limit.forget(session_id)
-        if (timer := self._rate_limited.pop(session_id, None)) is not None:
-            timer.cancel()
-        stop_listening = self._inbox_listeners.pop(session_id, None)
+        self._rate_limit.forget(agent_entity_id)
+        for session_id in [id for id in self._rate_limited if agent_of_session(id) == agent_entity_id]:
+            self._rate_limited.pop(session_id).cancel()
+        stop_listening = self._inbox_listeners.pop(agent_entity_id, None)
         if stop_listening is not None:
             stop_listening()
 
@@ -147,10 +154,31 @@ class Scheduler:
             active.task.add_done_callback(lambda _, session_id=session_id: self._on_session_done(session_id))
 
     def _pop_next(self) -> str | None:
-        """Background sessions get at most half of the places, so that people are answered however many there are."""
-        if sum(map(tasks.is_background_session, self._active)) < self._max_background:
+        """The next session that may run now.
+
+        Background sessions get at most half of the places, so that people are answered however many there are. An agent
+        with several sessions runs at most `limits.maxParallelSessions` of them.
+        """
+        background_count = sum(map(tasks.is_background_session, self._active))
+        full_agents = self._list_full_agents()
+        if background_count < self._max_background and not full_agents:
             return self._queue.pop_next()
-        return self._queue.pop_next([id for id in self._queue if not tasks.is_background_session(id)])
+
+        def may_run(session_id: str) -> bool:
+            if tasks.is_background_session(session_id):
+                return background_count < self._max_background
+            return agent_of_session(session_id) not in full_agents
+
+        return self._queue.pop_next([id for id in self._queue if may_run(id)])
+
+    def _list_full_agents(self) -> set[str]:
+        """The agents that run as many sessions as they may."""
+        counts = Counter(agent_of_session(id) for id in self._active if not tasks.is_background_session(id))
+        return {id for id, count in counts.items() if count >= self._max_parallel_sessions(id)}
+
+    def _max_parallel_sessions(self, agent_entity_id: str) -> int:
+        agent = self._runner.find_agent(agent_entity_id)
+        return agent.cycle_limits.max_parallel_sessions if agent is not None else self._max_active
 
     async def _rank(self) -> None:
         """Reads the priorities of the ready sessions: there are more than may run now."""
@@ -190,9 +218,11 @@ class Scheduler:
         session = await self._acquire(session_id)
         if session is None:
             return
-        lease = active.lease = SessionLease(session_id, session.agent_entity_id, session.token, session.kind)
+        lease = active.lease = SessionLease(
+            session_id, session.agent_entity_id, session.token, session.kind, session.scope_key
+        )
         try:
-            agent = runner.find_agent(lease)
+            agent = runner.find_agent(lease.agent_entity_id)
             if agent is None:
                 await self._wait_for_agent(session, lease)
                 active.lease = None
@@ -227,7 +257,7 @@ class Scheduler:
                     self._wake_later(session_id, seconds)
                     return
                 started = await runner.reopen(lease) if seconds is not None else None
-                agent = runner.find_agent(lease)  # Again: configuration may have changed meanwhile.
+                agent = runner.find_agent(lease.agent_entity_id)  # Again: configuration may have changed meanwhile.
                 if started is None and self._queue:
                     self._ready_again.add(session_id)  # Other sessions wait: this one goes behind them.
                     return
@@ -305,7 +335,7 @@ class Scheduler:
             for session_id in await self._ledger.read(sessions.list_interrupted, limit=_BATCH):
                 self.wake(session_id, _TASK_PRIORITY if tasks.is_background_session(session_id) else 0)
             for session_id, priority in await self._ledger.read(sessions.list_with_waiting_inbox, limit=_BATCH):
-                if session_id in self._inbox_listeners:
+                if agent_of_session(session_id) in self._inbox_listeners:
                     self.wake(session_id, priority)
         except StorageError as error:
             _log.warning("ready sessions could not be read, retrying in %g s: %s", _POLL_SECONDS, error)
@@ -421,11 +451,17 @@ class CycleRateLimit:
         while starts and starts[0] <= since:
             starts.popleft()
         self._starts[session.id] = (session.token, starts)
+        if len(self._starts) > _MAX_REMEMBERED_STARTS:
+            # A session without a start in the last minute is read from the database when it runs again.
+            self._starts = {id: entry for id, entry in self._starts.items() if entry[1] and entry[1][-1] > since}
+            self._starts[session.id] = (session.token, starts)
         # If the limit was lowered, all starts beyond it must be older than a minute first.
         return (starts[len(starts) - per_minute] - since) / 1000 if len(starts) >= per_minute else 0.0
 
     def record_start(self, session_id: str) -> None:
         self._starts[session_id][1].append(now_ms())
 
-    def forget(self, session_id: str) -> None:
-        self._starts.pop(session_id, None)
+    def forget(self, agent_entity_id: str) -> None:
+        """Forgets the sessions of an agent."""
+        for session_id in [id for id in self._starts if agent_of_session(id) == agent_entity_id]:
+            del self._starts[session_id]

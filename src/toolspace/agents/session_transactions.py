@@ -15,7 +15,7 @@ from toolspace.agents import handoff, paused_runs, plain_answers
 from toolspace.agents.loop_hooks import PlannedCall
 from toolspace.agents.run_principal import find_principal
 from toolspace.core import inbox_text, json_text
-from toolspace.core.ids import new_id, now_ms
+from toolspace.core.ids import new_id, now_ms, session_id_for
 from toolspace.core.json_text import quote_name, quote_truncated
 from toolspace.core.language_model import ModelTurn, ResultsTurn, Turn, Usage, UserTurn
 from toolspace.core.stored_records import ENDED_RUN, CallRecord, InboxEvent, RunRecord
@@ -60,6 +60,12 @@ class SessionLease(msgspec.Struct, frozen=True):
     agent_entity_id: str
     token: int
     kind: SessionKind = "agent"
+    scope_key: str = ""
+
+    @property
+    def owner_id(self) -> str:
+        """The session of the agent that goals, memories and plans belong to: for a task, the one that started it."""
+        return session_id_for(self.agent_entity_id, self.scope_key)
 
 
 class StartedCycle(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +133,7 @@ def begin(
     run_id = new_id("run")
     claim = f"run:{run_id}"
     agent_id = lease.agent_entity_id
-    events = yield from inbox.claim(agent_id, claim, count=batch, lease_ms=_CLAIM_MS)
+    events = yield from inbox.claim(agent_id, claim, count=batch, lease_ms=_CLAIM_MS, session_id=lease.session_id)
     if not events:
         yield from sessions.release_lease(lease.session_id, lease.token)
         return None
@@ -154,7 +160,13 @@ def begin(
         space_id = None
     principal = yield from find_principal(agent_id, events)
     run = yield from runs.open_run(
-        effects, agent_id, run_id=run_id, space_id=space_id, trigger=trigger, principal=principal
+        effects,
+        agent_id,
+        run_id=run_id,
+        space_id=space_id,
+        trigger=trigger,
+        principal=principal,
+        session_id=lease.session_id,
     )
     agent_turns = session.agent_turns + 1 if is_from_agents else 0
     cycle = yield from sessions.start_cycle(lease.session_id, run_id, agent_turns=agent_turns)
@@ -256,9 +268,9 @@ def save_step(
     return started
 
 
-def inbox_preview(agent_entity_id: str) -> Program[UserTurn | None]:
+def inbox_preview(session_id: str) -> Program[UserTurn | None]:
     """A short note about the events that have arrived during the cycle, oldest first. None if there are none."""
-    events, total = yield from inbox.list_waiting(agent_entity_id, limit=_PREVIEWED_EVENTS)
+    events, total = yield from inbox.list_waiting(session_id, limit=_PREVIEWED_EVENTS)
     if not total:
         return None
     events = yield from messaging.add_space_names(events)
@@ -417,7 +429,7 @@ def _close(
         yield from inbox.acknowledge(lease.agent_entity_id, claim, events)
     elif events:
         yield from inbox.release(lease.agent_entity_id, claim, events, error=error)
-        effects.notify_inbox(lease.agent_entity_id)
+        effects.notify_inbox(lease.owner_id)
 
 
 def _are_handoff_answers(agent_entity_id: str, events: Sequence[InboxEvent]) -> Program[bool]:

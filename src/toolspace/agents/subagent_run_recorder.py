@@ -14,14 +14,14 @@ from typing import Any
 
 import msgspec
 
-from toolspace.agents.agent import entity_id_for
+from toolspace.agents.agent import entity_id_for, memory_dir_of
 from toolspace.agents.agent_run import AgentRun
 from toolspace.agents.live_output import LiveOutput
 from toolspace.agents.loop_hooks import PlannedCall
 from toolspace.agents.registry import FinalRunStatus, RunRecorder
 from toolspace.agents.session_transactions import WriteProgram
 from toolspace.core import json_text
-from toolspace.core.ids import new_id
+from toolspace.core.ids import new_id, scope_key_of
 from toolspace.core.language_model import ModelListener, Turn, Usage
 from toolspace.core.stored_records import ENDED_RUN, RunRecord
 from toolspace.core.tool_context import ToolContext
@@ -29,12 +29,12 @@ from toolspace.errors import RefusedError, StorageError
 from toolspace.orchestrator.call import start_in_background
 from toolspace.orchestrator.orchestrator import ToolOrchestrator
 from toolspace.orchestrator.stages.hooks import has_before_hooks
-from toolspace.spaces import runs
+from toolspace.spaces import runs, session_scope
 from toolspace.spaces.call_context import GatewayCallHost
 from toolspace.spaces.ledger import Effects
 from toolspace.spaces.pending_calls import PendingCalls
 from toolspace.storage.database import Program
-from toolspace.storage.queries import entities_and_spaces
+from toolspace.storage.queries import entities_and_spaces, sessions
 from toolspace.storage.queries import runs as run_rows
 
 _log = logging.getLogger("toolspace.agents")
@@ -63,6 +63,7 @@ async def open_stored_recorder(
             "agent": agent_run.parent.name if agent_run.parent is not None else None,
         },
         principal=caller.principal,
+        caller_scope_key=scope_key_of(caller_host.session_id or "") if caller_host is not None else "",
     )
     return _StoredRunRecorder(pending_calls, record, agent_run, context, tools)
 
@@ -83,10 +84,13 @@ class _StoredRunRecorder(RunRecorder):
             run_id=record.id,
             agent_entity_id=record.agent_entity_id,
             space_id=record.space_id,
+            session_id=record.session_id,
             confirms_delivery=False,
             approval_mode="wait",
         )
         context.run_id, context.agent_entity_id, context.host = record.id, record.agent_entity_id, self._call_host
+        if scope_key := scope_key_of(record.session_id or ""):
+            context.memory_dir = memory_dir_of(agent_run.agent, tools.context.memory_dir, scope_key)
         super().__init__(run_id=record.id)
         self._run_id = record.id
         self._ledger = pending_calls.ledger
@@ -148,15 +152,33 @@ class _StoredRunRecorder(RunRecorder):
 
 
 def _open(
-    effects: Effects, name: str, *, run_id: str, space_id: str | None, trigger: Mapping[str, Any], principal: str
+    effects: Effects,
+    name: str,
+    *,
+    run_id: str,
+    space_id: str | None,
+    trigger: Mapping[str, Any],
+    principal: str,
+    caller_scope_key: str,
 ) -> Program[RunRecord]:
     entity_id = entity_id_for(name)
     yield from entities_and_spaces.create_entity(entity_id, "agent", name, {})  # Does nothing if it exists.
     if space_id is not None and not (yield from entities_and_spaces.is_member(space_id, entity_id)):
         space_id = None
+    # What it stores for a space or a person must not reach others, even if the agent has only one session of its own.
+    scope = (yield from sessions.find_scope(entity_id)).scope
+    session_id = yield from session_scope.open_session(
+        entity_id, scope, space_id=space_id, person_id=principal, default_key=caller_scope_key
+    )
     return (
         yield from runs.open_run(
-            effects, entity_id, run_id=run_id, space_id=space_id, trigger=trigger, principal=principal
+            effects,
+            entity_id,
+            run_id=run_id,
+            space_id=space_id,
+            trigger=trigger,
+            principal=principal,
+            session_id=session_id,
         )
     )
 

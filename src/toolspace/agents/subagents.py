@@ -16,7 +16,7 @@ from typing import Any, Generic, Literal, cast
 import msgspec
 from typing_extensions import TypeVar
 
-from toolspace.agents.agent import Agent
+from toolspace.agents.agent import Agent, memory_dir_of
 from toolspace.agents.agent_run import AgentRun, PreparedAgent, find_agent_run
 from toolspace.agents.loop import AgentLoop, EndReason, RunOutcome, is_prebuilt_action
 from toolspace.agents.loop_hooks import LoopObserver
@@ -39,6 +39,7 @@ from toolspace.errors import (
     ToolExecutionError,
 )
 from toolspace.orchestrator.call import current_call
+from toolspace.orchestrator.orchestrator import ToolOrchestrator
 from toolspace.orchestrator.run import Span
 
 _log = logging.getLogger("toolspace.agents")
@@ -52,7 +53,6 @@ _INHERITED_FIELDS = (
     "writable_code",
     "allowed_env",
     "allowed_hosts",
-    "memory_dir",
     "session_dir",
     "web_search",
     "tasks",
@@ -241,7 +241,7 @@ async def _run_one(
 async def _run_prepared(
     agents: AgentRegistry, prepared_agent: PreparedAgent, run: AgentRun, request: AgentRequest
 ) -> AgentResult[Any]:
-    context = _build_context(run, request.caller)
+    context = _build_context(run, request.caller, prepared_agent.tools)
     if agents.open_run_recorder is not None:
         recorder = await agents.open_run_recorder(run, request.caller, context, prepared_agent.tools)
     else:
@@ -344,7 +344,7 @@ def error_result(name: str, error: Exception, turns: Sequence[Turn] = ()) -> Age
     return AgentResult(ok=False, text=text, end="failed", error=message, error_kind=kind, agent=name)
 
 
-def _build_context(run: AgentRun, caller: ToolContext) -> ToolContext:
+def _build_context(run: AgentRun, caller: ToolContext, tools: ToolOrchestrator) -> ToolContext:
     """The context of the agent's calls. What the caller has restricted for this call stays restricted."""
     call = current_call.get()
     defaults = call.owner.context if call is not None else ToolContext()
@@ -353,8 +353,16 @@ def _build_context(run: AgentRun, caller: ToolContext) -> ToolContext:
         for field in _INHERITED_FIELDS
         if (value := getattr(caller, field)) is not None and value != getattr(defaults, field)
     }
-    # The caller's session: the caller can read the outputs that the agent's tools store.
-    return ToolContext(**inherited_values, session_id=caller.session_id, agent_id=run.name, agent=run)
+    shared_dir = tools.context.memory_dir
+    if run.parent is None and caller.memory_dir is not None:  # A program may have chosen another directory.
+        shared_dir = caller.memory_dir
+    return ToolContext(
+        **inherited_values,
+        memory_dir=memory_dir_of(run.agent, shared_dir),
+        session_id=caller.session_id,  # The caller can read the outputs that the agent's tools store.
+        agent_id=run.name,
+        agent=run,
+    )
 
 
 def request_system_prompt(prepared_agent: PreparedAgent, run: AgentRun, context: ToolContext) -> str:

@@ -272,17 +272,22 @@ class AgentsApi(ApiResource):
         agent_id: str,
         *,
         status: InboxStatus | None = None,
+        session: str | None = None,
         limit: int | None = None,
         wait: float | None = None,
     ) -> Sequence[InboxEvent]:
-        """Returns the events of the inbox. `wait`: how many seconds to wait for an event if there is none."""
-        query = {"status": status, "limit": limit, "wait": wait}
+        """Returns the events of the inbox, or of one session. `wait`: how many seconds to wait for an event if there
+        is none."""
+        query = {"status": status, "session": session, "limit": limit, "wait": wait}
         path, no_timeout = api_path("agents", agent_id, "inbox"), wait is not None
         return (await self._send(Page[InboxEvent], "GET", path, query=query, no_timeout=no_timeout)).items
 
-    async def push_event(self, agent_id: str, data: Any, *, event_id: str | None = None) -> bool:
-        """Adds a service event to the inbox. Returns False if the inbox already has an event with this id."""
-        body = without_none(eventId=event_id, data=data)
+    async def push_event(
+        self, agent_id: str, data: Any, *, event_id: str | None = None, session: str | None = None
+    ) -> bool:
+        """Adds a service event to the inbox, for one session of the agent if it is given. Returns False if the inbox
+        already has an event with this id."""
+        body = without_none(eventId=event_id, session=session, data=data)
         return bool((await self._create(dict[str, Any], api_path("agents", agent_id, "inbox"), body))["fresh"])
 
     async def claim(
@@ -292,10 +297,12 @@ class AgentsApi(ApiResource):
         count: int | None = None,
         lease_seconds: float | None = None,
         types: Sequence[InboxType] | None = None,
+        session: str | None = None,
         wait: float | None = None,
     ) -> InboxClaim:
-        """Claims events. Those that are not acknowledged or released before the lease expires become pending again."""
-        body = without_none(count=count, leaseSeconds=lease_seconds, types=types, wait=wait)
+        """Claims events, only those of a session if it is given. Those that are not acknowledged or released before
+        the lease expires become pending again."""
+        body = without_none(count=count, leaseSeconds=lease_seconds, types=types, session=session, wait=wait)
         return await self._send(
             InboxClaim, "POST", api_path("agents", agent_id, "inbox", "claim"), body, no_timeout=True
         )
@@ -325,12 +332,16 @@ class AgentsApi(ApiResource):
         *,
         date: str | None = None,
         status: TaskStatus | None = None,
+        session: str | None = None,
         limit: int | None = None,
         cursor: str | None = None,
     ) -> Page[TaskRecord]:
-        """Returns background tasks, newest first. `date`: only those started on that day, as YYYY-MM-DD."""
+        """Returns background tasks, newest first. `date`: only those started on that day, as YYYY-MM-DD. `session`:
+        only those that this session started."""
         path = api_path("agents", agent_id, "tasks")
-        return await self._get(Page[TaskRecord], path, date=date, status=status, limit=limit, cursor=cursor)
+        return await self._get(
+            Page[TaskRecord], path, date=date, status=status, session=session, limit=limit, cursor=cursor
+        )
 
     async def get_task(self, agent_id: str, task_id: str) -> TaskWithMessages:
         """Returns one background task with its conversation."""
@@ -339,9 +350,13 @@ class AgentsApi(ApiResource):
     async def cancel_task(self, agent_id: str, task_id: str) -> TaskRecord:
         return await self._post(TaskRecord, api_path("agents", agent_id, "tasks", task_id, "cancel"))
 
-    async def get_history(self, agent_id: str, *, limit: int | None = None, cursor: str | None = None) -> AgentHistory:
-        """Returns the summary of earlier cycles and the latest turns; `next` is the cursor of older turns."""
-        return await self._get(AgentHistory, api_path("agents", agent_id, "history"), limit=limit, cursor=cursor)
+    async def get_history(
+        self, agent_id: str, *, session: str | None = None, limit: int | None = None, cursor: str | None = None
+    ) -> AgentHistory:
+        """Returns the summary of earlier cycles and the latest turns of a session, by default the agent's main one;
+        `next` is the cursor of older turns."""
+        path = api_path("agents", agent_id, "history")
+        return await self._get(AgentHistory, path, session=session, limit=limit, cursor=cursor)
 
     async def list_documents(
         self, agent_id: str, *, limit: int | None = None, cursor: str | None = None

@@ -24,7 +24,7 @@ from toolspace.composition.policies import build_policy_rules
 from toolspace.composition.providers import ConfiguredProvider, belongs_to_one_provider, build_providers
 from toolspace.composition.settings import Settings
 from toolspace.config.configuration import AgentSpec, Config
-from toolspace.config.find_and_watch import key_memory_root, list_state_paths
+from toolspace.config.find_and_watch import agent_memory_root, key_memory_root, list_state_paths
 from toolspace.config.provider_settings import McpServerSettings
 from toolspace.config.secret_references import refers_to_secrets, resolve_secrets
 from toolspace.config.tool_settings import QueueSettings, ToolDefinition, WebSearchSettings
@@ -192,7 +192,7 @@ def _build_context(config: Config, single_tool: str | None) -> ToolContext:
     tools = config.tools
     memory_dir = tools.memory_dir or Path.cwd() / ".toolspace" / "memory"
     # Memories and archives belong to their agents: only the memory and session tools reach them.
-    own_dirs = [memory_dir, key_memory_root(memory_dir)]
+    own_dirs = [memory_dir, key_memory_root(memory_dir), agent_memory_root(memory_dir)]
     if tools.session_dir is not None:
         own_dirs.append(tools.session_dir)
     # The secrets of the search engine are left alone if no call can need them.

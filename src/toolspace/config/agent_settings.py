@@ -27,6 +27,7 @@ from toolspace.config.validation import (
 from toolspace.config.value_types import Count, Duration, HttpUrl, Name, Names, NullableCount, StorableText
 from toolspace.core import defaults
 from toolspace.core.call_limits import DEFAULT_REPEATED_CALLS, RepeatedCallLimits
+from toolspace.core.stored_records import SessionScope
 
 FILE_ENDINGS = (".yaml", ".yml", ".json", ".jsonc", ".toml")
 
@@ -220,7 +221,10 @@ class AgentLimits(Section, frozen=True, kw_only=True):
     max_agent_turns: Annotated[
         int, types.integer(0), "How many cycles in a row may be triggered by messages of other agents only."
     ] = 6
-    cycles_per_minute: Annotated[Count, "How many cycles may start in a minute."] = 60
+    cycles_per_minute: Annotated[Count, "How many cycles of one session may start in a minute."] = 60
+    max_parallel_sessions: Annotated[
+        Count, "How many of its sessions may run at the same time in one process (`session: space` or `user`)."
+    ] = defaults.MAX_PARALLEL_SESSIONS
     max_tokens: Annotated[
         NullableCount, "How many tokens one run may use, including its sub-agents; null: any number."
     ] = None
@@ -240,6 +244,14 @@ class AgentLimits(Section, frozen=True, kw_only=True):
     ] = DEFAULT_REPEATED_CALLS
     max_depth: Annotated[int, types.integer(0), "How deeply agents may call agents."] = 8
     inbox_batch: Annotated[int, types.integer(1, 1000), "How many inbox events one cycle claims at most."] = 50
+
+
+class MemorySettings(Section, frozen=True, kw_only=True):
+    """The memories of an agent."""
+
+    shared: Annotated[bool, "Whether all sessions of the agent also see, and may store, memories that they share."] = (
+        False
+    )
 
 
 class RouterSettings(Section, frozen=True, kw_only=True):
@@ -307,6 +319,12 @@ class AgentSettings(Section, frozen=True, kw_only=True):
         ConsciousnessSettings()
     )
     limits: Annotated[AgentLimits, "Its limits and budgets."] = AgentLimits()
+    session: Annotated[
+        SessionScope,
+        "Whether it has one conversation for everything (`agent`), one for each space (`space`) or one for each person "
+        "(`user`).",
+    ] = "agent"
+    memories: Annotated[MemorySettings, "Memories of all its sessions."] = MemorySettings()
     router: Annotated[RouterSettings, "The agents that it may hand a request off to."] = RouterSettings()
     agents: Annotated[
         tuple[AgentEntry, ...],

@@ -20,6 +20,7 @@ from toolspace.config.agent_settings import (
     AgentModelSettings,
     AgentSettings,
     ConsciousnessSettings,
+    MemorySettings,
     ModelPriceSettings,
     RouterSettings,
     TaskSettings,
@@ -72,7 +73,7 @@ from toolspace.config.validation import (
 )
 from toolspace.config.value_types import ScalarText
 from toolspace.core.names import did_you_mean
-from toolspace.core.stored_records import StreamFormat
+from toolspace.core.stored_records import SessionScope, StreamFormat
 
 _STREAM_FORMATS: tuple[StreamFormat, ...] = get_args(StreamFormat)
 FUNCTION_FILE = re.compile(r"(.+\.py)(?::[\w.]+)?")
@@ -152,7 +153,9 @@ TOOL_KEYS = _select("defaults queues tools mcp mcpServers servers restTools open
 PROCESS_KEYS = _select("policies quotas hooks storage server embeddings demo")
 """Keys that only the main file may have."""
 ANY_FILE_KEYS = _select("router agents notifications")
-AGENT_KEYS = _select("agent model loop tasks autoEnter consciousness limits spaces knowledge version runtime")
+AGENT_KEYS = _select(
+    "agent model loop tasks autoEnter consciousness limits session memories spaces knowledge version runtime"
+)
 INLINE_KEYS = declared_settings(AgentIdentity)
 """Keys of `agent` that a definition inside another file may have at its top level."""
 SINGLE_SETTINGS = _select("functions demo")
@@ -182,6 +185,7 @@ SECTIONS: Mapping[str, SectionType[Any]] = {
         "agents.<name>.tasks": TaskSettings,
         "agents.<name>.consciousness": ConsciousnessSettings,
         "agents.<name>.limits": AgentLimits,
+        "agents.<name>.memories": MemorySettings,
         "router": RouterSettings,
         "notifications": NotificationSettings,
         "notifications.webhook": WebhookSettings,
@@ -230,6 +234,11 @@ class AgentSpec(Section, frozen=True, kw_only=True):
     loop: AgentLoopSettings = AgentLoopSettings()
     consciousness: ConsciousnessSettings = ConsciousnessSettings()
     limits: AgentLimits = AgentLimits()
+    session: SessionScope = "agent"
+    """Whether it has one session for everything, or one for each space or person."""
+    memories: MemorySettings = MemorySettings()
+    memory_dir: Path | None = None
+    """The directory of its memory files, if its own definition names one."""
     router: RouterSettings = RouterSettings()
     agents: tuple[str, ...] = ()
     """The agents that it may call."""

@@ -53,6 +53,11 @@ def key_memory_root(memory_dir: str | Path) -> Path:
     return Path(f"{memory_dir}-keys")
 
 
+def agent_memory_root(memory_dir: str | Path) -> Path:
+    """The directory with the memory directories of agents, beside `memoryDir` too."""
+    return Path(f"{memory_dir}-agents")
+
+
 def list_state_paths(
     state_dir: Path, database_file: Path | None = None, other_dirs: Iterable[Path] = ()
 ) -> tuple[str, ...]:

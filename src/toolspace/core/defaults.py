@@ -27,3 +27,5 @@ RETENTION_SECONDS: Final = 2_592_000.0
 WORKER_GRACE_SECONDS: Final = 3.0
 MAX_ACTIVE_AGENTS: Final = 32
 """How many agents may run a cycle at once."""
+MAX_PARALLEL_SESSIONS: Final = 16
+"""How many sessions of one agent may run a cycle at once."""

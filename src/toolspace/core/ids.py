@@ -27,6 +27,24 @@ def derived_id(prefix: str, *parts: str) -> str:
     return f"{prefix}_{_base32(int.from_bytes(digest[:16]))}"
 
 
+def session_id_for(agent_entity_id: str, scope_key: str = "") -> str:
+    """Returns the id of a session of an agent: the agent's own id for its main session, else `agent/space:…`.
+
+    `scope_key` is empty for the main session, else `space:ID` or `user:ID`. Other ids have no slash.
+    """
+    return f"{agent_entity_id}/{scope_key}" if scope_key else agent_entity_id
+
+
+def agent_of_session(session_id: str) -> str:
+    """Returns the agent of a session that `session_id_for` named."""
+    return session_id.partition("/")[0]
+
+
+def scope_key_of(session_id: str) -> str:
+    """Returns the scope key of a session that `session_id_for` named."""
+    return session_id.partition("/")[2]
+
+
 def is_id(text: str) -> bool:
     """Whether a text may be an id."""
     return _PATTERN.fullmatch(text) is not None

@@ -6,7 +6,7 @@ Storage creates them, the API returns them. Times are Unix milliseconds. On the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -24,6 +24,8 @@ resolved, or waiting → pending → resolved, or expired or canceled."""
 InboxType = Literal["space_message", "plan", "service", "tool_result", "task"]
 InboxStatus = Literal["pending", "processing", "processed", "failed"]
 ApprovalStatus = Literal["requested", "approved", "denied", "expired", "canceled"]
+SessionScope = Literal["agent", "space", "user"]
+"""Whether an agent has one session for everything, or one for each space or person."""
 TaskStatus = Literal["running", "completed", "failed", "canceled"]
 StreamFormat = Literal["native", "ui-message-stream", "ag-ui"]
 """The dialects of event streams."""
@@ -108,6 +110,14 @@ class Message(Record, frozen=True):
     """When the message was last changed, in Unix milliseconds."""
 
 
+class AgentScope(NamedTuple):
+    """How the sessions of an agent are separated."""
+
+    scope: SessionScope = "agent"
+    shares_memories: bool = False
+    """Whether all sessions see the memories of the main session."""
+
+
 class RunRecord(Record, frozen=True):
     """One run of an agent."""
 
@@ -135,6 +145,8 @@ class RunRecord(Record, frozen=True):
     """For whom the run works: an entity or a key (`key/…`); null for runs of earlier versions."""
     tool_budget_exceeded: bool
     """Whether a call failed because its result did not fit into the context window."""
+    session_id: str | None
+    """The session of the agent that the run belongs to; null for runs of earlier versions."""
 
 
 class CallRecord(Record, frozen=True):
@@ -292,6 +304,8 @@ class InboxEvent(Record, frozen=True):
     """How often the event was claimed."""
     error: str | None = None
     """Why the last attempt failed."""
+    session_id: str = ""
+    """The session of the agent that gets the event."""
 
 
 class Document(Record, frozen=True):
@@ -349,6 +363,8 @@ class TaskRecord(Record, frozen=True):
     """When the task was started, in Unix milliseconds."""
     completed_at: int | None
     """When the task ended, in Unix milliseconds; null before."""
+    session_id: str
+    """The session that started the task."""
 
 
 class TurnCall(Record, frozen=True):

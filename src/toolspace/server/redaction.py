@@ -25,7 +25,7 @@ Viewer = Literal["secret", "public"]
 _NAMED_EVENTS: Final = frozenset(("tool.started", "tool.ready", "tool.done", "tool.error"))
 """Events with the visibility `name` (of prebuilt tools), of which a member sees only the call id and tool name."""
 _OPERATOR_EVENT_FIELDS: Final[dict[str, frozenset[str]]] = {"run.done": frozenset(("usage", "error"))}
-_OPERATOR_RUN_FIELDS: Final = frozenset(("trigger", "usage", "error", "principal", "toolBudgetExceeded"))
+_OPERATOR_RUN_FIELDS: Final = frozenset(("trigger", "usage", "error", "principal", "toolBudgetExceeded", "sessionId"))
 
 
 _ADDRESS: Final = re.compile(
@@ -91,7 +91,7 @@ def redact_calls(calls: Iterable[tuple[CallRecord, Visibility]], viewer: Viewer)
 
 
 def redact_run(run: RunRecord, viewer: Viewer) -> dict[str, Any]:
-    """Returns the run; for members without its trigger, usage, error, principal and budget."""
+    """Returns the run; for members without its trigger, usage, error, principal, budget and session."""
     data: dict[str, Any] = msgspec.to_builtins(run)
     if viewer == "secret":
         return data

@@ -66,6 +66,8 @@ class GatewayCallHost:
     agent_entity_id: str | None = None
     space_id: str | None = None
     """Where visible calls are shown. `enter_space` changes it for the calls that follow."""
+    session_id: str | None = None
+    """The session of the agent that the calls belong to; None: its main session."""
     confirms_delivery: bool = True
     """Whether the sender of the response says which results arrived. If not, handing it a result is the delivery."""
     approval_mode: Literal["pause", "wait", "return"] = "return"
@@ -144,6 +146,7 @@ class GatewayCallHost:
             input_schema=shown_schema(tool.input_schema),
             output_schema=shown_schema(tool.output_schema),
             announced_streams=self.announced_calls.pop(call_id, ()),
+            session_id=self.session_id,
             **values,
         )
 

@@ -129,7 +129,7 @@ def start(effects: Effects, new: NewCall, *, needs_worker: bool = False) -> Prog
     yield from announce_start(effects, call, new)
     is_small = message_id is None and call.output_schema is None
     if new.status in OPEN_CALL and is_small and json_text.encoded_size(call.args) <= _MAX_REMEMBERED_BYTES:
-        effects.opened_call = CallTransition(call, new.visibility, None, new.pauses_run)
+        effects.opened_call = CallTransition(call, new.visibility, None, new.pauses_run, new.session_id)
     return StartedCall(call, is_new=True)
 
 
@@ -436,9 +436,10 @@ def _deliver(effects: Effects, transition: CallTransition, *, notify_agent: bool
     data = _ResultEvent(
         call_id, call_id, call.tool_name, run_id, call.space_id, call.status, call.result, call.is_error, task_id
     )
-    row = inbox.build_row(agent, f"tool_result:{call_id}", "tool_result", data, priority=inbox.TOOL_RESULT)
+    recipient = transition.session_id or agent
+    row = inbox.build_row(recipient, f"tool_result:{call_id}", "tool_result", data, priority=inbox.TOOL_RESULT)
     effects.inbox_rows.append(row)
-    effects.notify_inbox(agent)
+    effects.notify_inbox(recipient)
 
 
 def _show_end(effects: Effects, transition: CallTransition) -> Program[None]:

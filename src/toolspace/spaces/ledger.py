@@ -43,7 +43,7 @@ class Effects(msgspec.Struct, eq=False):
     changed_calls: dict[str, Any] = {}
     """Calls whose status changed, by id: the record for a waiting caller, or None if the caller has to read it."""
     wake_keys: list[str] = []
-    """Keys of waiters to wake: `run:ID`, `inbox:AGENT`, `offers:TOOL`, `sessions`, `plans`."""
+    """Keys of waiters to wake: `run:ID`, `inbox:SESSION`, `offers:TOOL`, `sessions`, `plans`."""
     calls_to_stop: list[str] = []
     """Calls that run in some process and have to be stopped there."""
 
@@ -51,9 +51,9 @@ class Effects(msgspec.Struct, eq=False):
         """Appends an event to a stream, at the end of the transaction."""
         self.new_events.setdefault(stream, []).append(event)
 
-    def notify_inbox(self, agent_entity_id: str) -> None:
-        """The inbox of an agent has something new."""
-        self.wake_keys.append(f"inbox:{agent_entity_id}")
+    def notify_inbox(self, session_id: str) -> None:
+        """A session of an agent has something new in its inbox."""
+        self.wake_keys.append(f"inbox:{session_id}")
 
     def notify_workers(self, *tools: str) -> None:
         """These tools have a call for a worker."""
@@ -134,11 +134,16 @@ class Ledger:
             self.open_calls.pop(call_id, None)
             wake(f"call:{call_id}", call)
         for key in effects.wake_keys:
-            wake(key)
+            self._wake(key)
         for call_id in effects.calls_to_stop:
             self.on_stop_call(call_id)
         if self._wakeups is not None:
             self._wakeups.send(_build_hints(effects))
+
+    def _wake(self, key: str) -> None:
+        """Wakes the waiters of a key. Those of an agent's inbox get the scope key of the session, if it has one."""
+        topic, _, scope_key = key.partition("/")
+        self.waiters.wake(topic, scope_key or None)
 
     def _remember(self, opened_call: CallTransition) -> None:
         if len(self.open_calls) >= _MAX_OPEN_CALLS:
@@ -159,7 +164,7 @@ class Ledger:
                 event_id, _, stream = rest.partition(" ")
                 self.hub.notify_appended(stream, int(event_id))
             elif kind == "k":
-                self.waiters.wake(rest)
+                self._wake(rest)
             elif kind == "s":
                 self.on_stop_call(rest)
             elif kind == "c":

@@ -15,6 +15,7 @@ from toolspace.core import json_text
 from toolspace.core.ids import derived_id, new_id
 from toolspace.core.stored_records import Entity, EntityType, InboxEvent, Message, NewEvent, space_stream
 from toolspace.errors import RefusedError
+from toolspace.spaces import session_scope
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program
 from toolspace.storage.queries import entities_and_spaces, inbox, messages
@@ -188,9 +189,18 @@ def _deliver(effects: Effects, message: Message, sender: Entity) -> Program[None
         "metadata": message.metadata,
         "seq": message.seq,
     }
-    for agent_id in (yield from entities_and_spaces.list_agents(message.space_id, except_entity=message.sender_id)):
+    person_id: str | None = None
+    agents = yield from entities_and_spaces.list_agents(message.space_id, except_entity=message.sender_id)
+    if any(scope == "user" for _, scope in agents):
+        person_id = yield from _find_person(message, sender)
+    for agent_id, scope in agents:
+        session_id = agent_id
+        if scope != "agent":
+            session_id = yield from session_scope.open_session(
+                agent_id, scope, space_id=message.space_id, person_id=person_id
+            )
         yield from inbox.add(
-            agent_id,
+            session_id,
             f"space_message:{message.id}",
             "space_message",
             data,
@@ -198,7 +208,14 @@ def _deliver(effects: Effects, message: Message, sender: Entity) -> Program[None
             at=message.updated_at,  # When it was completed, not when it was started.
             seq=message.seq,
         )
-        effects.notify_inbox(agent_id)
+        effects.notify_inbox(session_id)
+
+
+def _find_person(message: Message, sender: Entity) -> Program[str | None]:
+    """The person behind a message: its sender, or the principal of the run in which an agent sent it."""
+    if sender.type == "human":
+        return sender.id
+    return (yield from session_scope.find_principal_of_run(message.run_id))
 
 
 def _emit_started(effects: Effects, message: Message) -> None:

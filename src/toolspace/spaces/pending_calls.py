@@ -131,6 +131,7 @@ class PendingCalls:
             run_id=host.run_id,
             agent_entity_id=host.agent_entity_id,
             space_id=host.space_id,
+            session_id=host.session_id,
             tool_name=name,
             args=args,
             execution_type="space",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from toolspace.core.ids import new_id, now_ms
+from toolspace.core.ids import agent_of_session, new_id, now_ms
 from toolspace.core.times import (
     format_iso,
     from_milliseconds,
@@ -37,26 +37,26 @@ class NewPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def set_plans(
-    effects: Effects, entity_id: str, plans: Sequence[NewPlan], *, principal: str | None
+    effects: Effects, session_id: str, plans: Sequence[NewPlan], *, principal: str | None
 ) -> Program[list[Plan]]:
-    """Creates or changes plans of one agent, all or none. They run for the principal who changed them last."""
+    """Creates or changes plans of one session, all or none. They run for the principal who changed them last."""
     saved_plans: list[Plan] = []
     for new in plans:
         before = (yield from plan_queries.find(new.id)) if new.id is not None else None
-        if new.id is not None and (before is None or before.entity_id != entity_id):
+        if new.id is not None and (before is None or before.session_id != session_id):
             raise RefusedError("not_found", f'you have no plan "{new.id}"; leave the id out to make a new one')
-        plan = yield from plan_queries.save(_build_plan(new, entity_id, before, principal))
+        plan = yield from plan_queries.save(_build_plan(new, session_id, before, principal))
         if plan is None:
             raise RefusedError("not_found", f'you have no plan "{new.id}"')
         saved_plans.append(plan)
-    if (yield from plan_queries.count(entity_id)) > MAX_PLANS:
+    if (yield from plan_queries.count(session_id)) > MAX_PLANS:
         raise RefusedError("invalid", f"an agent has at most {MAX_PLANS} plans; delete some first")
     effects.wake_keys.append("plans")
     return saved_plans
 
 
 def fire(effects: Effects, plan: Plan) -> Program[bool]:
-    """Adds a due plan to its agent's inbox and sets its next run. Exactly once, whatever processes try it.
+    """Adds a due plan to the inbox of its session and sets its next run. Exactly once, whatever processes try it.
 
     A cron plan that was missed several times while no process ran fires once.
     """
@@ -78,8 +78,8 @@ def fire(effects: Effects, plan: Plan) -> Program[bool]:
         "scheduledFor": format_iso(due),
         "nextRunAt": format_iso(next_run_at) if next_run_at is not None else None,
     }
-    yield from inbox.add(plan.entity_id, f"plan:{plan.id}:{due}", "plan", data, priority=inbox.PLAN_OR_SERVICE)
-    effects.notify_inbox(plan.entity_id)
+    yield from inbox.add(plan.session_id, f"plan:{plan.id}:{due}", "plan", data, priority=inbox.PLAN_OR_SERVICE)
+    effects.notify_inbox(plan.session_id)
     return True
 
 
@@ -97,7 +97,7 @@ def describe(plan: Plan) -> dict[str, object]:
     }
 
 
-def _build_plan(new: NewPlan, entity_id: str, before: Plan | None, principal: str | None) -> Plan:
+def _build_plan(new: NewPlan, session_id: str, before: Plan | None, principal: str | None) -> Plan:
     now = now_ms()
     schedules = {"runAfter": new.run_after, "scheduledAt": new.scheduled_at, "cron": new.cron}
     names = [name for name, value in schedules.items() if value is not None]
@@ -124,7 +124,7 @@ def _build_plan(new: NewPlan, entity_id: str, before: Plan | None, principal: st
         raise RefusedError("invalid", f'plan "{new.name}": {error}') from None
     return Plan(
         id=before.id if before is not None else new_id("plan"),
-        entity_id=entity_id,
+        entity_id=agent_of_session(session_id),
         name=new.name,
         instruction=new.instruction,
         run_after=new.run_after,
@@ -137,4 +137,5 @@ def _build_plan(new: NewPlan, entity_id: str, before: Plan | None, principal: st
         created_at=before.created_at if before is not None else now,
         updated_at=now,
         principal=principal,
+        session_id=session_id,
     )

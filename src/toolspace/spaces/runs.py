@@ -20,7 +20,7 @@ from toolspace.core.stored_records import (
 )
 from toolspace.errors import RefusedError, StorageError
 from toolspace.orchestrator.run import Run
-from toolspace.spaces import announced_calls, call_transactions
+from toolspace.spaces import announced_calls, call_transactions, session_scope
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.storage.database import Program
 from toolspace.storage.queries import calls, entities_and_spaces, messages, sessions, tasks
@@ -37,10 +37,12 @@ def open_run(
     space_id: str | None = None,
     trigger: Any = None,
     principal: str | None = None,
+    session_id: str | None = None,
 ) -> Program[RunRecord]:
     """Opens a run of an agent, in a space if one is given. If the agent has a run of this id, returns that.
 
-    `principal`: for whom the agent works; None: for itself.
+    `principal`: for whom the agent works; None: for itself. `session_id`: the session of the agent that the run belongs
+    to; None: that of the space or of the principal, if the agent has one for each.
     """
     agent = yield from entities_and_spaces.find_entity(agent_entity_id)
     if agent is None:
@@ -49,9 +51,14 @@ def open_run(
         raise RefusedError("invalid", f'"{agent_entity_id}" is a {agent.type}; only agents have runs')
     if space_id is not None:
         yield from _check_member(space_id, agent_entity_id)
+    if session_id is None:
+        scope = (yield from sessions.find_scope(agent_entity_id)).scope
+        session_id = yield from session_scope.open_session(
+            agent_entity_id, scope, space_id=space_id, person_id=principal
+        )
     run_id = run_id or new_id("run")
     run = yield from run_queries.create(
-        run_id, agent_entity_id, space_id=space_id, trigger=trigger, principal=principal
+        run_id, agent_entity_id, space_id=space_id, trigger=trigger, principal=principal, session_id=session_id
     )
     if run is None:
         run = yield from run_queries.find(run_id)
@@ -72,6 +79,7 @@ def enter_space(effects: Effects, run_id: str, space_id: str | None) -> Program[
         raise RefusedError("conflict", f'the run "{run_id}" has ended')
     if space_id is not None:
         yield from _check_member(space_id, run.agent_entity_id)
+        yield from session_scope.check_space(run.session_id or run.agent_entity_id, space_id)
     if space_id == run.space_id:
         return run
     updated_run = yield from run_queries.set_space(run_id, space_id)

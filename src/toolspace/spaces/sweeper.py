@@ -250,4 +250,4 @@ def _delete_node(effects: Effects, node_id: str) -> Program[None]:
 
 def _release_expired_events(effects: Effects) -> Program[None]:
     for event in (yield from inbox.release_expired()):
-        effects.notify_inbox(event.agent_entity_id)
+        effects.notify_inbox(event.session_id)

@@ -244,6 +244,49 @@ _CALL_PRINCIPALS = ("ALTER TABLE calls ADD COLUMN principal TEXT",)
 
 _TOOL_BUDGETS = ("ALTER TABLE runs ADD COLUMN tool_budget_exceeded BIGINT NOT NULL DEFAULT 0",)
 
+SESSION_SCOPE = (
+    "ALTER TABLE sessions ADD COLUMN scope_key TEXT NOT NULL DEFAULT ''",
+    # Of the main session of an agent: which session its events go to, and whether all sessions share its memories.
+    "ALTER TABLE sessions ADD COLUMN scope TEXT NOT NULL DEFAULT 'agent'",
+    "ALTER TABLE sessions ADD COLUMN shares_memories BIGINT NOT NULL DEFAULT 0",
+    "CREATE INDEX sessions_scope ON sessions (scope_key) WHERE scope_key <> ''",
+    "ALTER TABLE runs ADD COLUMN session_id TEXT",
+    "ALTER TABLE calls ADD COLUMN session_id TEXT",
+    "ALTER TABLE inbox ADD COLUMN session_id TEXT NOT NULL DEFAULT ''",
+    "UPDATE inbox SET session_id = agent_entity_id",
+    # Partial: the events of main sessions are in the index by agent already.
+    """CREATE INDEX inbox_of_session ON inbox (session_id, priority, at, seq)
+        WHERE status = 'pending' AND session_id <> agent_entity_id""",
+    """CREATE TABLE goals_per_session (
+        session_id TEXT NOT NULL, entity_id TEXT NOT NULL REFERENCES entities (id) ON DELETE CASCADE, id TEXT NOT NULL,
+        description TEXT NOT NULL, status TEXT NOT NULL, priority DOUBLE PRECISION NOT NULL,
+        is_long_term BIGINT NOT NULL, is_completed BIGINT NOT NULL, metadata TEXT NOT NULL, created_at BIGINT NOT NULL,
+        updated_at BIGINT NOT NULL, PRIMARY KEY (session_id, id)
+    )""",
+    """INSERT INTO goals_per_session (session_id, entity_id, id, description, status, priority, is_long_term,
+            is_completed, metadata, created_at, updated_at)
+        SELECT entity_id, entity_id, id, description, status, priority, is_long_term, is_completed, metadata,
+            created_at, updated_at FROM goals""",
+    "DROP TABLE goals",
+    "ALTER TABLE goals_per_session RENAME TO goals",
+    "CREATE INDEX goals_entity ON goals (entity_id)",
+    """CREATE TABLE memories_per_session (
+        session_id TEXT NOT NULL, entity_id TEXT NOT NULL REFERENCES entities (id) ON DELETE CASCADE, key TEXT NOT NULL,
+        value TEXT NOT NULL, created_at BIGINT NOT NULL, updated_at BIGINT NOT NULL, PRIMARY KEY (session_id, key)
+    )""",
+    """INSERT INTO memories_per_session (session_id, entity_id, key, value, created_at, updated_at)
+        SELECT entity_id, entity_id, key, value, created_at, updated_at FROM memories""",
+    "DROP TABLE memories",
+    "ALTER TABLE memories_per_session RENAME TO memories",
+    "CREATE INDEX memories_entity ON memories (entity_id)",
+    "ALTER TABLE plans ADD COLUMN session_id TEXT NOT NULL DEFAULT ''",
+    "UPDATE plans SET session_id = entity_id",
+    "CREATE INDEX plans_session ON plans (session_id)",
+    "ALTER TABLE tasks ADD COLUMN session_id TEXT NOT NULL DEFAULT ''",
+    "UPDATE tasks SET session_id = agent_entity_id",
+    "CREATE INDEX tasks_session ON tasks (session_id, created_at)",
+)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _FIRST,
     _SECOND,
@@ -256,6 +299,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _MESSAGES_OF_RUNS,
     _CALL_PRINCIPALS,
     _TOOL_BUDGETS,
+    SESSION_SCOPE,
 )
 
 

@@ -67,7 +67,10 @@ async def check(
     await _check_nothing_open(database)
     await _check_call_events(database)
     for agent in agents:
-        await _check_history(database, agent)
+        for (session_id,) in await _query(
+            database, "SELECT id FROM sessions WHERE agent_entity_id = ? AND kind = 'agent'", agent
+        ):
+            await _check_history(database, session_id)
 
 
 async def _check_nothing_open(database: Database) -> None:
@@ -95,8 +98,8 @@ async def _check_call_events(database: Database) -> None:
         assert re.fullmatch(order, " ".join(names)), (key, names)
 
 
-async def _check_history(database: Database, agent: str) -> None:
-    rows = await database.read(lambda: sessions.list_turns(agent))
+async def _check_history(database: Database, session_id: str) -> None:
+    rows = await database.read(lambda: sessions.list_turns(session_id))
     event_counts: Counter[str] = Counter()
     inline_results: set[str] = set()
     for index, row in enumerate(rows):
@@ -116,6 +119,9 @@ async def _check_history(database: Database, agent: str) -> None:
             assert row.seq == rows[index - 1].seq + 1, f"a turn is missing before {row.seq}"
     repeated_events = [event for event, count in event_counts.items() if count > 1 or event in inline_results]
     assert not repeated_events, f"in the conversation twice: {repeated_events}"
-    events = {row[0] for row in await _query(database, "SELECT event_id FROM inbox WHERE agent_entity_id = ?", agent)}
+    event_rows = await _query(database, "SELECT event_id FROM inbox WHERE session_id = ?", session_id)
+    events = {row[0] for row in event_rows}
+    foreign_events = set(event_counts) - events
+    assert not foreign_events, f"in the conversation of another session: {sorted(foreign_events)[:5]}"
     lost_events = {event for event in events - set(event_counts) if not event.startswith("tool_result:")}
     assert not lost_events, f"never in the conversation: {sorted(lost_events)[:5]}"

@@ -21,7 +21,7 @@ from tests.agents.chaos.job_agent import JobModel, job_tools
 from toolspace.agents import session_transactions
 from toolspace.agents.agent import entity_id_for
 from toolspace.config.agent_settings import AgentLimits, AgentLoopSettings
-from toolspace.core.stored_records import Message
+from toolspace.core.stored_records import Message, SessionScope
 from toolspace.errors import RefusedError
 from toolspace.spaces import messaging
 from toolspace.spaces.ledger import Effects
@@ -39,13 +39,19 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
     url: str | None = None
     """The URL of PostgreSQL; None: SQLite."""
     agent_names: tuple[str, ...] = ("clerk",)
+    session: SessionScope = "agent"
+    """The scope of the agents' sessions."""
     lease_ms: int = session_transactions.LEASE_MS
     max_delay: float = 0.01
     """The longest delay of a response or a call, in seconds."""
 
 
-def space_of(agent_name: str) -> str:
-    return f"spc_{agent_name}"
+PEOPLE = ("ent_person", "ent_other")
+"""Each of them has a space with each agent."""
+
+
+def space_of(agent_name: str, person: str) -> str:
+    return f"spc_{agent_name}_{person}"
 
 
 def run_process(settings: ProcessSettings) -> None:
@@ -79,7 +85,13 @@ async def _run(settings: ProcessSettings) -> None:
     database, wakeups = await open_database(settings)
     limits = AgentLimits(cycles_per_minute=100_000)
     agents = [
-        agent(name, JobModel(pause), limits=limits, loop=AgentLoopSettings(max_steps=1_000, plain_text="private"))
+        agent(
+            name,
+            JobModel(pause),
+            limits=limits,
+            loop=AgentLoopSettings(max_steps=1_000, plain_text="private"),
+            session=settings.session,
+        )
         for name in settings.agent_names
     ]
     async with AsyncExitStack() as stack:
@@ -107,11 +119,13 @@ async def _run(settings: ProcessSettings) -> None:
 
 
 async def _create_spaces(harness: AgentHarness, settings: ProcessSettings) -> None:
-    for name in settings.agent_names:
-        space = space_of(name)
-        await harness.ledger.write(entities_and_spaces.create_space, space, name.title(), {})
-        for entity in (harness.person, entity_id_for(name)):
-            await harness.ledger.write(entities_and_spaces.add_member, space, entity)
+    for person in PEOPLE:
+        await harness.ledger.write(entities_and_spaces.create_entity, person, "human", person, {})
+        for name in settings.agent_names:
+            space = space_of(name, person)
+            await harness.ledger.write(entities_and_spaces.create_space, space, name.title(), {})
+            for entity in (person, entity_id_for(name)):
+                await harness.ledger.write(entities_and_spaces.add_member, space, entity)
 
 
 async def _submit_results(harness: AgentHarness) -> None:
@@ -140,7 +154,7 @@ class _ControlServer:
     async def _handle(self, request: dict[str, Any]) -> Any:
         if "job" in request:
             await self._harness.ledger.commit(
-                _send_once, request["space"], self._harness.person, request["job"], request["id"]
+                _send_once, request["space"], request["sender"], request["job"], request["id"]
             )
             return True
         if "jobs" in request:

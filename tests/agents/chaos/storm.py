@@ -16,7 +16,7 @@ import msgspec
 
 from tests.agents.chaos import checks
 from tests.agents.chaos.job_agent import KINDS
-from tests.agents.chaos.process import ProcessSettings, open_database, run_process, space_of
+from tests.agents.chaos.process import PEOPLE, ProcessSettings, open_database, run_process, space_of
 from toolspace.agents.agent import entity_id_for
 
 _forks = multiprocessing.get_context("forkserver")
@@ -132,8 +132,10 @@ class ProcessStorm:
         for number in map(str, range(1, self._job_count + 1)):
             kind = self._random.choice(KINDS)
             name = self._random.choice(self.settings.agent_names)
+            person = self._random.choice(PEOPLE)
             process = self._random.choice(self.processes)
-            await process.ask({"job": f"job {number} {kind}", "space": space_of(name), "id": f"msg_job_{number}"})
+            job = {"job": f"job {number} {kind}", "id": f"msg_job_{number}"}
+            await process.ask({**job, "space": space_of(name, person), "sender": person})
             self.jobs[number] = kind
             await asyncio.sleep(self._random.random() * 0.2)
 

@@ -69,7 +69,9 @@ async def test_space_has_members(database: Database) -> None:
     ]
     assert await database.read(lambda: entities_and_spaces.is_member("one", "bob")) is True
     assert await database.read(lambda: entities_and_spaces.is_member("one", "cleo")) is False
-    assert await database.read(lambda: entities_and_spaces.list_agents("two", except_entity="bob")) == ["cleo"]
+    assert await database.read(lambda: entities_and_spaces.list_agents("two", except_entity="bob")) == [
+        ("cleo", "agent")
+    ]
     assert await database.read(lambda: entities_and_spaces.list_agents("two", except_entity="cleo")) == []
     assert [space.id for space in await database.read(lambda: entities_and_spaces.list_spaces(member="bob"))] == [
         "one",

@@ -44,6 +44,11 @@ class ActionCaller(msgspec.Struct, frozen=True):
     """For whom the run of the call works; None: for the agent itself."""
 
     @property
+    def session_id(self) -> str:
+        """The session of the agent that the call belongs to."""
+        return self.call_host.session_id or self.agent_id
+
+    @property
     def ledger(self) -> Ledger:
         return self.call_host.ledger
 

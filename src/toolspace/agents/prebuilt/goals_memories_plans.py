@@ -32,7 +32,7 @@ from toolspace.spaces.document_library import DocumentLibrary
 from toolspace.spaces.ledger import Effects
 from toolspace.spaces.plans import NewPlan
 from toolspace.storage.database import Program
-from toolspace.storage.queries import goals_and_memories
+from toolspace.storage.queries import goals_and_memories, sessions
 from toolspace.storage.queries import plans as plan_rows
 from toolspace.storage.queries.goals_and_memories import Goal, GoalChange, Memory
 
@@ -70,12 +70,12 @@ _GOAL = {
 )
 async def set_goals(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
     changes = [_parse_goal_change(goal) for goal in arguments["goals"]]
-    return await caller.write_once(_save_goals, caller.agent_id, changes, bool(arguments.get("clearExisting", False)))
+    return await caller.write_once(_save_goals, caller.session_id, changes, bool(arguments.get("clearExisting", False)))
 
 
 @action("List your goals, the most important first.", annotations=READ_ONLY)
 async def get_goals(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
-    goals = await caller.ledger.read(goals_and_memories.list_goals, caller.agent_id)
+    goals = await caller.ledger.read(goals_and_memories.list_goals, caller.session_id)
     return {"goals": [_format_goal(goal) for goal in goals], "totalGoals": len(goals)}
 
 
@@ -83,13 +83,13 @@ async def get_goals(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
     "Delete goals of yours.", {"goalIds": list_schema(ID_SCHEMA, MAX_GOALS_PER_CALL)}, "goalIds", annotations=DELETES
 )
 async def delete_goals(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
-    count = await caller.write_once(goals_and_memories.delete_goals, caller.agent_id, arguments["goalIds"])
+    count = await caller.write_once(goals_and_memories.delete_goals, caller.session_id, arguments["goalIds"])
     return {"success": True, "deleted": count}
 
 
-def _save_goals(agent_id: str, changes: list[GoalChange], clear: bool) -> Program[dict[str, Any]]:
-    modified_goals = yield from goals_and_memories.set_goals(agent_id, changes, clear=clear)
-    current_goals = yield from goals_and_memories.list_goals(agent_id)
+def _save_goals(session_id: str, changes: list[GoalChange], clear: bool) -> Program[dict[str, Any]]:
+    modified_goals = yield from goals_and_memories.set_goals(session_id, changes, clear=clear)
+    current_goals = yield from goals_and_memories.list_goals(session_id)
     return {
         "success": True,
         "goalsModified": [
@@ -140,7 +140,10 @@ MAX_MEMORIES_PER_CALL = 100
 _key = text_schema(200)
 _value = {"description": "What to remember: a text, or any JSON."}
 _keys = list_schema(_key, MAX_MEMORIES_PER_CALL, min_items=0)
-_memories = list_schema(object_schema({"key": _key, "value": _value}, "key", "value"), MAX_MEMORIES_PER_CALL)
+_shared = {"type": "boolean", "description": "For all your conversations, not only for this one; if you share any."}
+_memories = list_schema(
+    object_schema({"key": _key, "value": _value, "shared": _shared}, "key", "value"), MAX_MEMORIES_PER_CALL
+)
 _memory_action = partial(action, category=ToolCategory.MEMORY)
 
 
@@ -153,7 +156,7 @@ _memory_action = partial(action, category=ToolCategory.MEMORY)
 async def set_memories(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
     memories: list[dict[str, Any]] = [*arguments.get("memories", ())]
     if "key" in arguments:
-        memories.append({"key": arguments["key"], "value": arguments.get("value")})
+        memories.append({"key": arguments["key"], "value": arguments.get("value"), "shared": arguments.get("shared")})
     if not memories:
         raise ToolValidationError("give a key and a value, or memories")
     for memory in memories:
@@ -161,8 +164,33 @@ async def set_memories(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
             raise ToolValidationError(
                 f'the value of "{memory["key"]}" is too large; a memory has at most {MAX_MEMORY_BYTES} bytes'
             )
-    values = [(json_text.valid_text(memory["key"]), memory["value"]) for memory in memories]
-    return {"success": True, "count": await caller.write_once(goals_and_memories.set_memories, caller.agent_id, values)}
+    own_values, shared_values = (
+        [
+            (json_text.valid_text(memory["key"]), memory["value"])
+            for memory in memories
+            if bool(memory.get("shared")) is shared
+        ]
+        for shared in (False, True)
+    )
+    return {"success": True, "count": await caller.write_once(_save_memories, caller, own_values, shared_values)}
+
+
+def _save_memories(
+    caller: ActionCaller, own_values: Sequence[tuple[str, Any]], shared_values: Sequence[tuple[str, Any]]
+) -> Program[int]:
+    count = yield from goals_and_memories.set_memories(caller.session_id, own_values)
+    if shared_values:
+        if not (yield from _shares_memories(caller)):
+            raise RefusedError("invalid", "shared: your conversations share no memories; store it without `shared`")
+        count += yield from goals_and_memories.set_memories(caller.agent_id, shared_values)
+    return count
+
+
+def _shares_memories(caller: ActionCaller) -> Program[bool]:
+    """Whether the caller may use the memories of the agent's main session."""
+    if caller.session_id == caller.agent_id:
+        return True
+    return (yield from sessions.find_scope(caller.agent_id)).shares_memories
 
 
 @_memory_action(
@@ -170,21 +198,36 @@ async def set_memories(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
 )
 async def get_memories(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
     keys = [*arguments.get("keys", ()), *([arguments["key"]] if "key" in arguments else ())]
-    memories = await caller.ledger.read(goals_and_memories.list_memories, caller.agent_id, keys or None)
+    memories = await caller.ledger.read(_load_memories, caller, keys or None)
     if "topic" in arguments:
         memories = _select_by_topic(memories, arguments["topic"])
-    return {"memories": [{"key": memory.key, "value": memory.value} for memory in memories]}
+    return {"memories": [_format_memory(memory, caller) for memory in memories]}
+
+
+def _load_memories(caller: ActionCaller, keys: Sequence[str] | None) -> Program[Sequence[Memory]]:
+    """The memories of the caller's session, and those that all sessions of the agent share."""
+    memories = yield from goals_and_memories.list_memories(caller.session_id, keys)
+    if caller.session_id != caller.agent_id and (yield from _shares_memories(caller)):
+        memories += yield from goals_and_memories.list_memories(caller.agent_id, keys)
+    return memories
+
+
+def _format_memory(memory: Memory, caller: ActionCaller) -> dict[str, Any]:
+    data = {"key": memory.key, "value": memory.value}
+    return data if memory.session_id == caller.session_id else {**data, "shared": True}
 
 
 def _select_by_topic(memories: Sequence[Memory], topic: str) -> list[Memory]:
     """The memories that have words of a topic in their key or value; those with the most of them first, then by key."""
     words = set(query_words(topic))
     counts = {
-        memory.key: len(words.intersection(split_words(f"{memory.key.replace('_', ' ')} {_value_text(memory.value)}")))
+        (memory.session_id, memory.key): len(
+            words.intersection(split_words(f"{memory.key.replace('_', ' ')} {_value_text(memory.value)}"))
+        )
         for memory in memories
     }
-    matches = [memory for memory in memories if counts[memory.key]]
-    return sorted(matches, key=lambda memory: (-counts[memory.key], memory.key))
+    matches = [memory for memory in memories if counts[memory.session_id, memory.key]]
+    return sorted(matches, key=lambda memory: (-counts[memory.session_id, memory.key], memory.key))
 
 
 def _value_text(value: Any) -> str:
@@ -192,11 +235,21 @@ def _value_text(value: Any) -> str:
 
 
 @_memory_action(
-    "Delete the memories under these keys.", {"keys": {**_keys, "minItems": 1}}, "keys", annotations=DELETES
+    "Delete the memories under these keys.",
+    {"keys": {**_keys, "minItems": 1}, "shared": {"type": "boolean", "description": "Those that you share."}},
+    "keys",
+    annotations=DELETES,
 )
 async def delete_memories(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
-    count = await caller.write_once(goals_and_memories.delete_memories, caller.agent_id, arguments["keys"])
+    count = await caller.write_once(_delete_memories, caller, arguments["keys"], bool(arguments.get("shared")))
     return {"success": True, "deleted": count}
+
+
+def _delete_memories(caller: ActionCaller, keys: Sequence[str], shared: bool) -> Program[int]:
+    if shared and not (yield from _shares_memories(caller)):
+        return 0
+    session_id = caller.agent_id if shared else caller.session_id
+    return (yield from goals_and_memories.delete_memories(session_id, keys))
 
 
 # Plans
@@ -229,7 +282,7 @@ async def set_plans(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
 
 @action("List your plans, the next one first.", {"status": _status}, annotations=READ_ONLY)
 async def get_plans(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
-    records = await caller.ledger.read(plan_rows.list_plans, caller.agent_id, status=arguments.get("status"))
+    records = await caller.ledger.read(plan_rows.list_plans, caller.session_id, status=arguments.get("status"))
     return {"plans": [plans.describe(plan) for plan in records]}
 
 
@@ -237,12 +290,12 @@ async def get_plans(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
     "Delete plans of yours.", {"planIds": list_schema(ID_SCHEMA, MAX_PLANS_PER_CALL)}, "planIds", annotations=DELETES
 )
 async def delete_plans(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
-    count = await caller.write_once(plan_rows.delete, caller.agent_id, arguments["planIds"])
+    count = await caller.write_once(plan_rows.delete, caller.session_id, arguments["planIds"])
     return {"success": True, "deleted": count}
 
 
 def _save_plans(effects: Effects, caller: ActionCaller, new_plans: list[NewPlan]) -> Program[dict[str, Any]]:
-    records = yield from plans.set_plans(effects, caller.agent_id, new_plans, principal=caller.principal)
+    records = yield from plans.set_plans(effects, caller.session_id, new_plans, principal=caller.principal)
     return {"success": True, "plans": [plans.describe(plan) for plan in records]}
 
 
@@ -329,7 +382,7 @@ async def _get_plan(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
     if "id" not in arguments:
         return await get_plans.run(caller, arguments)
     plan = await caller.ledger.read(plan_rows.find, arguments["id"])
-    if plan is None or plan.entity_id != caller.agent_id:
+    if plan is None or plan.session_id != caller.session_id:
         raise RefusedError("not_found", f'you have no plan "{arguments["id"]}"')
     return {"plan": plans.describe(plan)}
 

@@ -18,12 +18,12 @@ from toolspace.agents.prebuilt.action import (
     text_schema,
 )
 from toolspace.core import json_text
-from toolspace.core.ids import new_id
+from toolspace.core.ids import agent_of_session, new_id
 from toolspace.core.stored_records import InboxEvent, InboxType, Member, Message, Space
 from toolspace.core.times import format_iso
 from toolspace.core.tool import ToolCategory
 from toolspace.errors import RefusedError, ToolExecutionError
-from toolspace.spaces import messaging, runs
+from toolspace.spaces import messaging, runs, session_scope
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program
 from toolspace.storage.queries import entities_and_spaces, idempotency, inbox, messages
@@ -54,7 +54,7 @@ async def enter_space(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
     space_id = arguments["spaceId"]
     await _move(caller, space_id)
     limit = int(arguments.get("limit", 50))
-    space, history, total = await caller.ledger.read(load_messages, caller.agent_id, space_id, limit=limit)
+    space, history, total = await caller.ledger.read(load_messages, caller.session_id, space_id, limit=limit)
     return {
         "success": True,
         "spaceId": space_id,
@@ -107,8 +107,10 @@ async def send_message(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
 
 
 def _send(effects: Effects, caller: ActionCaller, text: str, message_id: str | None) -> Program[dict[str, Any]]:
+    space_id = caller.get_space_id()
+    yield from session_scope.check_space(caller.session_id, space_id)
     message = yield from messaging.send_message(
-        effects, caller.get_space_id(), caller.agent_id, text, message_id=message_id, run_id=caller.call_host.run_id
+        effects, space_id, caller.agent_id, text, message_id=message_id, run_id=caller.call_host.run_id
     )
     return {"success": True, "messageId": message.id, "status": "delivered"}
 
@@ -130,7 +132,7 @@ def _send(effects: Effects, caller: ActionCaller, text: str, message_id: str | N
 async def read_messages(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
     _, history, total = await caller.ledger.read(
         load_messages,
-        caller.agent_id,
+        caller.session_id,
         caller.get_space_id(arguments.get("spaceId")),
         limit=int(arguments.get("limit", 50)),
         offset=int(arguments.get("offset", 0)),
@@ -145,7 +147,7 @@ async def read_messages(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
 )
 async def get_space_context(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
     space, members = await caller.ledger.read(
-        _load_context, caller.agent_id, caller.get_space_id(arguments.get("spaceId"))
+        _load_context, caller.session_id, caller.get_space_id(arguments.get("spaceId"))
     )
     return {
         "spaceId": space.id,
@@ -165,19 +167,20 @@ async def update_space_metadata(caller: ActionCaller, arguments: dict[str, Any])
     return await caller.write_once(_merge_metadata, caller, arguments.get("spaceId"), arguments["metadata"])
 
 
-def _get_space(agent_id: str, space_id: str) -> Program[Space]:
-    """Returns a space that the agent is a member of. Raises `RefusedError`."""
+def _get_space(session_id: str, space_id: str) -> Program[Space]:
+    """Returns a space that the agent is a member of and the session reaches. Raises `RefusedError`."""
     space = yield from entities_and_spaces.find_space(space_id)
     if space is None:
         raise RefusedError("not_found", f'there is no space "{space_id}"')
-    if not (yield from entities_and_spaces.is_member(space_id, agent_id)):
+    if not (yield from entities_and_spaces.is_member(space_id, agent_of_session(session_id))):
         raise RefusedError("forbidden", f'you are not a member of the space "{space_id}"')
+    yield from session_scope.check_space(session_id, space_id)
     return space
 
 
-def load_messages(agent_id: str, space_id: str, *, limit: int, offset: int = 0) -> _MessagePage:
-    """Reads messages of a space as the agent sees them, the latest ones last. Raises `RefusedError`."""
-    space = yield from _get_space(agent_id, space_id)
+def load_messages(session_id: str, space_id: str, *, limit: int, offset: int = 0) -> _MessagePage:
+    """Reads messages of a space as a session of the agent sees them, the latest ones last. Raises `RefusedError`."""
+    space = yield from _get_space(session_id, space_id)
     records, total = yield from messages.list_latest(space_id, limit=limit, offset=offset, complete_only=True)
     formatted_messages: list[dict[str, Any]] = []
     senders: dict[str, dict[str, str]] = {}
@@ -197,14 +200,14 @@ def _format_message(message: Message, sender: Mapping[str, str]) -> dict[str, An
     return {**data, "timestamp": format_iso(message.created_at)}
 
 
-def _load_context(agent_id: str, space_id: str) -> Program[tuple[Space, list[Member]]]:
-    space = yield from _get_space(agent_id, space_id)
+def _load_context(session_id: str, space_id: str) -> Program[tuple[Space, list[Member]]]:
+    space = yield from _get_space(session_id, space_id)
     return space, (yield from entities_and_spaces.list_members(space_id))
 
 
 def _merge_metadata(caller: ActionCaller, space_id: str | None, changes: Mapping[str, Any]) -> Program[dict[str, Any]]:
     space_id = caller.get_space_id(space_id)
-    yield from _get_space(caller.agent_id, space_id)
+    yield from _get_space(caller.session_id, space_id)
     # Locks the row before it is read: no other transaction changes it in between.
     rows = yield "UPDATE spaces SET metadata = metadata WHERE id = ? RETURNING metadata", (space_id,)
     new_metadata = {**json_text.decode(rows[0][0]), **changes} if rows else dict(changes)
@@ -232,7 +235,7 @@ _LEASE_MS = 60_000
 )
 async def peek_inbox(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
     types = (arguments["filter"],) if arguments.get("filter") else ()
-    claim_result = await caller.write_once(_take_events, caller.agent_id, int(arguments.get("count", 1)), types)
+    claim_result = await caller.write_once(_take_events, caller.session_id, int(arguments.get("count", 1)), types)
     # Read, not stored with the call: events may be large.
     events = await caller.ledger.read(_read_events, caller.agent_id, claim_result["eventIds"])
     return {
@@ -249,15 +252,21 @@ async def peek_inbox(caller: ActionCaller, arguments: dict[str, Any]) -> Any:
     }
 
 
-def _take_events(agent_id: str, count: int, types: Sequence[str]) -> Program[dict[str, Any]]:
-    """Claims and acknowledges events: the next cycle does not get them."""
-    claim = new_id("clm")
+def _take_events(session_id: str, count: int, types: Sequence[str]) -> Program[dict[str, Any]]:
+    """Claims and acknowledges events of a session: the next cycle does not get them."""
+    claim, agent_id = new_id("clm"), agent_of_session(session_id)
     events = yield from inbox.claim(
-        agent_id, claim, count=count, lease_ms=_LEASE_MS, types=types, include_awaited=False
+        agent_id,
+        claim,
+        count=count,
+        lease_ms=_LEASE_MS,
+        types=types,
+        include_awaited=False,
+        session_id=session_id,
     )
     event_ids = [event.event_id for event in events]
     yield from inbox.acknowledge(agent_id, claim, event_ids)
-    return {"eventIds": event_ids, "remaining": (yield from inbox.count_pending(agent_id))}
+    return {"eventIds": event_ids, "remaining": (yield from inbox.count_pending(session_id))}
 
 
 def _read_events(agent_id: str, event_ids: Sequence[str]) -> Program[Sequence[InboxEvent]]:

@@ -16,6 +16,7 @@ from toolspace.agents.prebuilt.goals_memories_plans import (
     MAX_PLANS_PER_CALL,
     MAX_PRIORITY,
 )
+from toolspace.core.ids import agent_of_session
 from toolspace.core.stored_records import Entity, RunRecord
 from toolspace.server.api_types import (
     Id,
@@ -26,11 +27,12 @@ from toolspace.server.api_types import (
     ResultPage,
     build_page,
     check_json_size,
+    full_match_pattern,
 )
 from toolspace.server.authorization import AGENT, Access, entity_id_of, get_visible
 from toolspace.server.redaction import redact_entity
 from toolspace.server.requests import Request
-from toolspace.server.responses import not_found
+from toolspace.server.responses import Problem, not_found
 from toolspace.server.routes.runs import AgentRunListQuery
 from toolspace.server.routing import RouteTable
 from toolspace.spaces import plans
@@ -51,9 +53,28 @@ _AGENT = "/api/agents/{agentId}"
 routes = RouteTable("agents")
 
 
+SessionId = Annotated[
+    str, Meta(max_length=300, pattern=full_match_pattern("^[A-Za-z0-9_.:@~-]+(/[A-Za-z0-9_.:@~-]+)?$"))
+]
+"""The id of a session: that of the agent for its main session, or `AGENT/space:ID`, `AGENT/user:ID`."""
+
+
+class SessionQuery(QueryParameters, frozen=True, kw_only=True):
+    session: SessionId | None = None
+    """Only what belongs to this session of the agent (`sessionId`)."""
+
+
 async def get_agent_id(request: Request) -> str:
     """Returns the path parameter `agentId`. Raises `Problem` 404 or 403 unless the caller may see that agent."""
     return (await get_visible(request, AGENT)).id
+
+
+async def get_session_id(request: Request, session_id: str | None) -> str:
+    """Returns a session of the agent of the path, by default its main session. Raises `Problem`."""
+    agent_id = await get_agent_id(request)
+    if session_id is not None and agent_of_session(session_id) != agent_id:
+        raise Problem(400, f'Session "{session_id}" is not of agent "{agent_id}"', path="session")
+    return session_id or agent_id
 
 
 @routes.add(
@@ -150,71 +171,96 @@ class DeletedResponse(ResponseBody, frozen=True, kw_only=True):
     """How many were deleted."""
 
 
-@routes.add("GET", f"{_AGENT}/goals", "List the goals of an agent, highest priority first")
+@routes.add("GET", f"{_AGENT}/goals", "List the goals of an agent, highest priority first", query=SessionQuery)
 async def list_goals(request: Request) -> ResultPage[Goal]:
-    return await _list_all(request, goals_and_memories.list_goals)
+    return await _list_items(request, goals_and_memories.list_goals, goals_and_memories.list_goals_of_agent)
 
 
 @routes.add(
     "PUT",
     f"{_AGENT}/goals",
     "Add or change goals of an agent",
-    description="All or none. An id that the agent does not have yet adds a goal. Returns all goals of the agent.",
+    description="All or none. An id that the session does not have yet adds a goal. Returns all goals of the session: "
+    "the agent's main one, unless `session` names another.",
     body=NewGoals,
+    query=SessionQuery,
 )
 async def set_goals(request: Request) -> ResultPage[Goal]:
     body = await request.json(NewGoals)
+    session_id = await _get_session_id(request)
 
-    def change(agent_id: str) -> Program[object]:
-        return goals_and_memories.set_goals(agent_id, body.goals, clear=body.clear_existing)
+    def change() -> Program[Sequence[Goal]]:
+        yield from goals_and_memories.set_goals(session_id, body.goals, clear=body.clear_existing)
+        return (yield from goals_and_memories.list_goals(session_id))
 
-    return await _list_all(request, goals_and_memories.list_goals, after=change)
+    return ResultPage(items=await request.ledger.write(change), next=None)
 
 
-@routes.add("DELETE", f"{_AGENT}/goals", "Delete all goals of an agent")
+@routes.add(
+    "DELETE",
+    f"{_AGENT}/goals",
+    "Delete all goals of an agent",
+    description="Those of all its sessions, or of one (`session`).",
+    query=SessionQuery,
+)
 async def clear_goals(request: Request) -> DeletedResponse:
-    def delete_all(agent_id: str) -> Program[int]:
-        goals = yield from goals_and_memories.list_goals(agent_id)
-        return (yield from goals_and_memories.delete_goals(agent_id, [goal.id for goal in goals]))
+    goals = (await list_goals(request)).items
 
-    return DeletedResponse(deleted=await request.ledger.write(delete_all, await get_agent_id(request)))
+    def delete_all() -> Program[None]:
+        for goal in goals:
+            yield from goals_and_memories.delete_goals(goal.session_id, [goal.id])
+
+    await request.ledger.write(delete_all)
+    return DeletedResponse(deleted=len(goals))
 
 
-@routes.add("DELETE", f"{_AGENT}/goals/{{goalId}}", "Delete a goal of an agent")
+@routes.add("DELETE", f"{_AGENT}/goals/{{goalId}}", "Delete a goal of an agent", query=SessionQuery)
 async def delete_goal(request: Request) -> DeletedResponse:
-    agent_id = await get_agent_id(request)
+    session_id = await _get_session_id(request)
     goal_ids = [request.params["goalId"]]
-    return DeletedResponse(deleted=await request.ledger.write(goals_and_memories.delete_goals, agent_id, goal_ids))
+    return DeletedResponse(deleted=await request.ledger.write(goals_and_memories.delete_goals, session_id, goal_ids))
 
 
-@routes.add("GET", f"{_AGENT}/memories", "List the memories of an agent, ordered by key")
+@routes.add("GET", f"{_AGENT}/memories", "List the memories of an agent, ordered by key", query=SessionQuery)
 async def list_memories(request: Request) -> ResultPage[Memory]:
-    return await _list_all(request, goals_and_memories.list_memories)
+    return await _list_items(request, goals_and_memories.list_memories, goals_and_memories.list_memories_of_agent)
 
 
 @routes.add(
     "PUT",
     f"{_AGENT}/memories",
     "Store memories of an agent",
-    description="Returns all memories of the agent.",
+    description="Returns all memories of the session: the agent's main one, unless `session` names another.",
     body=NewMemories,
+    query=SessionQuery,
 )
 async def set_memories(request: Request) -> ResultPage[Memory]:
     body = await request.json(NewMemories)
+    session_id = await _get_session_id(request)
 
-    def change(agent_id: str) -> Program[object]:
-        return goals_and_memories.set_memories(agent_id, [(memory.key, memory.value) for memory in body.memories])
+    def change() -> Program[Sequence[Memory]]:
+        yield from goals_and_memories.set_memories(session_id, [(memory.key, memory.value) for memory in body.memories])
+        return (yield from goals_and_memories.list_memories(session_id))
 
-    return await _list_all(request, goals_and_memories.list_memories, after=change)
+    return ResultPage(items=await request.ledger.write(change), next=None)
 
 
-@routes.add("DELETE", f"{_AGENT}/memories", "Delete all memories of an agent")
+@routes.add(
+    "DELETE",
+    f"{_AGENT}/memories",
+    "Delete all memories of an agent",
+    description="Those of all its sessions, or of one (`session`).",
+    query=SessionQuery,
+)
 async def clear_memories(request: Request) -> DeletedResponse:
-    def delete_all(agent_id: str) -> Program[int]:
-        memories = yield from goals_and_memories.list_memories(agent_id)
-        return (yield from goals_and_memories.delete_memories(agent_id, [memory.key for memory in memories]))
+    memories = (await list_memories(request)).items
 
-    return DeletedResponse(deleted=await request.ledger.write(delete_all, await get_agent_id(request)))
+    def delete_all() -> Program[None]:
+        for memory in memories:
+            yield from goals_and_memories.delete_memories(memory.session_id, [memory.key])
+
+    await request.ledger.write(delete_all)
+    return DeletedResponse(deleted=len(memories))
 
 
 @routes.add(
@@ -222,31 +268,31 @@ async def clear_memories(request: Request) -> DeletedResponse:
     f"{_AGENT}/memories/{{key}}",
     "Delete a memory of an agent",
     parameter_descriptions={"key": "The key of the memory."},
+    query=SessionQuery,
 )
 async def delete_memory(request: Request) -> DeletedResponse:
-    agent_id = await get_agent_id(request)
+    session_id = await _get_session_id(request)
     key = request.params["key"]
     # The application has refused a key with a NUL character, which PostgreSQL would reject.
-    if not await request.ledger.write(goals_and_memories.delete_memories, agent_id, [key]):
+    if not await request.ledger.write(goals_and_memories.delete_memories, session_id, [key]):
         raise not_found("Memory", key)
     return DeletedResponse(deleted=1)
 
 
-async def _list_all(
+async def _get_session_id(request: Request) -> str:
+    """Returns the session that the query names, by default the agent's main session. Raises `Problem`."""
+    return await get_session_id(request, request.query(SessionQuery).session)
+
+
+async def _list_items(
     request: Request,
-    list_items: Callable[[str], Program[Sequence[T]]],
-    *,
-    after: Callable[[str], Program[object]] | None = None,
+    list_of_session: Callable[[str], Program[Sequence[T]]],
+    list_of_agent: Callable[[str], Program[Sequence[T]]],
 ) -> ResultPage[T]:
-    """Returns all items of an agent, after a change of them in the same transaction."""
-
-    def change_and_list(agent_id: str) -> Program[Sequence[T]]:
-        if after is not None:
-            yield from after(agent_id)
-        return (yield from list_items(agent_id))
-
-    execute = request.ledger.read if after is None else request.ledger.write
-    return ResultPage(items=await execute(change_and_list, await get_agent_id(request)), next=None)
+    """Returns the items of the session that the query names, or of all sessions of the agent."""
+    session_id = await _get_session_id(request)
+    list_items = list_of_agent if request.query(SessionQuery).session is None else list_of_session
+    return ResultPage(items=await request.ledger.read(list_items, session_id), next=None)
 
 
 # Plans
@@ -278,7 +324,7 @@ class PlanBodies(JsonRequestBody, frozen=True, kw_only=True):
     """The plans to add, and, with an `id`, those to change."""
 
 
-class PlanListQuery(QueryParameters, frozen=True, kw_only=True):
+class PlanListQuery(SessionQuery, frozen=True, kw_only=True):
     status: PlanStatus | None = None
     """Only plans with this status."""
 
@@ -290,20 +336,30 @@ class DeletedPlansResponse(DeletedResponse, frozen=True, kw_only=True):
 @routes.add("GET", f"{_AGENT}/plans", "List the plans of an agent, next run first", query=PlanListQuery)
 async def list_plans(request: Request) -> ResultPage[Plan]:
     query = request.query(PlanListQuery)
-    agent_id = await get_agent_id(request)
-    records = await request.ledger.read(plan_queries.list_plans, agent_id, status=query.status)
+    session_id = await get_session_id(request, query.session)
+    if query.session is None:
+        records = await request.ledger.read(plan_queries.list_plans_of_agent, session_id, status=query.status)
+    else:
+        records = await request.ledger.read(plan_queries.list_plans, session_id, status=query.status)
     return ResultPage(items=records, next=None)
 
 
-@routes.add("PUT", f"{_AGENT}/plans", "Add or change plans of an agent, all or none", body=PlanBodies)
+@routes.add(
+    "PUT",
+    f"{_AGENT}/plans",
+    "Add or change plans of an agent, all or none",
+    description="Returns all plans of the session: the agent's main one, unless `session` names another.",
+    body=PlanBodies,
+    query=SessionQuery,
+)
 async def set_plans(request: Request) -> ResultPage[Plan]:
     body = await request.json(PlanBodies)
-    agent_id = await get_agent_id(request)
+    session_id = await _get_session_id(request)
     principal = request.gateway.tool_key_policy.context_for(request.caller).user_id
 
     def update(effects: Effects) -> Program[Sequence[Plan]]:
-        yield from plans.set_plans(effects, agent_id, body.plans, principal=principal)
-        return (yield from plan_queries.list_plans(agent_id))
+        yield from plans.set_plans(effects, session_id, body.plans, principal=principal)
+        return (yield from plan_queries.list_plans(session_id))
 
     return ResultPage(items=await request.ledger.commit(update), next=None)
 
@@ -312,6 +368,8 @@ async def set_plans(request: Request) -> ResultPage[Plan]:
 async def delete_plan(request: Request) -> DeletedPlansResponse:
     agent_id = await get_agent_id(request)
     plan_id = request.params["planId"]
-    if not await request.ledger.write(plan_queries.delete, agent_id, [plan_id]):
+    plan = await request.ledger.read(plan_queries.find, plan_id)
+    if plan is None or plan.entity_id != agent_id:
         raise not_found("Plan", plan_id)
+    await request.ledger.write(plan_queries.delete, plan.session_id, [plan_id])
     return DeletedPlansResponse(deleted=1)

@@ -33,7 +33,7 @@ from toolspace.server.routing import RouteTable
 from toolspace.spaces import call_transactions, runs
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program, long_running
-from toolspace.storage.queries import calls, entities_and_spaces, events, inbox
+from toolspace.storage.queries import calls, entities_and_spaces, events, inbox, sessions
 from toolspace.storage.queries import runs as run_queries
 
 T = TypeVar("T")
@@ -281,7 +281,7 @@ def _add_member(space_id: str, entity_id: str) -> Program[Member]:
 
 @long_running
 def delete_space_transaction(effects: Effects, space_id: str) -> Program[bool]:
-    """Deletes a space with its members, messages and events. Runs leave it; its open calls are cancelled."""
+    """Deletes a space with its members, messages, events and sessions. Runs leave it; its open calls are cancelled."""
     if not (yield from entities_and_spaces.lock_space(space_id)):
         return False
     yield from run_queries.clear_space(space_id)
@@ -290,6 +290,7 @@ def delete_space_transaction(effects: Effects, space_id: str) -> Program[bool]:
             effects, call_id, "canceled", "the space in which it was asked was removed"
         )
     yield from events.delete_events_of_stream(space_stream(space_id))
+    yield from sessions.delete_scope(f"space:{space_id}")
     return (yield from entities_and_spaces.delete_space(space_id))
 
 
@@ -303,7 +304,8 @@ def remove_member_transaction(effects: Effects, space_id: str, entity_id: str) -
 
 @long_running
 def delete_entity_transaction(effects: Effects, entity_id: str) -> Program[bool]:
-    """Deletes an entity with its memberships, and an agent with its runs, its inbox and its open calls.
+    """Deletes an entity with its memberships, an agent with its runs, its inbox and its open calls, and a person with
+    the sessions that agents have for this person alone.
 
     Its messages stay.
     """
@@ -312,4 +314,5 @@ def delete_entity_transaction(effects: Effects, entity_id: str) -> Program[bool]
     for call_id in (yield from calls.list_open_of_agent(entity_id)):
         yield from call_transactions.end_call(effects, call_id, "canceled", "its agent was removed", notify_agent=False)
     yield from inbox.delete_all(entity_id)
+    yield from sessions.delete_scope(f"user:{entity_id}")
     return (yield from entities_and_spaces.delete_entity(entity_id))

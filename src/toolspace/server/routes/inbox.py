@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 from msgspec import Meta
 
-from toolspace.core.ids import new_id, now_ms
+from toolspace.core.ids import agent_of_session, is_id, new_id, now_ms
 from toolspace.core.stored_records import InboxEvent, InboxStatus, InboxType
 from toolspace.errors import RefusedError
 from toolspace.server.api_types import (
@@ -17,7 +17,6 @@ from toolspace.server.api_types import (
     Id,
     JsonRequestBody,
     Limit,
-    QueryParameters,
     ResponseBody,
     ResultPage,
     check_json_size,
@@ -25,11 +24,12 @@ from toolspace.server.api_types import (
 from toolspace.server.idempotency import run_once
 from toolspace.server.requests import Request
 from toolspace.server.responses import Response
-from toolspace.server.routes.agents import get_agent_id
+from toolspace.server.routes.agents import SessionId, SessionQuery, get_agent_id, get_session_id
 from toolspace.server.routing import RouteTable
+from toolspace.spaces import session_scope
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program
-from toolspace.storage.queries import inbox
+from toolspace.storage.queries import entities_and_spaces, inbox, sessions
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ EventIds = Annotated[list[Id], Meta(min_length=1, max_length=_MAX_EVENTS)]
 routes = RouteTable("inbox")
 
 
-class InboxListQuery(QueryParameters, frozen=True, kw_only=True):
+class InboxListQuery(SessionQuery, frozen=True, kw_only=True):
     status: InboxStatus | None = None
     """Only events with this status."""
     limit: Limit = 100
@@ -59,6 +59,9 @@ class NewInboxEvent(JsonRequestBody, frozen=True, kw_only=True):
     ]
     event_id: Id | None = None
     """An id of your choice. An event whose id the inbox already has is ignored."""
+    session: SessionId | None = None
+    """The session of the agent that gets the event. Without it: that of the space `data.spaceId`, if the agent has a
+    session for each space, or its main session."""
 
     def __post_init__(self) -> None:
         check_json_size("data", self.data, MAX_DATA)
@@ -82,6 +85,8 @@ class ClaimBody(JsonRequestBody, frozen=True, kw_only=True):
     """After this time others can claim the events again."""
     types: Annotated[list[InboxType], Meta(max_length=10)] | None = None
     """Only events of these types."""
+    session: SessionId | None = None
+    """Only events of this session of the agent."""
     wait: Wait = 0
 
 
@@ -138,11 +143,13 @@ class ReleaseResponse(ResponseBody, frozen=True, kw_only=True):
 )
 async def list_inbox(request: Request) -> ResultPage[InboxEvent]:
     query = request.query(InboxListQuery)
-    agent_id = await get_agent_id(request)
+    agent_id = agent_of_session(await get_session_id(request, query.session))
     ledger = request.gateway.ledger
 
     async def read() -> list[InboxEvent]:
-        return await ledger.read(inbox.list_events, agent_id, status=query.status, limit=query.limit)
+        return await ledger.read(
+            inbox.list_events, agent_id, status=query.status, session_id=query.session, limit=query.limit
+        )
 
     return ResultPage(items=await _poll(request, agent_id, query.wait, read), next=None)
 
@@ -156,13 +163,14 @@ async def list_inbox(request: Request) -> ResultPage[InboxEvent]:
 )
 async def push_event(request: Request) -> Response:
     body = await request.json(NewInboxEvent)
-    agent_id = await get_agent_id(request)
+    agent_id = agent_of_session(await get_session_id(request, body.session))
     event_id = body.event_id or new_id("evt")
 
     def push(effects: Effects) -> Program[PushResponse]:
-        is_new = yield from inbox.add(agent_id, event_id, "service", body.data, priority=inbox.PLAN_OR_SERVICE)
+        session_id = yield from _find_session(agent_id, body)
+        is_new = yield from inbox.add(session_id, event_id, "service", body.data, priority=inbox.PLAN_OR_SERVICE)
         if is_new:
-            effects.notify_inbox(agent_id)
+            effects.notify_inbox(session_id)
         return PushResponse(event_id=event_id, fresh=is_new)
 
     return await run_once(request, push)
@@ -177,7 +185,7 @@ async def push_event(request: Request) -> Response:
 )
 async def claim_events(request: Request) -> ClaimResponse:
     body = await request.json(ClaimBody)
-    agent_id = await get_agent_id(request)
+    agent_id = agent_of_session(await get_session_id(request, body.session))
     lease_ms, claim_id = round(body.lease_seconds * 1000), new_id("clm")
     lease_until = 0
 
@@ -185,7 +193,13 @@ async def claim_events(request: Request) -> ClaimResponse:
         nonlocal lease_until
         lease_until = now_ms() + lease_ms
         return await request.ledger.write(
-            inbox.claim, agent_id, claim_id, count=body.count, lease_ms=lease_ms, types=body.types or ()
+            inbox.claim,
+            agent_id,
+            claim_id,
+            count=body.count,
+            lease_ms=lease_ms,
+            types=body.types or (),
+            session_id=body.session,
         )
 
     events = await _poll(request, agent_id, body.wait, claim)
@@ -250,6 +264,22 @@ async def _poll(request: Request, agent_id: str, seconds: float, read: Callable[
         disconnect.cancel()
 
 
+def _find_session(agent_id: str, body: NewInboxEvent) -> Program[str]:
+    """The session that a pushed event is for. Raises `RefusedError` if the agent does not have it."""
+    if body.session is not None:
+        if body.session != agent_id and (yield from sessions.find(body.session)) is None:
+            raise RefusedError("not_found", f'Session "{body.session}" not found')
+        return body.session
+    data: Any = body.data
+    space_id = cast("dict[str, Any]", data).get("spaceId") if isinstance(data, dict) else None
+    if not isinstance(space_id, str) or not is_id(space_id):
+        return agent_id
+    if not (yield from entities_and_spaces.is_member(space_id, agent_id)):
+        return agent_id
+    scope = (yield from sessions.find_scope(agent_id)).scope
+    return (yield from session_scope.open_session(agent_id, scope, space_id=space_id, person_id=None))
+
+
 def _remaining(event_ids: Sequence[str], handled_ids: Sequence[str]) -> list[str]:
     handled_set = frozenset(handled_ids)
     return [event_id for event_id in dict.fromkeys(event_ids) if event_id not in handled_set]
@@ -257,7 +287,8 @@ def _remaining(event_ids: Sequence[str], handled_ids: Sequence[str]) -> list[str
 
 def _release(effects: Effects, agent_id: str, body: ReleaseBody) -> Program[list[InboxEvent]]:
     events = yield from inbox.release(agent_id, body.claim, body.event_ids, error=body.error)
-    effects.notify_inbox(agent_id)
+    for session_id in {event.session_id for event in events}:
+        effects.notify_inbox(session_id)
     return events
 
 
@@ -268,5 +299,5 @@ def _retry(effects: Effects, agent_id: str, event_id: str) -> Program[InboxEvent
         raise RefusedError("not_found", f'Inbox event "{event_id}" of agent "{agent_id}" not found')
     if not is_retried:
         raise RefusedError("conflict", f'Inbox event "{event_id}" is {event.status}; only failed events can be retried')
-    effects.notify_inbox(agent_id)
+    effects.notify_inbox(event.session_id)
     return event

@@ -74,7 +74,8 @@ class RunListQuery(AgentRunListQuery, frozen=True, kw_only=True):
 
 
 class RunShape(ResponseBody, frozen=True, kw_only=True):
-    """A run. Members of its space do not see `trigger`, `usage`, `error` and `principal`."""
+    """A run. Members of its space do not see `trigger`, `usage`, `error`, `principal` and
+    `sessionId`."""
 
     id: str
     """The id of the run."""
@@ -98,6 +99,8 @@ class RunShape(ResponseBody, frozen=True, kw_only=True):
     """Why the run failed."""
     principal: str | msgspec.UnsetType | None = msgspec.UNSET
     """For whom the run works: an entity or a key (`key/…`); null for runs of earlier versions."""
+    session_id: str | msgspec.UnsetType | None = msgspec.UNSET
+    """The session of the agent that the run belongs to; null for runs of earlier versions."""
 
 
 @routes.add(
@@ -145,7 +148,7 @@ async def list_runs(request: Request) -> ResultPage[RunRecord]:
     "/api/runs/{runId}",
     "Get a run",
     access=Access.MEMBER,
-    description="With a token: a run in a space of the entity, without trigger, usage, error and principal.",
+    description="With a token: a run in a space of the entity, without trigger, usage, error, principal and session.",
     response=RunShape,
 )
 async def get_run(request: Request) -> dict[str, Any]:

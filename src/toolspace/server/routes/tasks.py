@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from toolspace.agents import background_tasks
 from toolspace.agents.history import to_turn_records
+from toolspace.core.ids import agent_of_session
 from toolspace.core.stored_records import AgentHistory, TaskRecord, TaskStatus, TaskWithMessages
 from toolspace.server.api_types import (
     MAX_PAGE_SIZE,
@@ -23,7 +24,7 @@ from toolspace.server.api_types import (
     full_match_pattern,
 )
 from toolspace.server.requests import Request
-from toolspace.server.routes.agents import get_agent_id
+from toolspace.server.routes.agents import SessionId, get_agent_id, get_session_id
 from toolspace.server.routing import RouteTable
 from toolspace.storage.database import Program
 from toolspace.storage.queries import sessions
@@ -39,6 +40,8 @@ routes = RouteTable("tasks")
 
 
 class TaskListQuery(PageQuery, frozen=True, kw_only=True):
+    session: SessionId | None = None
+    """Only tasks that this session of the agent started (`sessionId`)."""
     date: Annotated[str, Meta(pattern=full_match_pattern("^\\d{4}-\\d{2}-\\d{2}$"))] | None = None
     """Only tasks that started on this day (UTC)."""
     status: TaskStatus | None = None
@@ -50,6 +53,8 @@ class TaskListQuery(PageQuery, frozen=True, kw_only=True):
 
 
 class HistoryQuery(QueryParameters, frozen=True, kw_only=True):
+    session: SessionId | None = None
+    """The session of the agent; its main one if it is missing."""
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE)] = 100
     """Maximum number of turns."""
     cursor: Cursor | None = None
@@ -61,7 +66,7 @@ class HistoryQuery(QueryParameters, frozen=True, kw_only=True):
 @routes.add("GET", f"{_AGENT}/tasks", "List the background tasks of an agent, newest first", query=TaskListQuery)
 async def list_tasks(request: Request) -> ResultPage[TaskRecord]:
     query = request.query(TaskListQuery)
-    agent_id = await get_agent_id(request)
+    agent_id = agent_of_session(await get_session_id(request, query.session))
     since, until = background_tasks.day_range(query.date) if query.date is not None else (None, None)
     records = await request.ledger.read(
         task_queries.list_tasks,
@@ -69,6 +74,7 @@ async def list_tasks(request: Request) -> ResultPage[TaskRecord]:
         since=since,
         until=until,
         status=query.status,
+        session_id=query.session,
         before=query.cursor,
         limit=query.limit + 1,
     )
@@ -103,9 +109,9 @@ async def cancel_task(request: Request) -> TaskRecord:
 )
 async def get_history(request: Request) -> AgentHistory:
     query = request.query(HistoryQuery)
-    agent_id = await get_agent_id(request)
+    session_id = await get_session_id(request, query.session)
     before = int(query.cursor) if query.cursor is not None else None
-    session, turns = await request.ledger.read(_read_history, agent_id, before, query.limit + 1)
+    session, turns = await request.ledger.read(_read_history, session_id, before, query.limit + 1)
     page_turns = turns[-query.limit :]
     return AgentHistory(
         summary=session.summary if session is not None else None,
@@ -120,7 +126,7 @@ def _read_task(agent_id: str, task_id: str) -> Program[tuple[TaskRecord, Sequenc
 
 
 def _read_history(
-    agent_id: str, before: int | None, limit: int
+    session_id: str, before: int | None, limit: int
 ) -> Program[tuple[SessionRecord | None, Sequence[HistoryTurn]]]:
-    session = yield from sessions.find(agent_id)
-    return session, (yield from sessions.list_turns(agent_id, before=before, limit=limit))
+    session = yield from sessions.find(session_id)
+    return session, (yield from sessions.list_turns(session_id, before=before, limit=limit))

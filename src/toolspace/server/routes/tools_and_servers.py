@@ -244,6 +244,7 @@ async def call_tool_in_run(request: Request) -> Response | StreamingResponse:
         run_id=run_id,
         agent_entity_id=record.agent_entity_id,
         space_id=record.space_id,
+        session_id=record.session_id,
         **_approval_options(request),
     )
     return await _call(request, body.name, body, host, run, principal=record.principal or record.agent_entity_id)

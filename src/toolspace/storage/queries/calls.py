@@ -65,6 +65,8 @@ class NewCall(msgspec.Struct, frozen=True, kw_only=True):
     """The schema of its arguments, for its events. Not stored."""
     announced_streams: tuple[str, ...] = ()
     """Streams that have its `tool.started` already. Not stored."""
+    session_id: str | None = None
+    """The session of the agent whose inbox gets a late result; None: the main session."""
 
 
 class CallTransition(msgspec.Struct, frozen=True):
@@ -74,6 +76,7 @@ class CallTransition(msgspec.Struct, frozen=True):
     visibility: Visibility
     delivery: str | None
     pauses_run: bool
+    session_id: str | None = None
 
 
 _CALL = Table("calls", CallRecord, json=("args", "result", "output_schema"), flags=("visible", "is_async", "is_error"))
@@ -164,7 +167,8 @@ def build_resolution(
     )
     delivery = "inline" if call.status == "waiting" else "inbox"
     row = call.call_id, *values, call.status, call.created_at, call.space_id
-    return CallTransition(resolved_call, remembered_call.visibility, delivery, pauses_run=False), row
+    transition = msgspec.structs.replace(remembered_call, call=resolved_call, delivery=delivery, pauses_run=False)
+    return transition, row
 
 
 def apply_resolution(resolution: Sequence[Any]) -> Program[bool]:
@@ -489,8 +493,8 @@ def list_orphaned(node_ids: Sequence[str], *, limit: int) -> Program[list[tuple[
 
 def transition(update: str, *values: Any) -> Program[CallTransition | None]:
     """The call that an UPDATE has changed; None if it has changed none."""
-    rows = yield f"{update} RETURNING {_CALL.sql}, exposure, delivery, pauses", values
+    rows = yield f"{update} RETURNING {_CALL.sql}, exposure, delivery, pauses, session_id", values
     if not rows:
         return None
-    *_, visibility, delivery, pauses = rows[0]
-    return CallTransition(_CALL.decode(rows[0]), visibility, delivery, bool(pauses))
+    *_, visibility, delivery, pauses, session_id = rows[0]
+    return CallTransition(_CALL.decode(rows[0]), visibility, delivery, bool(pauses), session_id)

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolspace.core.ids import now_ms
-from toolspace.core.stored_records import Entity, EntityType, Member, Space
+from toolspace.core.stored_records import Entity, EntityType, Member, SessionScope, Space
 from toolspace.storage.database import Program
 from toolspace.storage.queries.statement_builder import (
     Table,
-    first_column,
     has_changed,
     insert_into,
     json_or_null,
@@ -75,16 +74,22 @@ def find_space(space_id: str) -> Program[Space | None]:
     return _SPACE.find("WHERE id = ?", space_id)
 
 
-def list_spaces(*, member: str | None = None, after: str = "", limit: int = 100) -> Program[list[Space]]:
-    """Spaces by id; only those of one member, if it is given."""
+def list_spaces(
+    *, member: str | None = None, other_member: str | None = None, after: str = "", limit: int = 100
+) -> Program[list[Space]]:
+    """Spaces by id; only those of one member, or of two, if they are given."""
     of_member = "id IN (SELECT space_id FROM members WHERE entity_id = ?)"
-    conditions, values = where_clause(("id > ?", after), (of_member, member))
+    conditions, values = where_clause(("id > ?", after), (of_member, member), (of_member, other_member))
     return _SPACE.select(f"{conditions}ORDER BY id LIMIT ?", *values, limit)
 
 
-def count_spaces(member: str) -> Program[int]:
-    """How many spaces an entity is a member of."""
-    return (yield "SELECT COUNT(*) FROM members WHERE entity_id = ?", (member,))[0][0]
+def count_spaces(member: str, *, other_member: str | None = None) -> Program[int]:
+    """How many spaces an entity is a member of; with another entity, how many they share."""
+    select = "SELECT COUNT(*) FROM members WHERE entity_id = ?"
+    if other_member is None:
+        return (yield select, (member,))[0][0]
+    shared = "AND space_id IN (SELECT space_id FROM members WHERE entity_id = ?)"
+    return (yield f"{select} {shared}", (member, other_member))[0][0]
 
 
 def list_space_names(space_ids: Sequence[str]) -> Program[dict[str, str]]:
@@ -142,10 +147,13 @@ def list_members(space_id: str) -> Program[list[Member]]:
     return [Member(entity_id=row[0], type=row[1], name=row[2], joined_at=row[3]) for row in rows]
 
 
-def list_agents(space_id: str, *, except_entity: str = "") -> Program[Sequence[str]]:
-    """The ids of the agents in a space, except one, such as the sender of a message."""
-    select = (
-        "SELECT entities.id FROM members JOIN entities ON entities.id = members.entity_id "
-        "WHERE members.space_id = ? AND entities.type = 'agent' AND entities.id <> ?"
+def list_agents(space_id: str, *, except_entity: str = "") -> Program[Sequence[tuple[str, SessionScope]]]:
+    """The ids of the agents in a space, each with the scope of its sessions; except one, such as the sender of
+    a message."""
+    rows = yield (
+        "SELECT entities.id, COALESCE(sessions.scope, 'agent') FROM members "
+        "JOIN entities ON entities.id = members.entity_id LEFT JOIN sessions ON sessions.id = entities.id "
+        "WHERE members.space_id = ? AND entities.type = 'agent' AND entities.id <> ?",
+        (space_id, except_entity),
     )
-    return first_column(select, space_id, except_entity)
+    return [(row[0], row[1]) for row in rows]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from toolspace.core import json_text
-from toolspace.core.ids import now_ms
+from toolspace.core.ids import agent_of_session, now_ms, scope_key_of
 from toolspace.core.stored_records import InboxEvent, InboxType
 from toolspace.storage.database import SKIP_LOCKED, Program, Row, RowBatch, long_running
 from toolspace.storage.queries.statement_builder import (
@@ -27,7 +27,9 @@ _FIRST_DELAY, _LONGEST_DELAY = 1_000, 60_000
 
 _EVENT = Table("inbox", InboxEvent, columns={"timestamp": "at"}, json=("data",))
 
-NEW_ROW_COLUMNS: Final = ("agent_entity_id", "event_id", "type", "priority", "at", "seq", "data", "available_at")
+NEW_ROW_COLUMNS: Final = (
+    "agent_entity_id", "event_id", "type", "priority", "at", "seq", "data", "available_at", "session_id"
+)  # fmt: skip
 """The values that `build_row` gives."""
 _INSERT_INTO: Final = f"INSERT INTO inbox ({', '.join(NEW_ROW_COLUMNS)}, status, attempts)"
 _IF_NEW: Final = "ON CONFLICT (agent_entity_id, event_id) DO NOTHING"
@@ -52,7 +54,7 @@ def insert_rows_from(select: str) -> str:
 
 
 def add(
-    agent_entity_id: str,
+    session_id: str,
     event_id: str,
     type: InboxType,
     data: Any,
@@ -61,12 +63,12 @@ def add(
     at: int | None = None,
     seq: int = 0,
 ) -> Program[bool]:
-    """Adds an event. False if the inbox has it already. `seq` orders events of the same moment."""
-    return has_changed(_INSERT, *build_row(agent_entity_id, event_id, type, data, priority=priority, at=at, seq=seq))
+    """Adds an event for a session. False if the agent has it already. `seq` orders events of the same moment."""
+    return has_changed(_INSERT, *build_row(session_id, event_id, type, data, priority=priority, at=at, seq=seq))
 
 
 def build_row(
-    agent_entity_id: str,
+    session_id: str,
     event_id: str,
     type: InboxType,
     data: Any,
@@ -77,7 +79,8 @@ def build_row(
 ) -> Sequence[Any]:
     """The row of an event, for `add_rows`."""
     at = now_ms() if at is None else at
-    return agent_entity_id, event_id, type, priority, at, seq, json_text.encode_for_storage(data), at
+    text = json_text.encode_for_storage(data)
+    return agent_of_session(session_id), event_id, type, priority, at, seq, text, at, session_id
 
 
 def add_rows(rows: Sequence[Sequence[Any]]) -> Program[None]:
@@ -94,21 +97,23 @@ def claim(
     lease_ms: int,
     types: Sequence[str] = (),
     include_awaited: bool = True,
+    session_id: str | None = None,
 ) -> Program[list[InboxEvent]]:
     """Claims the next events, in order: pending → processing until the lease ends.
 
-    `include_awaited`: also the results that runs of the agent wait for.
+    `include_awaited`: also the results that runs of the agent wait for. `session_id`: only the events of this session.
     """
     now = now_ms()
+    inbox = "agent_entity_id = ?" if session_id is None else _select_session(session_id)
     condition = f"AND type IN ({placeholders(types)}) " if types else ""
     condition += "" if include_awaited else _NOT_AWAITED
     rows = yield (
-        "WITH picked AS MATERIALIZED (SELECT event_id FROM inbox WHERE agent_entity_id = ? AND status = 'pending' "
-        f"AND available_at <= ? {condition}ORDER BY priority, at, seq LIMIT ? {SKIP_LOCKED}) "
+        f"WITH picked AS MATERIALIZED (SELECT event_id FROM inbox WHERE {inbox} "
+        f"AND status = 'pending' AND available_at <= ? {condition}ORDER BY priority, at, seq LIMIT ? {SKIP_LOCKED}) "
         "UPDATE inbox SET status = 'processing', claim = ?, lease_until = ?, attempts = attempts + 1 "
         "WHERE status = 'pending' AND agent_entity_id = ? AND event_id IN (SELECT event_id FROM picked) "
         f"RETURNING {_EVENT.sql}, seq",
-        (agent_entity_id, now, *types, count, claim, now + lease_ms, agent_entity_id),
+        (session_id or agent_entity_id, now, *types, count, claim, now + lease_ms, agent_entity_id),
     )
     return _in_order(rows)
 
@@ -183,9 +188,13 @@ def find(agent_entity_id: str, event_id: str) -> Program[InboxEvent | None]:
     return _EVENT.find("WHERE agent_entity_id = ? AND event_id = ?", agent_entity_id, event_id)
 
 
-def list_events(agent_entity_id: str, *, status: str | None = None, limit: int = 100) -> Program[list[InboxEvent]]:
-    """Events in the order in which they are claimed; only those of one status, if it is given."""
-    conditions, values = where_clause(("agent_entity_id = ?", agent_entity_id), ("status = ?", status))
+def list_events(
+    agent_entity_id: str, *, status: str | None = None, session_id: str | None = None, limit: int = 100
+) -> Program[list[InboxEvent]]:
+    """Events in the order in which they are claimed; only those of one status or session, if it is given."""
+    conditions, values = where_clause(
+        ("agent_entity_id = ?", agent_entity_id), ("status = ?", status), ("session_id = ?", session_id)
+    )
     parts = (_PENDING, _NOT_PENDING) if status is None else (_PENDING if status == "pending" else _NOT_PENDING,)
     rows: list[Row] = []
     for part in parts:
@@ -200,26 +209,33 @@ def list_claimed(agent_entity_id: str, claim: str) -> Program[list[str]]:
     return first_column(f"SELECT event_id FROM inbox WHERE {condition} ORDER BY event_id", claim, agent_entity_id)
 
 
-def list_waiting(agent_entity_id: str, *, limit: int) -> Program[tuple[list[InboxEvent], int]]:
-    """The oldest events that can be claimed now, and how many there are; without results that runs wait for."""
+def list_waiting(session_id: str, *, limit: int) -> Program[tuple[list[InboxEvent], int]]:
+    """The oldest events that a session can claim now, and how many there are; without results that runs wait for."""
     now = now_ms()
-    claimable = f"WHERE agent_entity_id = ? AND {_PENDING} AND available_at <= ? {_NOT_AWAITED}"
-    events = yield from _EVENT.select(f"{claimable}ORDER BY at, seq LIMIT ?", agent_entity_id, now, limit)
+    claimable = f"WHERE {_select_session(session_id)} AND {_PENDING} AND available_at <= ? {_NOT_AWAITED}"
+    events = yield from _EVENT.select(f"{claimable}ORDER BY at, seq LIMIT ?", session_id, now, limit)
     if len(events) < limit:
         return events, len(events)
-    return events, (yield from first_value(f"SELECT COUNT(*) FROM inbox {claimable}", agent_entity_id, now))
+    return events, (yield from first_value(f"SELECT COUNT(*) FROM inbox {claimable}", session_id, now))
 
 
-def count_pending(agent_entity_id: str) -> Program[int]:
-    """How many events are pending, without results that runs wait for."""
-    select = f"SELECT COUNT(*) FROM inbox WHERE agent_entity_id = ? AND {_PENDING} {_NOT_AWAITED}"
-    return first_value(select, agent_entity_id)
+def count_pending(session_id: str) -> Program[int]:
+    """How many events of a session are pending, without results that runs wait for."""
+    select = f"SELECT COUNT(*) FROM inbox WHERE {_select_session(session_id)} AND {_PENDING} {_NOT_AWAITED}"
+    return first_value(select, session_id)
 
 
 def find_next_available(agent_entity_id: str, *, after: int = 0) -> Program[int | None]:
     """When the next pending event can be claimed, after a time; None if there is none."""
     select = f"SELECT MIN(available_at) FROM inbox WHERE agent_entity_id = ? AND {_PENDING} AND available_at > ?"
     return first_value(select, agent_entity_id, after)
+
+
+def _select_session(session_id: str) -> str:
+    """The condition for events of a session, whose id is the only value. Each form has an index."""
+    if scope_key_of(session_id):
+        return "session_id = ? AND session_id <> agent_entity_id"
+    return "agent_entity_id = ? AND session_id = agent_entity_id"
 
 
 def _release_rows(rows: Sequence[Row], error: str | None) -> Program[list[InboxEvent]]:

@@ -15,7 +15,7 @@ from toolspace.storage.queries.statement_builder import Table, count_changes, fi
 PlanStatus = Literal["active", "completed", "expired"]
 
 MAX_PLANS = 500
-"""Of one agent."""
+"""Of one session."""
 
 
 class Plan(Record, frozen=True):
@@ -49,17 +49,19 @@ class Plan(Record, frozen=True):
     """When the plan was last changed, in Unix milliseconds."""
     principal: str | None = None
     """For whom the agent works when the plan runs: whoever created or last changed it; null: for itself."""
+    session_id: str = ""
+    """The session of the agent that the plan belongs to."""
 
 
 _PLAN = Table("plans", Plan)
 _OR_REPLACE_OWN = (
-    _PLAN.on_conflict_update("id", except_columns=("id", "entity_id", "last_run_at", "created_at"))
-    + " WHERE plans.entity_id = excluded.entity_id"
+    _PLAN.on_conflict_update("id", except_columns=("id", "entity_id", "session_id", "last_run_at", "created_at"))
+    + " WHERE plans.session_id = excluded.session_id"
 )
 
 
 def save(plan: Plan) -> Program[Plan | None]:
-    """Adds a plan, or changes the agent's own of that id. None if the plan of that id is another agent's."""
+    """Adds a plan, or changes the session's own of that id. None if the plan of that id is another session's."""
     return _PLAN.insert(_OR_REPLACE_OWN, **msgspec.structs.asdict(plan))
 
 
@@ -67,23 +69,32 @@ def find(plan_id: str) -> Program[Plan | None]:
     return _PLAN.find("WHERE id = ?", plan_id)
 
 
-def list_plans(entity_id: str, *, status: str | None = None) -> Program[list[Plan]]:
-    """The plans of an agent, the next to fire first."""
-    condition, values = where_clause(("entity_id = ?", entity_id), ("status = ?", status))
+def list_plans(session_id: str, *, status: str | None = None) -> Program[list[Plan]]:
+    """The plans of a session, the next to fire first."""
+    return _list_plans(("session_id = ?", session_id), ("status = ?", status))
+
+
+def list_plans_of_agent(entity_id: str, *, status: str | None = None) -> Program[list[Plan]]:
+    """The plans of all sessions of an agent, the next to fire first."""
+    return _list_plans(("entity_id = ?", entity_id), ("status = ?", status))
+
+
+def _list_plans(*conditions: tuple[str, str | None]) -> Program[list[Plan]]:
+    condition, values = where_clause(*conditions)
     order = "ORDER BY CASE WHEN next_run_at IS NULL THEN 1 ELSE 0 END, next_run_at, created_at, id"
     return _PLAN.select(condition + order, *values)
 
 
-def count(entity_id: str) -> Program[int]:
-    return first_value("SELECT COUNT(*) FROM plans WHERE entity_id = ?", entity_id)
+def count(session_id: str) -> Program[int]:
+    return first_value("SELECT COUNT(*) FROM plans WHERE session_id = ?", session_id)
 
 
-def delete(entity_id: str, plan_ids: Sequence[str]) -> Program[int]:
-    """Deletes plans of one agent; returns how many there were."""
+def delete(session_id: str, plan_ids: Sequence[str]) -> Program[int]:
+    """Deletes plans of one session; returns how many there were."""
     deleted_count = 0
     for plan_id in dict.fromkeys(plan_ids):
         deleted_count += yield from count_changes(
-            "DELETE FROM plans WHERE id = ? AND entity_id = ?", plan_id, entity_id
+            "DELETE FROM plans WHERE id = ? AND session_id = ?", plan_id, session_id
         )
     return deleted_count
 

@@ -38,9 +38,10 @@ def create(
     space_id: str | None,
     trigger: Any,
     principal: str | None = None,
+    session_id: str | None = None,
     status: RunStatus = "running",
 ) -> Program[RunRecord | None]:
-    """None if the id is in use. Without a principal, the agent works for itself."""
+    """None if the id is in use. Without a principal, the agent works for itself; without a session, in its main one."""
     return _RUN.insert(
         id=run_id,
         agent_entity_id=agent_entity_id,
@@ -51,6 +52,7 @@ def create(
         usage={},
         created_at=now_ms(),
         principal=principal if principal is not None else agent_entity_id,
+        session_id=session_id if session_id is not None else agent_entity_id,
         last_call_seq=0,
     )
 

@@ -12,8 +12,9 @@ from typing import Literal
 import msgspec
 
 from toolspace.core import json_text
-from toolspace.core.ids import now_ms
+from toolspace.core.ids import agent_of_session, now_ms, scope_key_of, session_id_for
 from toolspace.core.language_model import Turn
+from toolspace.core.stored_records import AgentScope
 from toolspace.storage.database import Program
 from toolspace.storage.queries.statement_builder import (
     Table,
@@ -48,6 +49,13 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """How many cycles in a row were triggered by other agents only."""
     attempts: int
     """How often its run failed to continue since the last stored turn."""
+    scope_key: str
+    """`space:ID` or `user:ID`; empty for the main session of an agent. That of a task is that of its owner."""
+
+    @property
+    def owner_id(self) -> str:
+        """The session of the agent that owns a task; of the agent's own sessions, the same session."""
+        return session_id_for(self.agent_entity_id, self.scope_key)
 
 
 class StoredTurn(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
@@ -82,13 +90,44 @@ _TURN = Table("history", HistoryTurn, columns={"stored_turn": "turn"}, decoders=
 _APPEND_TURN = insert_into("history", ("session_id", *_TURN.columns))
 
 
-def create(session_id: str, agent_entity_id: str, kind: SessionKind) -> Program[bool]:
+def create(session_id: str, agent_entity_id: str, kind: SessionKind, *, scope_key: str = "") -> Program[bool]:
     """Creates a session. False if it exists."""
     counters = dict.fromkeys(("token", "lease_until", "cycle", "last_seq", "agent_turns", "attempts"), 0)
     session = yield from _SESSION.insert(
-        id=session_id, agent_entity_id=agent_entity_id, kind=kind, created_at=now_ms(), **counters
+        id=session_id,
+        agent_entity_id=agent_entity_id,
+        kind=kind,
+        scope_key=scope_key,
+        created_at=now_ms(),
+        **counters,
     )
     return session is not None
+
+
+def create_scoped(session_id: str) -> Program[None]:
+    """Creates a session of an agent for a space or a person, unless it exists."""
+    yield from create(session_id, agent_of_session(session_id), "agent", scope_key=scope_key_of(session_id))
+
+
+def set_scope(agent_entity_id: str, agent_scope: AgentScope) -> Program[None]:
+    """Stores with the main session how the sessions of the agent are separated."""
+    update = "UPDATE sessions SET scope = ?, shares_memories = ? WHERE id = ?"
+    yield update, (agent_scope.scope, int(agent_scope.shares_memories), agent_entity_id)
+
+
+def find_scope(agent_entity_id: str) -> Program[AgentScope]:
+    """How the sessions of an agent are separated. An agent that no process has ever run has one session."""
+    rows = yield "SELECT scope, shares_memories FROM sessions WHERE id = ?", (agent_entity_id,)
+    return AgentScope(rows[0][0], bool(rows[0][1])) if rows else AgentScope()
+
+
+def delete_scope(scope_key: str) -> Program[None]:
+    """Deletes the sessions of a space or a person, and everything that belongs to them."""
+    session_ids = yield from first_column("SELECT id FROM sessions WHERE scope_key = ?", scope_key)
+    for session_id in session_ids:
+        for table in ("goals", "memories", "plans", "tasks", "inbox"):
+            yield f"DELETE FROM {table} WHERE session_id = ?", (session_id,)
+        yield "DELETE FROM sessions WHERE id = ?", (session_id,)
 
 
 def find(session_id: str) -> Program[SessionRecord | None]:
@@ -165,23 +204,51 @@ def list_interrupted(*, limit: int) -> Program[list[str]]:
 def list_with_waiting_inbox(*, limit: int) -> Program[list[tuple[str, int]]]:
     """The sessions of agents that nobody runs and whose inbox has events to claim, with their highest priority."""
     now = now_ms()
-    events = "FROM inbox i WHERE i.agent_entity_id = s.agent_entity_id AND i.status = 'pending' AND i.available_at <= ?"
+    events = (
+        "FROM inbox i WHERE i.agent_entity_id = s.id AND i.session_id = i.agent_entity_id AND i.status = 'pending' "
+        "AND i.available_at <= ?"
+    )
     rows = yield (
         f"SELECT s.id, (SELECT MIN(i.priority) {events}) AS first FROM sessions s WHERE s.kind = 'agent' "
-        f"AND (s.node_id IS NULL OR s.lease_until < ?) AND EXISTS (SELECT 1 {events}) LIMIT ?",
+        f"AND s.scope_key = '' AND (s.node_id IS NULL OR s.lease_until < ?) AND EXISTS (SELECT 1 {events}) LIMIT ?",
         (now, now, now, limit),
+    )
+    return [(row[0], row[1]) for row in rows] + (yield from _list_scoped_with_waiting_inbox(limit))
+
+
+def _list_scoped_with_waiting_inbox(limit: int) -> Program[list[tuple[str, int]]]:
+    """As `list_with_waiting_inbox`, for sessions of spaces and people.
+
+    There may be many more of them than pending events: the recursion goes through the index of those events and visits
+    each session with events once.
+    """
+    now = now_ms()
+    pending = "FROM inbox WHERE status = 'pending' AND session_id <> agent_entity_id"
+    rows = yield (
+        f"WITH RECURSIVE waiting (id) AS (SELECT MIN(session_id) {pending} UNION ALL "
+        f"SELECT (SELECT MIN(session_id) {pending} AND session_id > waiting.id) FROM waiting WHERE id IS NOT NULL) "
+        f"SELECT * FROM (SELECT s.id, (SELECT MIN(priority) {pending} AND session_id = s.id AND available_at <= ?) "
+        "AS first FROM waiting JOIN sessions s ON s.id = waiting.id WHERE s.node_id IS NULL OR s.lease_until < ?) "
+        "AS ready WHERE first IS NOT NULL LIMIT ?",
+        (now, now, limit),
     )
     return [(row[0], row[1]) for row in rows]
 
 
 def get_inbox_priorities(session_ids: Sequence[str]) -> Program[dict[str, int]]:
     """The highest priority (the lowest number) among the events to claim, by session."""
-    rows = yield (
-        "SELECT s.id, MIN(i.priority) FROM sessions s JOIN inbox i ON i.agent_entity_id = s.agent_entity_id "
-        f"AND i.status = 'pending' AND i.available_at <= ? WHERE s.id IN ({placeholders(session_ids)}) GROUP BY s.id",
-        (now_ms(), *session_ids),
-    )
-    return {row[0]: row[1] for row in rows}
+    main_ids = [session_id for session_id in session_ids if not scope_key_of(session_id)]
+    scoped_ids = [session_id for session_id in session_ids if scope_key_of(session_id)]
+    priorities: dict[str, int] = {}
+    for column, operator, ids in (("agent_entity_id", "=", main_ids), ("session_id", "<>", scoped_ids)):
+        if ids:
+            rows = yield (
+                f"SELECT {column}, MIN(priority) FROM inbox WHERE {column} IN ({placeholders(ids)}) AND session_id "
+                f"{operator} agent_entity_id AND status = 'pending' AND available_at <= ? GROUP BY {column}",
+                (*ids, now_ms()),
+            )
+            priorities |= {row[0]: row[1] for row in rows}
+    return priorities
 
 
 def list_cycle_starts(session: SessionRecord, *, since: int, limit: int) -> Program[list[int]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from toolspace.core import json_text
-from toolspace.core.ids import now_ms
+from toolspace.core.ids import agent_of_session, now_ms
 from toolspace.core.stored_records import TaskRecord, TaskStatus
 from toolspace.storage.database import Program, long_running
 from toolspace.storage.queries.statement_builder import Table, delete_selected, first_value, where_clause
@@ -45,11 +45,12 @@ def task_id_of(session_id: str) -> str:
     return f"{_TASK_PREFIX}{session_id.removeprefix(_REFLECTION_PREFIX)}"
 
 
-def create(task_id: str, agent_entity_id: str, description: str, input: str) -> Program[bool]:
-    """Adds a running task. False if the id is in use."""
+def create(task_id: str, session_id: str, description: str, input: str) -> Program[bool]:
+    """Adds a running task of a session. False if the id is in use."""
     task = yield from _TASK.insert(
         id=task_id,
-        agent_entity_id=agent_entity_id,
+        agent_entity_id=agent_of_session(session_id),
+        session_id=session_id,
         description=description,
         input=input,
         status="running",
@@ -59,10 +60,12 @@ def create(task_id: str, agent_entity_id: str, description: str, input: str) -> 
     return task is not None
 
 
-def find(task_id: str, agent_entity_id: str | None = None) -> Program[TaskRecord | None]:
-    """A task; only if it is of this agent, if one is given."""
-    clauses = "WHERE id = ? AND agent_entity_id = COALESCE(?, agent_entity_id)"
-    return _TASK.find(clauses, task_id, agent_entity_id)
+def find(
+    task_id: str, agent_entity_id: str | None = None, *, session_id: str | None = None
+) -> Program[TaskRecord | None]:
+    """A task; only if it is of this agent or session, if one is given."""
+    clauses = "WHERE id = ? AND agent_entity_id = COALESCE(?, agent_entity_id) AND session_id = COALESCE(?, session_id)"
+    return _TASK.find(clauses, task_id, agent_entity_id, session_id)
 
 
 def list_tasks(
@@ -71,12 +74,14 @@ def list_tasks(
     since: int | None = None,
     until: int | None = None,
     status: TaskStatus | None = None,
+    session_id: str | None = None,
     before: str | None = None,
     limit: int = 100,
 ) -> Program[list[TaskRecord]]:
     """The tasks of an agent, newest first. `since`, `until`: when they were created. `before`: older than this task."""
     conditions, values = where_clause(
         ("agent_entity_id = ?", agent_entity_id),
+        ("session_id = ?", session_id),
         ("created_at >= ?", since),
         ("created_at < ?", until),
         ("status = ?", status),
@@ -85,9 +90,10 @@ def list_tasks(
     return _TASK.select(f"{conditions}ORDER BY created_at DESC, id DESC LIMIT ?", *values, limit)
 
 
-def count_running(agent_entity_id: str) -> Program[int]:
-    select = "SELECT COUNT(*) FROM tasks WHERE agent_entity_id = ? AND status = 'running'"
-    return first_value(select, agent_entity_id)
+def count_running(session_id: str) -> Program[int]:
+    """How many tasks of a session are running."""
+    select = "SELECT COUNT(*) FROM tasks WHERE agent_entity_id = ? AND session_id = ? AND status = 'running'"
+    return first_value(select, agent_of_session(session_id), session_id)
 
 
 def finish(task_id: str, status: TaskStatus, result: Any) -> Program[TaskRecord | None]:
