@@ -154,6 +154,21 @@ async def test_leaving_the_loop_cancels_the_run_and_everything_below_it() -> Non
 
 
 @pytest.mark.spec("19.4")
+async def test_leaving_the_loop_cancels_the_run_of_a_stream_that_the_program_holds() -> None:
+    endless_tool = EndlessTool()
+    async with Toolspace([endless_tool.tool], agents=[Agent("ada", model=ScriptedModel([call("block")]))]) as ts:
+        stream = ts.stream_agent("ada", "Go.")
+        assert isinstance(await anext(stream), AgentStarted)  # A single event: the run goes on.
+        async for event in stream:
+            if isinstance(event, AgentCallStarted):
+                await endless_tool.is_running.wait()
+                break
+        await endless_tool.was_cancelled.wait()
+        with pytest.raises(ToolCanceledError):
+            await anext(stream)
+
+
+@pytest.mark.spec("19.4")
 async def test_an_exception_in_the_loop_cancels_the_run() -> None:
     endless_tool = EndlessTool()
     async with Toolspace([endless_tool.tool], agents=[Agent("ada", model=ScriptedModel([call("block")]))]) as ts:

@@ -96,6 +96,16 @@ async def test_sessions_are_kept_apart_by_id_and_by_principal(conversations: Con
 
 
 @pytest.mark.spec("19.4")
+async def test_sessions_belong_to_the_user_of_the_toolspace() -> None:
+    store, model = MemoryConversations(), ScriptedModel.loop(["Yes."])
+    for user in ("carla", "dave"):
+        async with toolspace_of(model, conversations=store, context=ToolContext(user_id=user)) as ts:
+            await ts.run_agent("ada", f"I am {user}.", session="s")
+            assert texts_of(model) == [f"I am {user}."]
+    assert await store.load("s", owner="local") == ()
+
+
+@pytest.mark.spec("19.4")
 async def test_a_session_of_a_configured_toolspace_survives_a_restart(tmp_path: Path) -> None:
     config = tmp_path / "toolspace.yaml"
     config.write_text("storage: { dir: state }\n")

@@ -107,8 +107,8 @@ OwnTask = Callable[[asyncio.Task[Any]], None]
 class AgentStream(AsyncIterator[AgentStreamEvent[T]], Generic[T]):
     """The events of one run, for `async for`. The run starts with the first step of the loop.
 
-    Leaving the loop early cancels the run and everything below it, as soon as nobody holds the stream any more.
-    `async with` does so at its end, and waits until the run has ended; so does `aclose()`.
+    Leaving the loop early cancels the run and everything below it. `async with` does so at its end, and waits until the
+    run has ended; so does `aclose()`. `anext(stream)` reads single events without a loop.
     """
 
     def __init__(self, start: StartRun[T], own_task: OwnTask) -> None:
@@ -118,8 +118,8 @@ class AgentStream(AsyncIterator[AgentStreamEvent[T]], Generic[T]):
         self._task: asyncio.Task[AgentResult[T]] | None = None
         self._is_finished = False
 
-    def __aiter__(self) -> Self:
-        return self
+    def __aiter__(self) -> AsyncIterator[AgentStreamEvent[T]]:
+        return _LoopIterator(self)
 
     async def __anext__(self) -> AgentStreamEvent[T]:
         if self._is_finished:
@@ -149,12 +149,15 @@ class AgentStream(AsyncIterator[AgentStreamEvent[T]], Generic[T]):
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def __del__(self) -> None:
-        task = getattr(self, "_task", None)
+    def cancel(self) -> None:
+        """Cancels the run if it has not ended. May be called from any thread."""
+        task = self._task
         if task is not None and not task.done():
-            # The collector may run in any thread, and after the loop was closed.
-            with contextlib.suppress(RuntimeError):
+            with contextlib.suppress(RuntimeError):  # The event loop was closed.
                 task.get_loop().call_soon_threadsafe(task.cancel)
+
+    def __del__(self) -> None:
+        self.cancel()
 
     def _start_run(self) -> None:
         start, self._start = self._start, None
@@ -163,6 +166,19 @@ class AgentStream(AsyncIterator[AgentStreamEvent[T]], Generic[T]):
         self._task = asyncio.get_running_loop().create_task(start(_StreamObserver(self._events)))
         self._task.add_done_callback(self._events.wake)
         self._own_task(self._task)
+
+
+class _LoopIterator(AsyncIterator[AgentStreamEvent[T]], Generic[T]):
+    """What an `async for` holds. It is collected when the loop is left, also if the program holds the stream."""
+
+    def __init__(self, stream: AgentStream[T]) -> None:
+        self._stream = stream
+
+    async def __anext__(self) -> AgentStreamEvent[T]:
+        return await anext(self._stream)
+
+    def __del__(self) -> None:
+        self._stream.cancel()
 
 
 class _EventQueue:

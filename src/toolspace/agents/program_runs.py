@@ -111,13 +111,14 @@ def _read_history(options: RunOptions) -> tuple[Turn, ...]:
 
 async def _run_in_session(agents: AgentRegistry, name: str, request: AgentRequest, session: str) -> AgentResult[Any]:
     """Continues the conversation of a session. A run that is under way there ends first."""
-    owner = request.caller.principal
+    context = request.caller.with_defaults(agents.shared_tools.context)
+    owner = context.principal
     _check_nesting(request.parent, session, owner)
     store = agents.conversations
     try:
         async with _open_conversation(store, session, owner) as (conversation, history):
             caller = request.caller
-            if caller.session_id is None:  # So that its later runs can read what its tools stored.
+            if context.session_id is None:  # So that its later runs can read what its tools stored.
                 caller = ToolContext(session_id=_outputs_session(session, owner)).with_defaults(caller)
             request = msgspec.structs.replace(request, caller=caller, history=history, conversation=conversation)
             try:
