@@ -17,8 +17,9 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from tests.cli.conftest import environment
 from tests.cli.terminal import Terminal
-from tests.server.gateway_api import ApiClient
+from tests.server.gateway_api import ApiClient, write_config
 from tests.server.scripted_agents import (
+    ROOM,
     AgentGateway,
     agent_config,
     list_result_texts,
@@ -300,3 +301,32 @@ def test_a_terminal_does_not_approve_what_only_others_may(tmp_path: Path) -> Non
         assert terminal.end() == 1
         assert "needs the approval of ann" in terminal.output
     assert read_payments(tmp_path) == []
+
+
+@pytest.mark.spec("20.4")
+@pytest.mark.parametrize("answer", ["y", "n"])
+async def test_the_person_in_a_chat_is_asked(tmp_path: Path, answer: str) -> None:
+    async with open_model_server() as model_server:
+        model_server.script(
+            tool_calls_turn(("enter_space", {"spaceId": ROOM})),
+            tool_calls_turn(("pay", ARGUMENTS)),
+            tool_calls_turn(("send_message", {"text": "Finished."})),
+            "Done.",
+        )
+        write_config(tmp_path, **shop_config(tmp_path, agents={"ada": agent_config(model_server)}))
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "toolspace", "chat", "--config", str(tmp_path / "toolspace.json"), "ada"),
+            *("--space", ROOM),
+            cwd=tmp_path,
+            env={**environment(), "XDG_STATE_HOME": str(tmp_path / "state")},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        output, errors = await process.communicate(f"Pay.\n{answer}\n".encode())
+        assert "? pay" in errors.decode()
+        assert "it needs approval: money" in errors.decode()
+        assert output.decode() == "Finished.\n", errors.decode()
+        request = next(request for request in model_server.list_requests() if len(list_result_texts(request)) == 2)
+        assert ("(tool failed: Permission denied" in list_result_texts(request)[1]) == (answer == "n")
+    assert read_payments(tmp_path) == ([7] if answer == "y" else [])

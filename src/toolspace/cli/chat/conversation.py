@@ -135,7 +135,7 @@ class Conversation:
             case "run.started" if data.get("agentEntityId") == self._context.agent.id:
                 self._view.show_working()
                 self._runs.add_run(str(data.get("runId")))
-            case _ if event.type.startswith("tool."):
+            case _ if event.type.startswith(("tool.", "approval.")):
                 self._on_call_event(event.type, data)
             case _:
                 pass
@@ -151,13 +151,17 @@ class Conversation:
                 self._view.show_problem(f"{self._context.agent.name} failed: {reason}")
             elif data.get("status") == "canceled":
                 self._view.show_note("canceled")
-        elif event.type.startswith("tool."):
+        elif event.type.startswith(("tool.", "approval.")):
             self._on_call_event(event.type, data)
 
     def _on_call_event(self, event_type: str, data: Mapping[str, Any]) -> None:
         if event_type in ("tool.done", "tool.error"):
             self._view.finish_call(data)
             self._questions.remove(str(data.get("toolCallId")))
+        elif event_type == "approval.requested":
+            self._questions.add_approval(data)
+        elif event_type == "approval.decided":
+            self._questions.remove_approval(str(data.get("toolCallId")))
         elif event_type not in ("tool.started", "tool.ready"):
             self._view.update_call(data)
         elif data.get("spaceId") != self._context.space.id:

@@ -10,12 +10,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
+import msgspec
+
 from toolspace.cli.chat.conversation_view import ConversationView
 from toolspace.cli.chat.run_tracker import ChatContext, RunTracker
 from toolspace.cli.chat.screen import PROMPT, ChatScreen
 from toolspace.cli.output import escape_control_characters, plain_text
 from toolspace.client.errors import ApiError, Unprocessable
 from toolspace.core import json_text
+from toolspace.core.approvals import OPERATORS
 from toolspace.core.tool_context import ELICITATION_CALL
 
 _YES: Final = frozenset(("y", "yes", "true", "1", "ok"))
@@ -32,13 +35,17 @@ _MAX_CHOICES: Final = 20
 class _Question:
     """A pending call and the form that answers it."""
 
-    __slots__ = ("data", "form")
+    __slots__ = ("data", "form", "is_approval")
 
-    def __init__(self, data: Mapping[str, Any]) -> None:
+    def __init__(self, data: Mapping[str, Any], *, is_approval: bool = False) -> None:
         self.data = data
+        self.is_approval = is_approval
+        """Whether the answer decides whether the call runs."""
         self.form = self.build_form()
 
     def build_form(self) -> QuestionForm:
+        if self.is_approval:
+            return QuestionForm([FormField("confirmed", {**_BOOLEAN, "title": "approve"})])
         return build_form(str(self.data.get("toolName")), self.data.get("input"), self.data.get("outputSchema"))
 
 
@@ -59,6 +66,10 @@ class OpenQuestions:
 
     async def load_open(self) -> None:
         """Adds the calls that were pending before the chat started."""
+        for approval in reversed((await self._client.approvals.list()).items):
+            if approval.agent_entity_id == self._context.agent.id:
+                data = msgspec.to_builtins(approval)
+                self.add_approval({**data, "toolCallId": approval.id, "input": approval.args})
         page = await self._client.calls.list(status=["waiting", "pending"], space_id=self._context.space.id)
         for call in reversed(page.items):
             if call.execution_target == "client" and call.visible and call.run_id is not None:
@@ -81,9 +92,30 @@ class OpenQuestions:
             self._view.show_question(data)
             self._show_oldest()
 
+    def add_approval(self, data: Mapping[str, Any]) -> None:
+        """Adds a call that needs approval, from the data of its event, if the operator at this terminal may decide."""
+        approvers: Any = data.get("approvers")
+        key = _approval_key(data.get("toolCallId"))
+        if key not in self._call_ids and OPERATORS in (approvers or ()):
+            self._call_ids.add(key)
+            self._open[key] = _Question(data, is_approval=True)
+            self._view.show_question(data)
+            if reason := data.get("reason"):
+                self._view.show_note(f"  it needs approval: {reason}")
+            self._show_oldest()
+
+    def remove_approval(self, call_id: str) -> None:
+        """Removes the question about a call that was decided, whoever decided it."""
+        self.remove(_approval_key(call_id))
+
     def has_received(self, call_ids: Iterable[str | None]) -> bool:
         """Whether all of these calls were added."""
-        return all(call_id in self._call_ids for call_id in call_ids if call_id is not None)
+        received_ids = self._call_ids
+        return all(
+            call_id in received_ids or _approval_key(call_id) in received_ids
+            for call_id in call_ids
+            if call_id is not None
+        )
 
     def remove(self, call_id: str) -> None:
         """Removes a call that has ended, whoever answered it."""
@@ -109,7 +141,7 @@ class OpenQuestions:
                 self.form = None  # So that the next field is shown.
             else:
                 try:
-                    await self._submit(call_id, str(question.data.get("runId")), result.value)
+                    await self._submit(question, result.value)
                     self._open.pop(call_id, None)  # Its event may have removed it already.
                 except Unprocessable as error:
                     self._view.show_problem(error.detail or str(error))
@@ -126,17 +158,29 @@ class OpenQuestions:
                 self._screen.block(escape_control_characters(form.field.explanation))
         self._runs.wake()
 
-    async def _submit(self, call_id: str, run_id: str, value: Any) -> None:
+    async def _submit(self, question: _Question, value: Any) -> None:
         """Submits an answer. Raises `Unprocessable` if it does not match the output schema of the tool."""
+        call_id, run_id = str(question.data.get("toolCallId")), str(question.data.get("runId"))
         try:
-            call = await self._client.tools.submit_result(self._context.space.id, run_id, call_id, value)
+            if question.is_approval:
+                is_approved = cast("Mapping[str, Any]", value)["confirmed"]
+                approval = await self._client.approvals.decide(call_id, "approve" if is_approved else "deny")
+                answered_at = approval.decided_at
+            else:
+                call = await self._client.tools.submit_result(self._context.space.id, run_id, call_id, value)
+                answered_at = call.resolved_at
         except Unprocessable:
             raise
         except ApiError as error:  # Somebody else has answered, or the call has expired.
             self._view.show_problem(error.detail or str(error))
         else:
             self._view.show_working()
-            self._runs.expect_event(f"tool_result:{call_id}", call.resolved_at or 0)
+            self._runs.expect_event(f"tool_result:{call_id}", answered_at or 0)
+
+
+def _approval_key(call_id: object) -> str:
+    """The key of the question whether a call may run. The call itself may be another question later."""
+    return f"approval:{call_id}"
 
 
 # Forms
