@@ -31,7 +31,7 @@ _OPERATOR_RUN_FIELDS: Final = frozenset(("trigger", "usage", "error", "principal
 _ADDRESS: Final = re.compile(
     r"""
     [a-z][a-z0-9+.-]*://[^\s"'<>)\]]+                    # a URL
-    | \[[0-9a-f:.]+\](?::\d+)?                          # an IPv6 address in brackets
+    | \[[0-9a-f.]*:[0-9a-f:.]*\](?::\d+)?               # an IPv6 address in brackets
     | (?<![\w:.])(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{0,4}(?![\w:.])
     | (?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?(?![\w.]*\d)
     | (?<![\w.-])[a-z][\w.-]*:\d{2,5}(?!\w)             # a host and a port
