@@ -114,6 +114,9 @@ async def test_the_run_of_a_gateway_fails_with_the_reason_and_its_events_are_don
         assert (run.status, run.steps) == ("failed", 0)
         assert "it resets at 2100-03-02T00:00:00Z" in (run.error or "")
         assert {event.status for event in await harness.inbox()} == {"processed"}
+        assert (await harness.sent_texts(harness.agent))[-1] == (
+            "I cannot answer: the budget for today is used up. It resets at 2100-03-02T00:00:00Z."
+        )
     assert len(model.requests) == 2
 
 

@@ -197,11 +197,15 @@ class CycleRunner:
         )
 
     def _delivery(self, loop: DurableLoop, outcome: RunOutcome) -> WriteProgram | None:
-        """The writes that deliver the text of the last turn, if it may be the answer to a person."""
-        text = plain_answer(outcome)
-        if loop.lease.kind != "agent" or loop.prepared_agent.settings.plain_text == "private" or text is None:
+        """The writes that deliver the text of the last turn, if it may be the answer to a person, or the notice."""
+        text, message_id = plain_answer(outcome), loop.last_text_id
+        if loop.prepared_agent.settings.plain_text == "private":
+            text = None
+        if outcome.notice is not None:
+            text, message_id = outcome.notice, None
+        if loop.lease.kind != "agent" or text is None:
             return None
-        entity_id, message_id = loop.lease.agent_entity_id, loop.last_text_id
+        entity_id = loop.lease.agent_entity_id
         return lambda effects: deliver_answer(effects, loop.run_id, entity_id, text, message_id=message_id)
 
     async def _end(self, loop: DurableLoop, outcome: RunOutcome) -> bool:

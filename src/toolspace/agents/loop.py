@@ -34,6 +34,7 @@ from toolspace.core.language_model import (
     UserTurn,
 )
 from toolspace.core.result import PAUSES_RUN_KEY, PENDING_CALL_KEY, AudioPart, ImagePart, ResourcePart, ToolResult
+from toolspace.core.times import format_iso
 from toolspace.core.tool import Tool
 from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ModelError
@@ -69,6 +70,8 @@ class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     reason: str | None = None
     """Why it ended early; None if it did not."""
+    notice: str | None = None
+    """What to tell the person who waits for an answer, instead of one."""
 
     @property
     def answer(self) -> str:
@@ -145,9 +148,13 @@ class AgentLoop:
             if run.steps >= settings.max_steps:
                 reason = f"it reached the maximum of {run.steps} steps (loop.maxSteps)"
                 return self._end("max_steps", reason=reason)
-            reason = run.budget.exhausted_reason() or await self._quotas.exhausted_reason()
-            if reason is not None:
+            if (reason := run.budget.exhausted_reason()) is not None:
                 return self._end("limit", reason=reason)
+            if (charge := await self._quotas.find_exhausted()) is not None:
+                notice = (
+                    f"I cannot answer: the budget for today is used up. It resets at {format_iso(charge.reset_at)}."
+                )
+                return self._end("limit", reason=charge.refusal, notice=notice)
             turn = await self._request_within_budget()
             if turn is None:
                 continue  # Other runs have used the rest of the budget: `exhausted_reason` tells which limit.
@@ -365,12 +372,20 @@ class AgentLoop:
             self.agent_run.is_skipped = True
         return result
 
-    def _end(self, end: EndReason, text: str | None = None, *, reason: str | None = None) -> RunOutcome:
+    def _end(
+        self, end: EndReason, text: str | None = None, *, reason: str | None = None, notice: str | None = None
+    ) -> RunOutcome:
         run = self.agent_run
         if text is None:
             text = next((turn.text for turn in reversed(run.turns) if isinstance(turn, ModelTurn)), "")
         return RunOutcome(
-            end=end, text=text, report=self.tool_run.final_report, handoff=run.handoff, steps=run.steps, reason=reason
+            end=end,
+            text=text,
+            report=self.tool_run.final_report,
+            handoff=run.handoff,
+            steps=run.steps,
+            reason=reason,
+            notice=notice,
         )
 
 

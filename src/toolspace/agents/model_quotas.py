@@ -19,12 +19,10 @@ class ModelQuotas:
         self._services = tools.services
         self._context = context
 
-    async def exhausted_reason(self) -> str | None:
-        """Why no more may be used today, with the time of the reset; None: more may be used."""
-        if not (charges := self._charge(Usage())):
-            return None
-        charge = await self._services.quota_store.find_exhausted(charges)
-        return None if charge is None else charge.refusal
+    async def find_exhausted(self) -> QuotaCharge | None:
+        """The quota that is used up for today; None: more may be used."""
+        charges = self._charge(Usage())
+        return await self._services.quota_store.find_exhausted(charges) if charges else None
 
     async def add(self, usage: Usage) -> None:
         """Counts what a request has used."""
