@@ -37,8 +37,12 @@ async def measure() -> Report:
         ledger = Ledger(database)
         durable = await _stored_calls(ledger, _open_toolspace(ledger))
         both = await _stored_calls(ledger, _open_toolspace(ledger, quotas=QUOTAS))
-        limited = _open_toolspace(ledger, quotas=QUOTAS)
-        calls: dict[str, Call] = {DURABLE: durable, WITH_QUOTA: lambda: limited.call("add", ARGUMENTS), BOTH: both}
+        quota_toolspace = _open_toolspace(ledger, quotas=QUOTAS)
+        calls: dict[str, Call] = {
+            DURABLE: durable,
+            WITH_QUOTA: lambda: quota_toolspace.call("add", ARGUMENTS),
+            BOTH: both,
+        }
         contestants = [Contestant(name, repeat(call)) for name, call in calls.items()]
         contestants += [Contestant(name + TOGETHER, concurrently(CALLERS, call)) for name, call in calls.items()]
         timings = await race(contestants, rounds=15, slice_ms=40)
