@@ -70,7 +70,7 @@ async def test_members_receive_a_message_while_it_is_written(gateway: Gateway, a
         assert b'"delta":"Hello "' in await until(stream, b"message.delta")
         (message,) = (await ann.get("/api/spaces/den/messages")).data["items"]
         assert (message["id"], message["status"], message["content"]) == (message_id, "running", "")
-        duplicate = await ann.post("/api/spaces/den/messages", {"id": message_id, "content": "Mine"})
+        duplicate = await api.post("/api/spaces/den/messages", {"id": message_id, "entityId": "ann", "content": "Mine"})
         assert duplicate.status == 409
         body = {"name": "send_message", "args": {"text": "Hello Ann"}, "callId": "call_1"}
         assert (await api.post(f"/api/runs/{run}/calls", body)).data["result"]["messageId"] == message_id

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from hashlib import blake2b
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, cast
@@ -58,6 +57,9 @@ def digest(*values: object) -> str:
 
 
 def _package_version() -> str:
+    # Imported here: only toolspaces with a cache need it.
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("toolspace")
     except PackageNotFoundError:
