@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
+from toolspace.agents.agent import entity_id_for
 from toolspace.cli.check_result import CheckResult
 from toolspace.composition.from_config import select_builtins
+from toolspace.composition.process_secrets import resolve_process_secrets
 from toolspace.config.agent_settings import AgentModelSettings
 from toolspace.config.configuration import AgentSpec, Config
 from toolspace.config.secret_references import load_secrets, resolve_secrets
 from toolspace.config.server_settings import EmbeddingSettings
 from toolspace.core.tool_collections import ToolSelection
-from toolspace.errors import ConfigError, ModelError
+from toolspace.errors import ConfigError, ModelError, StorageError
 from toolspace.orchestrator.catalog import CatalogEntry
 from toolspace.orchestrator.effective_settings import ProviderRules, ToolSpellings, matches_name
 from toolspace.orchestrator.policy_rules import compile_policy, effective_annotations
@@ -20,6 +25,7 @@ from toolspace.toolspace import Toolspace
 
 T = TypeVar("T")
 _MAX_LISTED = 10
+_DATABASE_SECONDS = 10.0
 
 
 async def check_agents(config: Config, environ: Mapping[str, str]) -> AsyncIterator[CheckResult]:
@@ -98,6 +104,60 @@ def _is_covered(ts: Toolspace, entry: CatalogEntry, agent: AgentSpec) -> bool:
         rule.agents is None or any(matches_name(pattern, (agent.name,)) for pattern in rule.agents)
         for rule in policy.rules
     )
+
+
+def describe_shared_conversation(agent_name: str) -> tuple[str, str]:
+    """Describes an agent that has one conversation with different people: what that means, and what to do."""
+    message = f"{agent_name}: it shares spaces with different people, and has one conversation with all of them"
+    return message, f"set session: space or session: user for {agent_name}; session: agent if that is meant"
+
+
+async def check_session_scopes(config: Config) -> AsyncIterator[CheckResult]:
+    """Warns of agents with one session that share spaces with different people, according to the database."""
+    agents = {entity_id_for(agent.name): agent for agent in config.agents.values() if agent.session == "agent"}
+    if agents:
+        for agent_id in await _list_agents_of_several_people(config):
+            if agent_id in agents:
+                message, fix = describe_shared_conversation(agents[agent_id].name)
+                yield CheckResult("warning", "agents", message, fix)
+
+
+async def _list_agents_of_several_people(config: Config) -> list[str]:
+    """Reads the database without changing it. Returns none if it cannot be read: another check says so."""
+    from toolspace.storage.database import find_database_file
+    from toolspace.storage.queries.entities_and_spaces import AGENTS_OF_SEVERAL_PEOPLE
+
+    with suppress(ConfigError, StorageError, OSError, ValueError):
+        storage = (await asyncio.to_thread(resolve_process_secrets, config)).storage
+        file = find_database_file(storage.url, config.state_dir)
+        if file is not None:
+            return await asyncio.to_thread(_query_sqlite, file, AGENTS_OF_SEVERAL_PEOPLE)
+        return await _query_postgres(storage.url or "", AGENTS_OF_SEVERAL_PEOPLE)
+    return []
+
+
+def _query_sqlite(file: Path, query: str) -> list[str]:
+    import sqlite3
+
+    try:
+        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=5.0)) as connection:
+            return [row[0] for row in connection.execute(query)]
+    except sqlite3.Error:
+        return []
+
+
+async def _query_postgres(url: str, query: str) -> list[str]:
+    from toolspace.storage.postgres.database import load_driver
+
+    driver = load_driver()
+    with suppress(TimeoutError, driver.PostgresError, driver.InterfaceError):
+        async with asyncio.timeout(_DATABASE_SECONDS):
+            connection = await driver.connect(url)
+            try:
+                return [row[0] for row in await connection.fetch(query)]
+            finally:
+                connection.terminate()
+    return []
 
 
 async def _check_model(agent: AgentSpec, environ: Mapping[str, str]) -> CheckResult:

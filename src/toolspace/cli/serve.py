@@ -76,6 +76,8 @@ async def _serve(options: Options, config: Config, environ: dict[str, str], inte
             gateway = await stack.enter_async_context(Gateway.open(config.path, environ=environ))
         for warning in (*gateway.toolspace.warnings, *_list_warnings(config)):
             output.warning(warning)
+        for warning in await _list_shared_conversations(gateway):
+            output.warning(warning)
         try:
             url = await stack.enter_async_context(serve_gateway(gateway, listener))
         except OSError as error:
@@ -124,6 +126,20 @@ def _list_warnings(config: Config) -> Iterator[str]:
             f"server.host: the network can reach {server.host} without encryption, and could read keys; "
             "put a proxy with TLS in front of it, and set server.publicUrl to its https:// address"
         )
+
+
+async def _list_shared_conversations(gateway: Gateway) -> list[str]:
+    """A warning for each agent with one session that shares spaces with different people."""
+    from toolspace.agents.agent import entity_id_for
+    from toolspace.cli.agent_checks import describe_shared_conversation
+    from toolspace.storage.queries.entities_and_spaces import list_agents_of_several_people
+
+    agent_ids = set(await gateway.ledger.read(list_agents_of_several_people))
+    return [
+        "; ".join(describe_shared_conversation(agent.name))
+        for agent in gateway.toolspace.agents
+        if agent.scope.scope == "agent" and entity_id_for(agent.name) in agent_ids
+    ]
 
 
 def _local_url(url: str) -> str:

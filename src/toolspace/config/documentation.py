@@ -106,9 +106,10 @@ _STARTER_TAIL = """\
 #    system: You help, and say when you do not know.
 #    model: openai:gpt-6.1-sol
 #    autoEnter: true # A cycle that messages of one space triggered begins in that space.
+#    session: space # Each space has a conversation of its own; user: each person, agent: one for everything.
 #    agents: [researcher]
 #    limits: {maxCost: 0.50}
-#  researcher: {system: "You look things up, and say where.", model: "anthropic:claude-sonnet-5-5"}
+#  researcher: {system: "You look things up, and say where.", model: "anthropic:claude-sonnet-5-5", session: space}
 
 # --- How agents notify people who are not online.
 #notifications:

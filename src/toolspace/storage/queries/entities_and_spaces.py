@@ -10,6 +10,7 @@ from toolspace.core.stored_records import Entity, EntityType, Member, SessionSco
 from toolspace.storage.database import Program
 from toolspace.storage.queries.statement_builder import (
     Table,
+    first_column,
     has_changed,
     insert_into,
     json_or_null,
@@ -120,6 +121,18 @@ def delete_space(space_id: str) -> Program[bool]:
     yield f"UPDATE events SET exposure = 'none' WHERE stream IN ({streams})", (space_id,)
     yield "UPDATE runs SET space_id = NULL WHERE space_id = ?", (space_id,)
     return (yield from has_changed("DELETE FROM spaces WHERE id = ?", space_id))
+
+
+AGENTS_OF_SEVERAL_PEOPLE = (
+    "SELECT own.entity_id FROM entities agents JOIN members own ON own.entity_id = agents.id "
+    "JOIN members other ON other.space_id = own.space_id JOIN entities people ON people.id = other.entity_id "
+    "WHERE agents.type = 'agent' AND people.type = 'human' GROUP BY own.entity_id HAVING COUNT(DISTINCT people.id) > 1"
+)
+"""The ids of the agents that share spaces with different people."""
+
+
+def list_agents_of_several_people() -> Program[list[str]]:
+    return first_column(AGENTS_OF_SEVERAL_PEOPLE)
 
 
 def add_member(space_id: str, entity_id: str) -> Program[bool]:
