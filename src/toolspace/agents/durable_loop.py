@@ -242,7 +242,7 @@ class DurableLoop(LoopHooks):
             [plan.call_id for plan in self._planned_calls],
             self._ledger.node_id,
         )
-        self._call_host.paused_call_ids.update(await self._ledger.read(call_rows.list_pausing, self.run_id))
+        self._call_host.paused_call_ids.extend(await self._ledger.read(call_rows.list_pausing, self.run_id))
         for plan in self._planned_calls:
             if plan.call_id not in adopted_calls:
                 continue  # It was not started: the loop executes it.

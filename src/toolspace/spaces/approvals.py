@@ -90,7 +90,7 @@ class GatewayApprovals:
             host, new, context, seconds, start=partial(_open, approval=approval)
         )
         if pauses and result.ok:
-            host.paused_call_ids.add(request.call_id)
+            host.paused_call_ids.append(request.call_id)
             result.extras = {**result.extras, PAUSES_RUN_KEY: True}
         return result
 

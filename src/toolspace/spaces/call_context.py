@@ -76,7 +76,7 @@ class GatewayCallHost:
     """The key that makes the calls, if their user is another."""
     approved_calls: dict[str, ApprovalGrant] = field(init=False, default_factory=dict[str, ApprovalGrant])
     """Calls that were approved, by id, and may run once."""
-    paused_call_ids: set[str] = field(init=False, default_factory=set[str])
+    paused_call_ids: list[str] = field(init=False, default_factory=list[str])
     """Calls that pause the run until they are approved."""
     inline_call_ids: list[str] = field(init=False, default_factory=list[str])
     """Calls whose results go back with the response."""

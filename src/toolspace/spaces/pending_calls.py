@@ -163,7 +163,7 @@ class PendingCalls:
         call_id = new.call_id
         await self._open_call_limit.check(caller.context.limited_principal)
         waiter = await self._open(caller, new, start)
-        del new  # Thousands may wait: what is in the row need not be in memory, too.
+        del new, start  # Thousands may wait: what is in the row need not be in memory, too.
         if waiter is None:
             return _pending_result(call_id)
         self._waiters[call_id] = waiter

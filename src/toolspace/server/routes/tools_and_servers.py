@@ -308,11 +308,9 @@ async def _call(
         host=host,
     )
 
-    async def start(call_id: str | None) -> ToolResult:
-        result = await toolspace.orchestrator.execute(name, body.args, context=context, run=run, call_id=call_id)
-        if isinstance(request.caller, ToolKeyCaller):
-            conceal_addresses(result, body.args)
-        return result
+    def start(call_id: str | None) -> Coroutine[Any, Any, ToolResult]:
+        call = toolspace.orchestrator.execute(name, body.args, context=context, run=run, call_id=call_id)
+        return _conceal_addresses(call, body.args) if isinstance(request.caller, ToolKeyCaller) else call
 
     if "text/event-stream" in (request.header("accept") or ""):
         return CallStream(toolspace, start, host, body.call_id)
@@ -320,6 +318,12 @@ async def _call(
     if run is None and result.error_kind == "unknown_tool":
         raise Problem(404, result.error or f'Tool "{name[:200]}" not found')
     return _build_response(request, host, result)
+
+
+async def _conceal_addresses(call: Coroutine[Any, Any, ToolResult], args: Any) -> ToolResult:
+    result = await call
+    conceal_addresses(result, args)
+    return result
 
 
 async def _run_while_connected(
