@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.server.gateway_api import ApiClient, open_api, write_config
@@ -511,3 +512,52 @@ async def test_a_call_whose_process_is_killed_after_the_approval_is_not_repeated
         call = await poll(lambda: read(waiting_id), lambda call: call["status"] == "resolved")
         assert call["result"] == {"paid": 6}
     assert read_payments(tmp_path) == [5, 6]
+
+
+async def test_an_approved_call_belongs_to_the_session_that_made_it(tmp_path: Path) -> None:
+    def agents(model_server: Any) -> Any:
+        return {"ada": agent_config(model_server, session="user")}
+
+    policies = [{"tool": "set_memories", "decision": "ask"}]
+    async with open_agents(tmp_path, agents=agents, policies=policies) as setup:
+        setup.model_server.script(
+            tool_calls_turn(("set_memories", {"memories": [{"key": "name", "value": "Husam"}]})), "Done."
+        )
+        await setup.say("Remember me.")
+        [approval] = await wait_for_approvals(setup, 1)
+        await decide(setup, approval, "approve")
+        await setup.wait_for_run_end()
+        ada = entity_id_for("ada")
+        memories = (await setup.api.get(f"/api/agents/{ada}/memories")).data["items"]
+        assert [memory["sessionId"] for memory in memories] == [f"{ada}/user:{PERSON}"]
+
+
+async def test_streams_of_other_formats_have_the_approval(tmp_path: Path) -> None:
+    async with open_agents(tmp_path) as setup:
+        setup.model_server.script(tool_calls_turn(("pay", {"amount": 1}), ("pay", {"amount": 2})), "Done.")
+        await setup.say("Pay both.")
+        first, second = await wait_for_approvals(setup, 2)
+        await decide(setup, first, "deny")
+        await decide(setup, second, "approve")
+        run = await setup.wait_for_run_end()
+        path = f"/api/runs/{run['id']}/events?from=start&until=run.done"
+        body = (await setup.api.get(f"{path}&format=ui-message-stream")).body
+        frames = [line[6:] for line in body.splitlines() if line.startswith(b"data: {")]
+        parts = [msgspec.json.decode(frame) for frame in frames]
+        types_by_call: dict[str, list[str]] = {first["id"]: [], second["id"]: []}
+        for part in parts:
+            call_id = part.get("toolCallId") or part.get("approvalId")
+            if call_id in types_by_call and "input" not in part["type"]:
+                types_by_call[call_id].append(part["type"])
+        assert types_by_call[first["id"]] == [
+            "tool-approval-request",
+            "tool-approval-response",
+            "tool-output-denied",
+        ]
+        assert types_by_call[second["id"]] == [
+            "tool-approval-request",
+            "tool-approval-response",
+            "tool-output-available",
+        ]
+        ag_ui = (await setup.api.get(f"{path}&format=ag-ui")).body
+        assert b'"name":"approval.requested"' in ag_ui

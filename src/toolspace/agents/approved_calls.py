@@ -39,7 +39,8 @@ async def execute_approved_call(
         context.agent = AgentRun(prepared_agent.agent)
         if approval.agent_entity_id is not None:
             is_task = bool(stored_context["taskId"])
-            context.tasks = TaskService(host.ledger, approval.agent_entity_id, is_task=is_task)
+            session_id = host.session_id or approval.agent_entity_id
+            context.tasks = TaskService(host.ledger, session_id, is_task=is_task)
         return await prepared_agent.tools.execute(
             approval.tool_name, approval.args, context=context, call_id=approval.id
         )

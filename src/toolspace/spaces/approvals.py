@@ -124,6 +124,7 @@ class GatewayApprovals:
             run_id=approval.run_id,
             agent_entity_id=approval.agent_entity_id,
             space_id=approval.space_id,
+            session_id=approved_call.context["agentSessionId"],
             confirms_delivery=False,
         )
         host.approved_calls[approval.id] = ApprovalGrant(
@@ -193,6 +194,7 @@ class GatewayApprovals:
                 "userId": context.user_id,
                 "agentId": context.agent_id,
                 "sessionId": context.session_id,
+                "agentSessionId": host.session_id,
                 "taskId": context.task_id,
                 "memoryDir": None if context.memory_dir is None else str(context.memory_dir),
                 "sessionDir": None if context.session_dir is None else str(context.session_dir),
