@@ -397,7 +397,8 @@ async def _tool(stage: Checkpoint) -> tuple[Model, list[Any]]:
         await stage.wait_here()
         return "never"
 
-    return ScriptedModel([[call("slow"), call("double", {"n": 1})], "Next."]), [slow, double]
+    # The model may get one more request: the end of the call is noticed before the end of the run.
+    return ScriptedModel([[call("slow"), call("double", {"n": 1})], "Next.", "Next."]), [slow, double]
 
 
 async def _waiting_model(stage: Checkpoint) -> tuple[Model, list[Any]]:
