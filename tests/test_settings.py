@@ -578,6 +578,7 @@ OTHER_MODULES = (
     "openapi.",
     "defaults.mcpInitConcurrency",
     "defaults.traceMCP",
+    "defaults.descriptionPrefix",
     "tools.mcpServers",
     # test_configured_hooks.py
     "hooks.",

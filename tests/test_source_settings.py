@@ -267,6 +267,29 @@ async def test_an_idle_mcp_server_is_stopped(setup: SourceSetup) -> None:
         await until(lambda: ts.list_servers()[0].state == "idle")
 
 
+@pytest.mark.spec("3.15")
+@coverage.covers("mcpServers.<name>.descriptionPrefix", "defaults.descriptionPrefix")
+async def test_descriptions_of_an_mcp_server_begin_with_its_name(setup: SourceSetup) -> None:
+    def describe(ts: Toolspace) -> str:
+        tool = ts.find_tool("s__busy")
+        assert tool is not None
+        return tool.description
+
+    async with setup.mcp() as ts:
+        prefixed_description = describe(ts)
+        assert prefixed_description.startswith("[s]")
+        exported_tools = {tool["function"]["name"]: tool["function"] for tool in ts.to_llm_tools()}
+        assert exported_tools["s__busy"]["description"] == prefixed_description
+    async with setup.mcp(descriptionPrefix=False) as ts:
+        assert describe(ts) == prefixed_description.removeprefix("[s]").strip()
+    server = {"url": f"{setup.external_server.url}/mcp"}
+    for own_setting, default, is_prefixed in ((None, False, False), (True, False, True), (False, True, False)):
+        settings = server if own_setting is None else {**server, "descriptionPrefix": own_setting}
+        async with setup.open(mcpServers={"s": settings}, defaults={"descriptionPrefix": default}) as ts:
+            (tool,) = [tool for tool in ts.list_tools() if tool.name.startswith("s__")]
+            assert tool.description.startswith("[s]") is is_prefixed
+
+
 @coverage.covers("defaults.mcpInitConcurrency")
 async def test_concurrent_starts_of_mcp_servers_are_limited(setup: SourceSetup) -> None:
     log = setup.folder / "starts.log"

@@ -131,12 +131,16 @@ class ToolError(ToolspaceError):
     kind: ClassVar[ErrorKind] = "execution_error"
     prefix: ClassVar[str] = ""
 
-    def __init__(self, message: str, *, tool: str | None = None, executed: bool | None = None) -> None:
+    def __init__(
+        self, message: str, *, tool: str | None = None, executed: bool | None = None, cause: object = None
+    ) -> None:
         message = str(message)
         super().__init__(message if message.startswith(self.prefix) else self.prefix + message)
         self.tool = tool
         self.executed = self.kind not in NOT_EXECUTED if executed is None else executed
         """Whether an effect may have happened. By default the error kind decides."""
+        self.cause = cause
+        """Details. Of a `ToolValidationError`: the issues, a list of `{"path": …, "message": …}`."""
 
 
 class ToolNotFoundError(ToolError):

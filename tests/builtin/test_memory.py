@@ -12,6 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from toolspace import Toolspace
+from toolspace.builtin.catalog import builtin_tools
 from toolspace.core.tool_context import ToolContext
 
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -212,3 +214,16 @@ async def test_a_missing_or_binary_memory_file_is_a_clear_error(tools: Any, memo
     await tools.call_fails("memory_read", {"path": "b.md"}, "execution_error", "not utf-8")
     await tools.call_fails("memory_read", {"path": "c.md"}, "execution_error", "folder")
     await tools.call_fails("memory_append", {"path": "c.md", "entry": "x"}, "execution_error", "folder")
+
+
+@pytest.mark.parametrize("path", ["../outside.md", "../../etc/passwd", "/etc/hosts.md", "link.md"])
+async def test_a_path_outside_the_memory_is_refused_by_name(path: str, tmp_path: Path) -> None:
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    (memory / "link.md").symlink_to(tmp_path / "target.md")
+    (tmp_path / "target.md").write_text("secret")
+    ts = Toolspace(builtin_tools, context=ToolContext(memory_dir=memory))
+    for name, arguments in (("memory_read", {}), ("memory_write", {"content": "x"})):
+        result = await ts.call(name, {"path": path, **arguments})
+        assert result.error_kind == "not_permitted"
+        assert f'Path "{path}" escapes memory directory' in (result.error or "")

@@ -26,6 +26,7 @@ from toolspace import (
     ToolspaceError,
     ToolTimeoutError,
     ToolTransportError,
+    ToolValidationError,
     tool,
 )
 from toolspace.testing import EventRecorder
@@ -470,3 +471,18 @@ assert theirs and mine != theirs, (mine, theirs)
     )
     _, errors = await process.communicate()
     assert process.returncode == 0, errors.decode()
+
+
+@pytest.mark.spec("1.7")
+async def test_a_validation_error_has_the_issues_as_its_cause() -> None:
+    @tool
+    async def add(a: int, b: int) -> int:
+        return a + b
+
+    result = await Toolspace([add]).call("add", {"a": "x"})
+    with pytest.raises(ToolValidationError) as error_info:
+        result.unwrap()
+    cause = error_info.value.cause
+    assert isinstance(cause, list)
+    assert {issue["path"] for issue in cause} == {"a", "b"}
+    assert all(set(issue) == {"path", "message"} and issue["message"] for issue in cause)

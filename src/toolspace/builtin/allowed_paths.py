@@ -39,6 +39,10 @@ class FileMissingError(ToolExecutionError):
     """There is no file at a path."""
 
 
+class OutsideAllowedPaths(ToolPermissionError):
+    """A path leads outside the allowed folders."""
+
+
 class _LinkAppearedError(OSError):
     """A symbolic link was created after the path was resolved."""
 
@@ -257,7 +261,7 @@ class AllowedPaths:
                 return root
         roots = ", ".join(map(repr, reversed(self._roots))) or "none"
         # The same message whether the file exists or not: callers must not learn what lies outside.
-        raise ToolPermissionError(
+        raise OutsideAllowedPaths(
             f"{path!r} is outside the allowed folders ({roots}); use a path inside them, or set {self._setting}"
         )
 

@@ -13,15 +13,17 @@ from toolspace.builtin.allowed_paths import (
     AllowedPaths,
     FileLocation,
     FileMissingError,
+    OutsideAllowedPaths,
     display_name,
     open_file,
     walk_folder,
 )
 from toolspace.builtin.file_io import folder_lock, replace_file
 from toolspace.builtin.files import replace_single
+from toolspace.builtin.forbidden_paths import is_inside
 from toolspace.core.tool import Annotations, tool
 from toolspace.core.tool_context import ToolContext
-from toolspace.errors import ToolValidationError
+from toolspace.errors import ToolPermissionError, ToolValidationError
 
 MAX_MEMORY_FILES = 5000
 """The maximum number of files that `memory_list` returns."""
@@ -121,6 +123,10 @@ def _memory_root(context: ToolContext) -> tuple[AllowedPaths, str]:
 
 @contextmanager
 def _locate(path: str, context: ToolContext, *, create: bool = False) -> Generator[FileLocation]:
+    root = os.path.abspath(_memory_root(context)[1])
+    full_path = os.path.normpath(os.path.join(root, path))
+    if not any(is_inside(full_path, folder) for folder in (root, os.path.realpath(root))):
+        raise _escape_error(path)
     if not path.lower().endswith(".md"):
         raise ToolValidationError(
             f"path: {path[:80]!r} is not a markdown file; memory files end with .md, such as facts/user.md"
@@ -128,8 +134,14 @@ def _locate(path: str, context: ToolContext, *, create: bool = False) -> Generat
     try:
         with _memory_root(context)[0].locate(path, create=create) as location:
             yield location
+    except OutsideAllowedPaths:  # A symbolic link leads outside.
+        raise _escape_error(path) from None
     except FileMissingError:
         raise FileMissingError(f"{path!r} not found in the memory; use memory_list to see what exists") from None
+
+
+def _escape_error(path: str) -> ToolPermissionError:
+    return ToolPermissionError(f'Path "{path}" escapes memory directory')
 
 
 def _change(

@@ -346,7 +346,9 @@ async def _log_in(options: Options, config: Config, server: McpServerSettings, *
             output.note("The page should be open in your browser. Waiting…")
 
     await load_secrets(server)
-    await login(server.name, build_server_spec(resolve_secrets(server)), TokenStore(login_dir(config)), show_page)
+    await login(
+        server.name, build_server_spec(resolve_secrets(server), config), TokenStore(login_dir(config)), show_page
+    )
     await ask_processes(config.state_dir, config.path, ControlRequest("restart", server.name))
     _report_login(output, server, "loggedIn", True, f"Logged in to {server.name}.")
     return 0
@@ -358,7 +360,9 @@ async def _log_out(options: Options, config: Config, server: McpServerSettings) 
     from toolspace.providers.mcp.oauth.token_store import TokenStore
 
     await load_secrets(server)
-    was_logged_in = await logout(server.name, build_server_spec(resolve_secrets(server)), TokenStore(login_dir(config)))
+    was_logged_in = await logout(
+        server.name, build_server_spec(resolve_secrets(server), config), TokenStore(login_dir(config))
+    )
     if was_logged_in:
         await ask_processes(config.state_dir, config.path, ControlRequest("restart", server.name))
     text = f"Logged out of {server.name}." if was_logged_in else f"There was no login to {server.name}."

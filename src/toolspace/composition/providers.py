@@ -163,9 +163,12 @@ def login_dir(config: Config) -> Path:
     return config.state_dir / "logins"
 
 
-def build_server_spec(server: McpServerSettings) -> ServerSpec:
+def build_server_spec(server: McpServerSettings, config: Config) -> ServerSpec:
     """The settings of a server as its provider needs them. References to secrets stay."""
-    return ServerSpec(**_copy_fields(server, ServerSpec))
+    fields = _copy_fields(server, ServerSpec)
+    if server.description_prefix is None:
+        fields["description_prefix"] = config.defaults.description_prefix
+    return ServerSpec(**fields)
 
 
 def find_mcp_providers(providers: Iterable[ToolProvider]) -> dict[str, McpProvider]:
@@ -229,7 +232,10 @@ def _plan_providers(
             yield _ProviderPlan(
                 section="mcpServers",
                 name=server.name,
-                settings=[msgspec.to_builtins(build_server_spec(server), enc_hook=str), config.defaults.trace_mcp],
+                settings=[
+                    msgspec.to_builtins(build_server_spec(server, config), enc_hook=str),
+                    config.defaults.trace_mcp,
+                ],
                 build=partial(_build_mcp_provider, config, server, limiters, callbacks),
                 rules=build_rules("mcpServers", server),
             )
@@ -285,7 +291,7 @@ def _build_mcp_provider(
 
     if not limiters:
         limiters.append(StartupLimiter(config.defaults.mcp_init_concurrency))
-    spec = build_server_spec(server)
+    spec = build_server_spec(server, config)
     if config.defaults.trace_mcp:
         logging.getLogger("toolspace.mcp").setLevel(logging.DEBUG)
     options = ConnectionOptions(

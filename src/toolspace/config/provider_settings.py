@@ -167,6 +167,10 @@ class McpServerSettings(ToolSourceSettings, frozen=True, kw_only=True):
         "`client_credentials`), `clientId`, `clientSecret`, `scope`.",
         SECRET,
     ] = {}
+    description_prefix: Annotated[
+        bool | None,
+        "Whether the descriptions of its tools begin with `[name]`; without it `defaults.descriptionPrefix`.",
+    ] = None
     idle_timeout: Annotated[
         Duration | None, "Stop the server after this time without use; the next call restarts it."
     ] = None

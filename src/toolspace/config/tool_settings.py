@@ -129,6 +129,9 @@ class DefaultSettings(Section, frozen=True, kw_only=True):
         Duration, "How long until the next call of that provider is let through, to test whether it is back."
     ] = defaults.CIRCUIT_BREAKER_DELAY_SECONDS
     mcp_init_concurrency: Annotated[Count, "How many MCP servers start at once."] = 32
+    description_prefix: Annotated[
+        bool, "Whether the descriptions of the tools of MCP servers begin with the name of their server: `[github] …`."
+    ] = True
     trace_mcp: Annotated[bool, "Log every message to and from MCP servers.", SettingOptions(key="traceMCP")] = False
 
 

@@ -6,9 +6,12 @@ The REST and OpenAPI providers and the built-in network tools use it. It sends n
 from __future__ import annotations
 
 import codecs
+import math
 import re
+import time
 from base64 import b64encode
 from collections.abc import Iterable
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -66,6 +69,20 @@ def join_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
         name, value = name.lower(), value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         joined_headers[name] = f"{joined_headers[name]}, {value}" if name in joined_headers else value
     return joined_headers
+
+
+def parse_retry_after(text: str | None) -> float | None:
+    """The seconds that a `Retry-After` header asks to wait: a number, or a date. None if it is neither."""
+    text = (text or "").strip()
+    try:
+        seconds = float(text[:20])
+        return max(0.0, seconds) if math.isfinite(seconds) else None
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return None
 
 
 def display_url(url: URL | str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -104,6 +104,8 @@ class ToolResult(msgspec.Struct, weakref=False, eq=False):
     call_id: str = ""
     encoded: str | None = None
     """The cached value of `text`."""
+    issues: Sequence[Mapping[str, str]] = ()
+    """What is wrong with the arguments, if they did not fit the schema: `{"path": …, "message": …}` each."""
 
     @property
     def content(self) -> tuple[Content, ...]:
@@ -125,7 +127,8 @@ class ToolResult(msgspec.Struct, weakref=False, eq=False):
             return self.result
         # A provider may have set a kind that does not exist.
         error = ERROR_CLASSES.get(self.error_kind or "internal_error", ToolExecutionError)
-        raise error(self.error or "unknown error", tool=self.tool, executed=self.executed)
+        cause = list(self.issues) or None
+        raise error(self.error or "unknown error", tool=self.tool, executed=self.executed, cause=cause)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the wire form: camelCase, JSON data only."""

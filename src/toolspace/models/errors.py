@@ -5,15 +5,13 @@ Used by `http` and the adapters. Sends nothing.
 
 from __future__ import annotations
 
-import math
 import re
-import time
 from collections.abc import Mapping
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from toolspace.core.http_messages import parse_retry_after
 from toolspace.core.secret_masking import mask_secrets
 from toolspace.errors import ModelError, ModelErrorKind
 
@@ -128,16 +126,7 @@ def _parse_retry_after(headers: Mapping[str, str]) -> float | None:
     milliseconds = headers.get("retry-after-ms") or ""
     if milliseconds.isascii() and milliseconds.isdigit():
         return float(milliseconds[:12]) / 1000
-    text = (headers.get("retry-after") or "").strip()
-    try:
-        seconds = float(text[:20])
-        return max(0.0, seconds) if math.isfinite(seconds) else None
-    except ValueError:
-        pass
-    try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    except (ValueError, OverflowError):
-        return None
+    return parse_retry_after(headers.get("retry-after"))
 
 
 class _ErrorDetails(msgspec.Struct, frozen=True):

@@ -26,6 +26,7 @@ from toolspace.core.times import format_milliseconds
 from toolspace.errors import ErrorKind, ToolError, ToolPermissionError
 from toolspace.orchestrator.effective_settings import ToolSpellings, matches_name
 from toolspace.orchestrator.stages.large_results import SpillSettings
+from toolspace.orchestrator.stages.permission_and_validation import refuse_arguments
 
 if TYPE_CHECKING:
     from toolspace.orchestrator.call import Call
@@ -184,8 +185,7 @@ def before_hooks(stage: StageContext, next: CallHandler, /) -> CallHandler:
                 try:
                     call.values = validator.from_mapping(decision.arguments)
                 except InvalidArguments as error:
-                    message = f"Parameter validation failed: {error} (arguments of the before-hook {hook.label})"
-                    return call.fail("invalid_parameters", message)
+                    return refuse_arguments(call, error, f" (arguments of the before-hook {hook.label})")
         return await next(call)
 
     return run

@@ -57,10 +57,17 @@ def validate(stage: StageContext, next: CallHandler, /) -> CallHandler:
             else:
                 call.values = from_mapping({} if arguments is None else arguments)
         except InvalidArguments as error:
-            return return_result(call.fail("invalid_parameters", f"Parameter validation failed: {error}"))
+            return return_result(refuse_arguments(call, error))
         return next(call)
 
     return run
+
+
+def refuse_arguments(call: Call, error: InvalidArguments, note: str = "") -> ToolResult:
+    """Returns the result of a call whose arguments do not fit its schema."""
+    result = call.fail("invalid_parameters", f"Parameter validation failed: {error}{note}")
+    result.issues = [{"path": issue.path, "message": str(issue._replace(path=""))} for issue in error.issues]
+    return result
 
 
 def limits(stage: StageContext, next: CallHandler, /) -> CallHandler:

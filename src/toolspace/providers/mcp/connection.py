@@ -354,9 +354,7 @@ class ServerConnection:
             # Any answer shows that the server lives, even that it has no `ping`. Over HTTP another server may have
             # taken its place, which does not know the session or even the era.
             may_be_other_server = session.is_stateless or may_be_unknown_session(error)
-            if is_connection_lost(error) or (
-                self.spec.kind == "http" and may_be_other_server and not is_temporary(error)
-            ):
+            if is_connection_lost(error) or (self.spec.uses_http and may_be_other_server and not is_temporary(error)):
                 self.report_lost(session, f"the server did not answer a probe: {describe_error(error)}")
         finally:
             self._probe_task = None

@@ -111,6 +111,8 @@ async def _open_session(
     stack: AsyncExitStack, spec: ServerSpec, options: ConnectionOptions, session: SessionOptions, *, handshake: bool
 ) -> tuple[McpSession, OpenTransport | None]:
     name = session.name
+    if spec.kind == "sse":  # Many servers of that time support streamable HTTP now; the transport falls back to SSE.
+        spec = msgspec.structs.replace(spec, transport="http")
     is_refused = False
     if spec.kind == "http" and not handshake:
         async with AsyncExitStack() as stateless_stack:

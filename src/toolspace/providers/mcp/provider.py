@@ -126,7 +126,7 @@ class McpProvider(ToolProvider):
         except MCPError as error:
             if is_connection_lost(error):
                 raise await self._handle_loss(session, tool, error) from None
-            if self._connection.spec.kind == "http" and may_be_unknown_session(error):
+            if self._connection.spec.uses_http and may_be_unknown_session(error):
                 # The server refused the call before it handled it, unless the tool's own error mentions a session.
                 if not await self._connection.check_alive(session):
                     raise _RetryCall("the server forgets its sessions at once", was_sent=False) from None
@@ -151,10 +151,15 @@ class McpProvider(ToolProvider):
             self._connection.start_probe(session)  # Not reported as lost: other calls are running on it.
         return _RetryCall(reason, was_sent=was_sent) if can_retry else ServerUnreachable(reason, was_sent=was_sent)
 
+    def _describe_tool(self, tool: Tool) -> Tool:
+        if not self._connection.spec.description_prefix:
+            return tool
+        return tool.replace(description=f"[{self.namespace}] {tool.description}".rstrip())
+
     def _update_tools(self, tool_list: ServerToolList) -> None:
         previous, self._server_tools = self._server_tools, tool_list.tools
         previous_version, self._server_version = self._server_version, self._connection.status.server
-        self._tools = [server_tool.tool for server_tool in tool_list.tools.values()]
+        self._tools = [self._describe_tool(server_tool.tool) for server_tool in tool_list.tools.values()]
         if (
             list(previous) != list(tool_list.tools)
             or previous_version != self._server_version  # Results that an older version returned are not used again.

@@ -37,6 +37,8 @@ class ServerSpec(msgspec.Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str] = {}
     auth: Mapping[str, Any] = {}
     """OAuth, if the server needs it: `{type: authorization_code | client_credentials, clientId, …}`."""
+    description_prefix: bool = True
+    """Whether the descriptions of its tools begin with `[name] `, so that a model knows whose they are."""
     idle_timeout: float | None = None
     """Seconds without a call after which the server is stopped. The next call starts it again."""
 
@@ -48,6 +50,11 @@ class ServerSpec(msgspec.Struct, frozen=True, kw_only=True):
         if self.command is not None:
             return "stdio"
         return "websocket" if (self.url or "").startswith(("ws://", "wss://")) else "http"
+
+    @property
+    def uses_http(self) -> bool:
+        """Whether it is reached over streamable HTTP, or over SSE if it supports only that."""
+        return self.kind in ("http", "sse")
 
     def __repr__(self) -> str:
         target = self.command if self.kind == "stdio" else "…"  # URLs and arguments may contain keys.
@@ -62,7 +69,7 @@ class ServerStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     state: ServerState
     """The state of the server."""
     transport: str
-    """The transport in use: `sse` for an `http` server that supports only SSE."""
+    """The transport in use: `sse` for a server that supports only SSE, else `http`, `stdio` or `websocket`."""
     era: ProtocolEra | None = None
     """The generation of the MCP protocol in use."""
     protocol_version: str | None = None

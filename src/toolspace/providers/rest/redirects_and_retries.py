@@ -9,10 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-import time
 from collections.abc import Mapping
-from contextlib import suppress
-from email.utils import parsedate_to_datetime
 
 import aiohttp
 import msgspec
@@ -20,7 +17,14 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from toolspace.core.http_client_errors import CONNECT_SECONDS, HTTP_FAILURES
-from toolspace.core.http_messages import IDEMPOTENT_METHODS, REDIRECT_STATUSES, SAFE_METHODS, display_url, join_headers
+from toolspace.core.http_messages import (
+    IDEMPOTENT_METHODS,
+    REDIRECT_STATUSES,
+    SAFE_METHODS,
+    display_url,
+    join_headers,
+    parse_retry_after,
+)
 from toolspace.core.network_addresses import canonical_host, is_same_origin, parse_address
 from toolspace.core.result import ToolResult
 from toolspace.core.tool_context import ToolContext
@@ -161,12 +165,8 @@ class _PublicResolver(AbstractResolver):
 
 def retry_delay(retry_after: str | None, attempt: int) -> float:
     """Seconds until the next attempt: as `Retry-After` says, otherwise exponential backoff with jitter."""
-    text = (retry_after or "").strip()
-    if text.isascii() and text.isdigit():
-        return float(text[:10])
-    with suppress(ValueError, OverflowError):
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    return _FIRST_RETRY_WAIT * 2 ** (attempt - 1) * random.uniform(0.5, 1.0)
+    seconds = parse_retry_after(retry_after)
+    return seconds if seconds is not None else _FIRST_RETRY_WAIT * 2 ** (attempt - 1) * random.uniform(0.5, 1.0)
 
 
 def redirect_request(request: HttpRequest, location: str) -> HttpRequest:

@@ -23,6 +23,7 @@ from starlette.applications import Starlette
 
 from tests.providers.mcp.conftest import until
 from tests.providers.mcp.processes import open_files
+from toolspace import McpProvider, Toolspace
 from toolspace.errors import ProviderError
 from toolspace.providers.mcp.open_connection import open_transport
 from toolspace.providers.mcp.server_spec import ServerSpec
@@ -477,3 +478,14 @@ async def test_invalid_header_is_reported_without_its_value(headers: dict[str, s
         async with open_transport("web", http("http://127.0.0.1:1/", headers=headers)):
             pass
     assert "nter2" not in str(error_info.value)
+
+
+@pytest.mark.spec("3.10")
+async def test_a_server_configured_as_sse_is_reached_over_streamable_http_if_it_supports_that() -> None:
+    for app, transport in ((library_server().streamable_http_app(), "http"), (library_server().sse_app(), "sse")):
+        path = "/mcp" if transport == "http" else "/sse"
+        async with serve(app) as url:
+            provider = McpProvider("old", http(f"{url}{path}", transport="sse"))
+            async with Toolspace(providers=[provider]) as ts:
+                assert (await ts.call("old__double", {"x": 4})).ok
+                assert provider.status().transport == transport
