@@ -27,7 +27,6 @@ KEY_PREFIXES: Final = ("key/", "tools/")
 """What the principal of a caller with a secret key or a tool key starts with."""
 _MINUTE_MS: Final = 60_000
 _CALL_WINDOWS: Final = {"minute": _MINUTE_MS, "hour": 60 * _MINUTE_MS, "day": 1_440 * _MINUTE_MS}
-_DAY_MS: Final = _CALL_WINDOWS["day"]
 
 
 class QuotaCharge(msgspec.Struct, frozen=True, kw_only=True):
