@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.server.gateway_api import ApiClient, ApiResponse, open_api, write_config
+from tests.test_principals import connect
 from toolspace import QueueSpec, Settings, ToolContext, Toolspace, tool
 from toolspace.server.gateway import Gateway
 
@@ -195,14 +196,12 @@ async def test_tool_keys_do_not_learn_internal_addresses(tmp_path: Path) -> None
         assert str(port) in (await api.post("/api/tools/rest__inner/call", {})).body.decode()
         refusal = (await program.post("/api/tools/read_file/call", {"args": {"path": "/srv/other/file.txt"}})).data
         assert "/srv/other/file.txt" in refusal["error"]  # The caller's own path stays.
-        request = {
-            "jsonrpc": "2.0",
-            "id": 1,
-            "method": "tools/call",
-            "params": {"name": "rest__inner", "arguments": {}},
-        }
-        reply = await program.post("/mcp", request, headers={"accept": "application/json, text/event-stream"})
-        assert str(port) not in reply.body.decode()
+        async with AsyncExitStack() as stack:
+            key = program.headers["authorization"].removeprefix("Bearer ")
+            client = await connect(stack, f"{api.url}/mcp", key, "auto")
+            result = await client.call_tool("rest__inner", {})
+        assert result.is_error
+        assert str(port) not in result.content[0].text  # type: ignore[union-attr]
 
 
 @pytest.mark.spec("21.1")
