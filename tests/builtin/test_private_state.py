@@ -175,3 +175,26 @@ async def test_memory_tools_reach_the_memory_directory(folder: Path) -> None:
     async with open_toolspace(folder, memoryDir="./own") as ts:
         assert (await ts.call("memory_write", {"path": "facts/one.md", "content": "one"})).ok
         assert "one" in str((await ts.call("memory_read", {"path": "facts/one.md"})).result)
+
+
+@pytest.mark.spec("19.1")
+async def test_no_agent_reads_the_memory_files_of_another_with_file_tools(folder: Path) -> None:
+    agents = {
+        "ada": {"model": "demo", "tools": {"memoryDir": "./of-ada", "builtins": True}},
+        "ben": {"model": "demo", "tools": {"allowedPaths": ["."], "builtins": True}},
+    }
+    (folder / "toolspace.yaml").write_text(yaml.safe_dump({"agents": agents, "storage": {"dir": ".toolspace"}}))
+    of_ada, of_ben = (
+        folder / "of-ada" / "facts.md",
+        folder / ".toolspace" / "memory-agents" / "ben" / "main" / "facts.md",
+    )
+    for file in (of_ada, of_ben):
+        file.parent.mkdir(parents=True)
+        file.write_text(SECRET)
+    async with Toolspace.open(folder / "toolspace.yaml", environ={}) as ts:
+        for name in ("ada", "ben"):
+            async with ts.agents.acquire(name) as prepared_agent:
+                for file in (of_ada, of_ben):
+                    result = await prepared_agent.tools.execute("read_file", {"path": str(file)})
+                    assert SECRET not in str(result.to_dict()), (name, file)
+                    assert not result.ok

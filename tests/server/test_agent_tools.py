@@ -58,7 +58,7 @@ async def test_the_folders_of_an_agent_are_only_its_own(tmp_path: Path) -> None:
                 await setup.wait_for_run_end(count, agent="bob")
             for model in ("m", "of-bob"):
                 await model_server.wait_for_requests(4, model)  # For a summary, after the first cycle was stored.
-    for notes, past in (("hers/notes", "hers/past/ada"), ("notes", "past/bob")):
+    for notes, past in (("hers/notes", "hers/past/ada"), ("notes-agents/bob/main", "past/bob")):
         assert (tmp_path / notes / "facts" / "tide.md").read_text() == "high at noon"
         assert [file.name for file in (tmp_path / past).iterdir()] == ["cycles-000001-000001.md"]
 

@@ -188,11 +188,25 @@ def _resolve_single_tool(
     return tool if needs_no_provider or belongs_to_one_provider(config, tool) else None
 
 
+def _default_memory_dir() -> Path:
+    return Path.cwd() / ".toolspace" / "memory"
+
+
+def _list_memory_dirs(main_config: Config) -> Iterator[Path]:
+    """The memory directories of the toolspace and of agents that have one of their own."""
+    yield main_config.tools.memory_dir or _default_memory_dir()
+    yield from (agent.memory_dir for agent in main_config.agents.values() if agent.memory_dir is not None)
+
+
 def _build_context(config: Config, single_tool: str | None) -> ToolContext:
     tools = config.tools
-    memory_dir = tools.memory_dir or Path.cwd() / ".toolspace" / "memory"
+    memory_dir = tools.memory_dir or _default_memory_dir()
     # Memories and archives belong to their agents: only the memory and session tools reach them.
-    own_dirs = [memory_dir, key_memory_root(memory_dir), agent_memory_root(memory_dir)]
+    own_dirs = [
+        folder
+        for path in dict.fromkeys((memory_dir, *_list_memory_dirs(config.parent or config)))
+        for folder in (path, key_memory_root(path), agent_memory_root(path))
+    ]
     if tools.session_dir is not None:
         own_dirs.append(tools.session_dir)
     # The secrets of the search engine are left alone if no call can need them.

@@ -360,7 +360,13 @@ class _AgentResolver:
 
     def build_specs(self, config: Config) -> dict[str, AgentSpec]:
         """The agents. A setting that an agent leaves out is taken from the main configuration."""
-        return {name: self._build_spec(agent, config) for name, agent in self._agents.items()}
+        # The configuration of one agent knows the memory directories of all: its file tools must not reach them.
+        outlines = {
+            name: AgentSpec(name=name, memory_dir=_find_memory_dir(agent, config))
+            for name, agent in self._agents.items()
+        }
+        main_config = msgspec.structs.replace(config, agents=outlines)
+        return {name: self._build_spec(agent, main_config) for name, agent in self._agents.items()}
 
     def _build_spec(self, agent: _Agent, config: Config) -> AgentSpec:
         settings = agent.settings
@@ -376,7 +382,7 @@ class _AgentResolver:
             limits=settings.limits,
             session=settings.session,
             memories=settings.memories,
-            memory_dir=(config if agent.is_main else settings).tools.memory_dir,
+            memory_dir=_find_memory_dir(agent, config),
             router=settings.router,
             agents=tuple(agent.callees),
             named_tools=settings.tools.named_tools or config.tools.named_tools,
@@ -447,6 +453,11 @@ def find_reference_cycles(edges: Mapping[str, Sequence[str]]) -> Iterator[tuple[
                 yield tuple(nodes[nodes.index(neighbor) :])
             elif neighbor in edges and neighbor not in visited_nodes:
                 path[neighbor] = iter(edges[neighbor])
+
+
+def _find_memory_dir(agent: _Agent, config: Config) -> Path | None:
+    """The directory of the agent's memory files, if its own definition names one."""
+    return (config if agent.is_main else agent.settings).tools.memory_dir
 
 
 def _find_name(data: Mapping[str, Any]) -> str | None:
