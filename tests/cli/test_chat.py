@@ -22,6 +22,7 @@ import pytest
 from tests.cli.conftest import environment
 from tests.cli.terminal import TOOLSPACE, Terminal
 from tests.server.gateway_api import SECRET, write_config
+from tests.server.gateway_process import start_gateway_process
 from tests.server.scripted_agents import agent_config, message_turns, open_model_server, tool_calls_turn
 from toolspace.agents.agent import entity_id_for
 from toolspace.client.client import ToolspaceClient
@@ -217,7 +218,7 @@ async def test_a_line_answers_the_open_question(tmp_path: Path) -> None:
     assert result.stdout == 'So {"confirmed": true}.\n'
     assert "? confirmAction\n" in result.stderr
     assert "action: Delete it" in result.stderr
-    assert "error: y or n" in result.stderr
+    assert "error: y or n; /say TEXT sends a message" in result.stderr
     assert result.returncode == 0
 
 
@@ -248,6 +249,46 @@ async def test_a_question_that_is_left_open_is_asked_again_next_time(tmp_path: P
         second_chat = await run_chat(tmp_path, stdin="n\n")
     assert "left open" in first_chat.stderr
     assert second_chat.stdout == 'So {"confirmed": false}.\n'
+
+
+async def test_talk_is_sent_while_a_question_is_open(tmp_path: Path) -> None:
+    async def act(run: GatewayRun, event: InboxEvent) -> None:
+        if event.type == "tool_result" or event.data["content"] == "delete it":
+            await confirm_action(run, event)
+        else:
+            await run.send_message(f"You said: {event.data['content']}")
+
+    async with running_gateway(tmp_path, act) as robot:
+        result = await run_chat(tmp_path, stdin="delete it\nWhat will be deleted?\nwhy?\n/say yes\nyes\n")
+    assert robot.events == ["delete it", "What will be deleted?", "why?", "yes", {"confirmed": True}]
+    assert result.stderr.count("sent as a message; the question is still open") == 2
+    assert result.stdout.endswith('So {"confirmed": true}.\n')
+    assert "You said: What will be deleted?" in result.stdout
+
+
+@pytest.mark.spec("19.2")
+async def test_a_run_without_a_message_is_reported(tmp_path: Path) -> None:
+    async def act(run: GatewayRun, event: InboxEvent) -> None:
+        if event.data["content"] == "hello":
+            await run.call("skip")
+        else:
+            await run.send_message("Here.")
+
+    async with running_gateway(tmp_path, act):
+        result = await run_chat(tmp_path, stdin="hello\nagain\n")
+    assert result.stdout == "Here.\n"
+    assert result.stderr.count("Robot has ended its run without a message") == 1
+
+
+async def test_the_only_agent_that_runs_is_chosen(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, echo_message) as robot:
+        await robot.client.entities.create("agent", "Painter", id="painter")
+        agents = {agent.id: agent.is_running async for agent in robot.client.agents.all()}
+        chat = await run_chat(tmp_path, "--quiet", stdin="one\n")
+        idle = await run_chat(tmp_path, "painter")
+    assert agents == {"robot": True, "painter": False}
+    assert chat.stdout == "You said: one\n"
+    assert "nobody runs Painter now: messages wait in its inbox; toolspace serve runs the agents" in idle.stderr
 
 
 async def test_a_failed_run_is_reported_and_exits_1(tmp_path: Path) -> None:
@@ -284,12 +325,14 @@ async def test_json_is_an_event_in_each_line_and_nothing_else(tmp_path: Path) ->
 @pytest.mark.spec("17.2")
 async def test_an_unknown_agent_or_space_is_wrong_usage_with_the_nearest(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, echo_message) as robot:
-        await robot.client.entities.create("agent", "Painter")
+        await robot.client.entities.create("agent", "Painter", id="painter")
         await robot.client.spaces.create("Elsewhere", id="elsewhere")
+        waiting_claim = asyncio.create_task(robot.client.agents.claim("painter", count=1, lease_seconds=60, wait=60))
         near_name = await run_chat(tmp_path, "robott")
         no_name = await run_chat(tmp_path)
         space = await run_chat(tmp_path, "robot", "--space", "nowhere")
         apart = await run_chat(tmp_path, "robot", "--space", "elsewhere")
+        waiting_claim.cancel()
     assert [result.returncode for result in (near_name, no_name, space, apart)] == [2, 2, 2, 2]
     assert "there is no agent 'robott'; did you mean \"Robot\"?" in near_name.stderr
     assert "there are 2 agents; choose one: toolspace chat NAME; there are Painter, Robot" in no_name.stderr
@@ -466,3 +509,30 @@ async def test_after_a_handoff_the_answer_of_the_receiving_agent_is_shown(tmp_pa
             terminal.type("/quit\r")
             assert await wait_for_exit(terminal) == 0
         assert len(brain.list_requests("of-desk")) == 1  # It does not get the answer of the other agent as a request.
+
+
+# While the gateway restarts
+
+
+@pytest.mark.spec("7.4")
+async def test_a_chat_continues_after_the_gateway_has_restarted(tmp_path: Path) -> None:
+    """The new process has another port and key. What is typed meanwhile is sent once; no message is lost or doubled."""
+    async with open_model_server() as model_server:
+        model_server.script("First answer.", "Second answer.")
+        agents = {"ada": {**agent_config(model_server), "loop": {"plainText": "deliver"}}}
+        config = write_config(tmp_path, agents=agents, storage={"dir": str(tmp_path / "state")})
+        async with start_gateway_process(tmp_path, config) as first_process, chat_terminal(tmp_path) as terminal:
+            terminal.type("one\n")
+            await wait_for(terminal, "ada: First answer.")
+            await first_process.kill()
+            await wait_for(terminal, "the connection to the gateway is lost; reconnecting")
+            terminal.type("two\n")
+            async with start_gateway_process(tmp_path, config):
+                await wait_for(terminal, "reconnected to the gateway")
+                await wait_for(terminal, "ada: Second answer.")
+                terminal.type("/history\n")
+                await wait_for(terminal, "you: two")
+                terminal.type("\x04")
+                assert await wait_for_exit(terminal) == 0
+        assert terminal.output.count("ada: Second answer.") <= 3  # Redrawn rows count, too.
+        assert len(model_server.list_requests()) == 2

@@ -14,6 +14,7 @@ from toolspace.cli.local_toolspace import read_config
 from toolspace.cli.options import Options
 from toolspace.client.client import ToolspaceClient
 from toolspace.client.errors import GatewayUnreachable
+from toolspace.client.transport import LocateGateway
 from toolspace.composition.process_secrets import resolve_process_secrets
 from toolspace.config.configuration import Config
 from toolspace.core.secret_masking import register_secrets
@@ -84,9 +85,11 @@ async def connect(options: Options, url: str | None, key: str | None) -> AsyncGe
         raise ProviderError(str(error)) from error
 
 
-def create_client(address: GatewayAddress) -> ToolspaceClient:
+def create_client(
+    address: GatewayAddress, *, attempts: int = 2, locate: LocateGateway | None = None
+) -> ToolspaceClient:
     try:
-        return ToolspaceClient(address.url, secret_key=address.key, attempts=2)
+        return ToolspaceClient(address.url, secret_key=address.key, attempts=attempts, locate=locate)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
 

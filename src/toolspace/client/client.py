@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 from toolspace.client.events import EventSubscription
@@ -22,7 +22,7 @@ from toolspace.client.resources import (
     iterate_pages,
     without_none,
 )
-from toolspace.client.transport import GatewayCredentials, Token, Transport, api_path
+from toolspace.client.transport import GatewayCredentials, LocateGateway, Token, Transport, api_path
 from toolspace.core.ids import new_id
 from toolspace.core.stored_records import (
     CallRecord,
@@ -61,9 +61,11 @@ class ToolspaceClient:
         token: Token | None = None,
         timeout: float = 60.0,
         attempts: int = 5,
+        locate: LocateGateway | None = None,
     ) -> None:
+        """`locate` finds the URL and a secret key of the gateway again after a restart that changed them."""
         credentials = GatewayCredentials(secret_key=secret_key, public_key=public_key, token=token)
-        self._transport = Transport(url, credentials, timeout=timeout, attempts=attempts)
+        self._transport = Transport(url, credentials, timeout=timeout, attempts=attempts, locate=locate)
         self.entities = EntitiesApi(self._transport)
         self.spaces = SpacesApi(self._transport)
         self.agents = AgentsApi(self._transport)
@@ -96,10 +98,19 @@ class ToolspaceClient:
         query: Mapping[str, Any] | None = None,
         last_event_id: str | int | None = None,
         retry_unreachable: bool = True,
+        on_connection: Callable[[bool], None] | None = None,
     ) -> EventSubscription:
-        """Iterates over any stream. With `retry_unreachable=False` it raises if the gateway cannot be reached."""
+        """Iterates over any stream. With `retry_unreachable=False` it raises if the gateway cannot be reached.
+
+        `on_connection` is called with True when the connection is open, and with False when it is lost.
+        """
         return EventSubscription(
-            self._transport, path, query=query, last_event_id=last_event_id, retry_unreachable=retry_unreachable
+            self._transport,
+            path,
+            query=query,
+            last_event_id=last_event_id,
+            retry_unreachable=retry_unreachable,
+            on_connection=on_connection,
         )
 
     async def request(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Self
 
 import aiohttp
@@ -71,7 +71,9 @@ class EventSubscription:
         last_event_id: str | int | None = None,
         max_delay: float = _MAX_DELAY,
         retry_unreachable: bool = True,
+        on_connection: Callable[[bool], None] | None = None,
     ) -> None:
+        """`on_connection` is called with True when the connection is open, and with False when it is lost."""
         self.last_event_id = None if last_event_id is None else str(last_event_id)
         """The id of the last event that was returned. A new subscription can continue after it."""
         self.connected = asyncio.Event()
@@ -80,6 +82,7 @@ class EventSubscription:
         self._path = path
         self._query = dict(query or {})
         self._max_delay = max_delay
+        self._on_connection = on_connection
         self._retry_unreachable = retry_unreachable
         """Whether to retry forever while the gateway cannot be reached."""
         self._response: aiohttp.ClientResponse | None = None
@@ -135,17 +138,21 @@ class EventSubscription:
                 if has_renewed or not self._transport.can_renew:
                     raise
                 has_renewed = True
+                await self._transport.relocate()
                 continue
             except (TooManyRequests, ServerError, GatewayUnreachable) as error:
                 if isinstance(error, GatewayUnreachable) and not self._retry_unreachable:
                     raise
                 await self._wait_to_retry(error)
+                await self._transport.relocate()
                 continue
             if self._is_closed:
                 self._disconnect()
                 return
             self._decoder = SseDecoder(_MAX_EVENT_BYTES)
             self.connected.set()
+            if self._on_connection is not None:
+                self._on_connection(True)
             if self._has_warned:
                 _log.info("%s%s: reconnected", self._transport.url, self._path)
             return
@@ -175,6 +182,8 @@ class EventSubscription:
         self._disconnect()
         if self._is_closed:
             return
+        if self._on_connection is not None:
+            self._on_connection(False)
         url = f"{self._transport.url}{self._path}"
         _log.debug("%s: connection lost (%s); reconnecting after event %s", url, reason, self.last_event_id)
         # A restart of the gateway disconnects many clients at once, so they reconnect at random times.

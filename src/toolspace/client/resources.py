@@ -17,6 +17,7 @@ from toolspace.client.transport import Transport, api_path
 from toolspace.core.approvals import ApprovalScope
 from toolspace.core.ids import new_id
 from toolspace.core.stored_records import (
+    AgentEntity,
     AgentHistory,
     ApprovalRecord,
     Document,
@@ -258,14 +259,14 @@ class SpacesApi(ApiResource):
 class AgentsApi(ApiResource):
     """Agents with their inbox, runs, background tasks, history and documents."""
 
-    async def list(self, *, limit: int | None = None, cursor: str | None = None) -> Page[Entity]:
-        return await self._get(Page[Entity], "/api/agents", limit=limit, cursor=cursor)
+    async def list(self, *, limit: int | None = None, cursor: str | None = None) -> Page[AgentEntity]:
+        return await self._get(Page[AgentEntity], "/api/agents", limit=limit, cursor=cursor)
 
-    def all(self) -> AsyncIterator[Entity]:
+    def all(self) -> AsyncIterator[AgentEntity]:
         return iterate_pages(lambda cursor: self.list(cursor=cursor))
 
-    async def get(self, agent_id: str) -> Entity:
-        return await self._get(Entity, api_path("agents", agent_id))
+    async def get(self, agent_id: str) -> AgentEntity:
+        return await self._get(AgentEntity, api_path("agents", agent_id))
 
     async def list_inbox(
         self,

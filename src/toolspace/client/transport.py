@@ -27,6 +27,8 @@ from toolspace.core import json_text
 
 Token = str | Callable[[], str | Awaitable[str]]
 """A JWT, or a function that returns one. The function is called again when the gateway rejects the token."""
+LocateGateway = Callable[[], Awaitable[tuple[str, str] | None]]
+"""Finds a gateway again: returns its URL and a secret key, or None if there is none now."""
 
 CONNECT_SECONDS: Final = 10.0
 SILENCE_SECONDS: Final = 45.0
@@ -71,12 +73,22 @@ class GatewayCredentials:
 class Transport:
     """One HTTP session with a gateway. Opened by its first request, closed by `aclose`."""
 
-    def __init__(self, url: str, credentials: GatewayCredentials, *, timeout: float = 60.0, attempts: int = 5) -> None:
+    def __init__(
+        self,
+        url: str,
+        credentials: GatewayCredentials,
+        *,
+        timeout: float = 60.0,
+        attempts: int = 5,
+        locate: LocateGateway | None = None,
+    ) -> None:
+        """`locate` finds the gateway after it could not be reached or has rejected the key: it may have restarted."""
         parsed = yarl.URL(url)
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise ValueError(f"{url!r} is not the URL of a gateway, such as http://127.0.0.1:8787")
         self.url = url.rstrip("/")
         self._credentials = credentials
+        self._locate = locate
         self._timeout = timeout
         self._attempts = max(1, attempts)
         self._session: aiohttp.ClientSession | None = None
@@ -125,9 +137,10 @@ class Transport:
                 renew = False
                 status, content = await self._send(method, path, query, {**headers, **credentials}, data, timeouts)
             except Unauthorized:
-                if has_renewed or not self._credentials.can_renew:
+                if has_renewed or not self.can_renew:
                     raise
                 has_renewed = renew = True
+                await self.relocate()
             except (Unavailable, TooManyRequests) as error:
                 if not is_repeatable or attempts <= 0:
                     raise
@@ -137,6 +150,7 @@ class Transport:
                     raise
                 was_lost = was_lost or error.was_sent
                 await asyncio.sleep(next(delays))
+                await self.relocate()
             except ApiError as error:
                 if error.status == 404 and method == "DELETE" and was_lost:
                     return None  # The first attempt deleted it, and only its response was lost.
@@ -177,8 +191,15 @@ class Transport:
 
     @property
     def can_renew(self) -> bool:
-        """Whether a new token can be requested when the old one is rejected."""
-        return self._credentials.can_renew
+        """Whether a new key or token can be found when the old one is rejected."""
+        return self._credentials.can_renew or self._locate is not None
+
+    async def relocate(self) -> None:
+        """Finds the gateway again, if this is possible."""
+        address = await self._locate() if self._locate is not None else None
+        if address is not None:
+            self.url, secret_key = address
+            self._credentials = GatewayCredentials(secret_key=secret_key)
 
     async def _send(
         self,

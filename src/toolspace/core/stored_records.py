@@ -57,6 +57,13 @@ class Entity(Record, frozen=True):
     """When the entity was created, in Unix milliseconds."""
 
 
+class AgentEntity(Entity, frozen=True):
+    """An agent, and whether it can answer now."""
+
+    is_running: bool | None = None
+    """Whether the gateway runs the agent, or a program waits for its inbox. None: unknown."""
+
+
 class Space(Record, frozen=True):
     id: str
     """The id of the space."""

@@ -34,15 +34,22 @@ from toolspace.cli.output import show_status
 from toolspace.cli.serve import print_keys
 from toolspace.client.client import ToolspaceClient
 from toolspace.client.errors import Conflict, GatewayUnreachable, NotFound
+from toolspace.client.transport import LocateGateway
 from toolspace.core.ids import derived_id, is_id
 from toolspace.core.names import did_you_mean
-from toolspace.core.stored_records import Entity, Space
+from toolspace.core.stored_records import AgentEntity, Entity, Space
 from toolspace.errors import ProviderError
 from toolspace.server.control_socket import LocalGateway, serve_control_socket
 from toolspace.server.demo_setup import DEMO_AGENT_ID, LOBBY_SPACE_ID, YOU_ENTITY_ID
 
 T = TypeVar("T")
 _MAX_NAMES: Final = 10
+_HOW_TO_RUN: Final = (
+    "toolspace serve runs the agents of its configuration (agents:); other agents need the program that runs them"
+)
+_MAX_ATTEMPTS: Final = 1_000_000
+"""At a terminal, requests wait until the gateway has restarted, however long it takes: the person can leave."""
+_PIPE_ATTEMPTS: Final = 20
 _CLOSE_SECONDS = 20.0
 """For a gateway that the chat started: to end its calls and close."""
 
@@ -55,7 +62,7 @@ _CLOSE_SECONDS = 20.0
 def command(options: Options, agent: str | None, url: str | None, key: str | None, space: str | None) -> int:
     """Chat with an agent of a gateway: the gateway on this machine, else one that is started for the chat.
 
-    AGENT is a name or an id, and may be omitted if there is only one agent. If standard input is not a terminal, each
+    AGENT is a name or an id, and may be omitted if only one agent runs. If standard input is not a terminal, each
     line of it is sent as a message, the answers are printed, and the command ends after the last answer. With --json
     each line of the output is an event.
     """
@@ -85,14 +92,34 @@ async def _open_chat(
     async with AsyncExitStack() as stack:
         try:
             address = await _find_or_start_gateway(options, url, key, stack)
-            client = await stack.enter_async_context(create_client(address))
-            agent_entity = await _find_agent(client, agent)
-            person, chat_space = await _find_space(client, agent_entity, space)
-            members = await client.spaces.list_members(chat_space.id)
+            async with create_client(address) as client:
+                agent_entity = await _find_agent(client, agent)
+                person, chat_space = await _find_space(client, agent_entity, space)
+                members = await client.spaces.list_members(chat_space.id)
             names = {member.entity_id: member.name for member in members}
-            yield ChatContext(client, address.is_local, person, agent_entity, chat_space, names)
+            if agent_entity.is_running is False:
+                options.output.warning(
+                    f"nobody runs {agent_entity.name} now: messages wait in its inbox; {_HOW_TO_RUN}"
+                )
+            attempts = _MAX_ATTEMPTS if options.output.is_terminal else _PIPE_ATTEMPTS
+            client = create_client(address, attempts=attempts, locate=_build_locator(options, address))
+            await stack.enter_async_context(client)
+            yield ChatContext(client, person, agent_entity, chat_space, names)
         except GatewayUnreachable as error:
             raise ProviderError(str(error)) from error
+
+
+def _build_locator(options: Options, address: GatewayAddress) -> LocateGateway | None:
+    """Returns what finds a gateway of this machine after a restart: its key is valid only while its process runs."""
+    if not address.is_local:
+        return None
+    config = read_config(options)
+
+    async def locate() -> tuple[str, str] | None:
+        local = await find_local_gateway(config)
+        return (local.url, local.key) if local is not None else None
+
+    return locate
 
 
 async def _find_or_start_gateway(
@@ -126,8 +153,11 @@ async def _start_gateway(options: Options, stack: AsyncExitStack) -> GatewayAddr
     return GatewayAddress(local.url, local.key, is_local=True)
 
 
-async def _find_agent(client: ToolspaceClient, agent: str | None) -> Entity:
-    """Returns the agent of a name or an id; without one the only agent. Raises `click.UsageError`."""
+async def _find_agent(client: ToolspaceClient, agent: str | None) -> AgentEntity:
+    """Returns the agent of a name or an id; without one the only agent, or the only one that runs.
+
+    Raises `click.UsageError`.
+    """
     if agent is not None:
         for entity_id in (derived_id("ent", "agent", agent), agent):
             if is_id(entity_id):
@@ -143,16 +173,19 @@ async def _find_agent(client: ToolspaceClient, agent: str | None) -> Entity:
             raise click.UsageError(f"there are {len(matches)} agents named {agent!r}; choose one by its id: {ids}")
         hint = did_you_mean(agent, (entity.name for entity in agents)) or _agent_names(agents)
         raise click.UsageError(f"there is no agent {agent!r}{hint}")
-    if len(agents) == 1:
-        return agents[0]
+    running_agents = [entity for entity in agents if entity.is_running]
+    if len(agents) == 1 or len(running_agents) == 1:
+        return (running_agents or agents)[0]
     if not agents:
         raise click.UsageError(
             "the gateway has no agents; add one to agents: of the configuration, or set demo: true there"
         )
-    raise click.UsageError(f"there are {len(agents)} agents; choose one: toolspace chat NAME{_agent_names(agents)}")
+    note = "" if running_agents else f"\n{_HOW_TO_RUN}"
+    names = _agent_names(running_agents or agents)
+    raise click.UsageError(f"there are {len(agents)} agents; choose one: toolspace chat NAME{names}{note}")
 
 
-def _agent_names(agents: list[Entity]) -> str:
+def _agent_names(agents: list[AgentEntity]) -> str:
     names = ", ".join(sorted(agent.name for agent in agents)[:_MAX_NAMES])
     more = ", …" if len(agents) > _MAX_NAMES else ""
     return f"; there are {names}{more}" if agents else "; the gateway has none"

@@ -28,16 +28,20 @@ _HISTORY_MESSAGES: Final = 30
 _LATEST_MESSAGES: Final = 20
 _CATCH_UP_SECONDS: Final = 5.0
 _SECOND_INTERRUPT_SECONDS: Final = 3.0
+_CONNECTION_NOTE_SECONDS: Final = 0.5
+"""How long a connection is lost before the person is told so."""
 _HELP: Final = """\
 What you type is sent as a message to the space; the agent decides whether to answer.
   /history   show earlier messages
   /agents    list the agents of this gateway
   /later     leave a question unanswered; it stays open
+  /say TEXT  send a message while a question is open
   /decline   decline a question of an MCP server
   /quit      leave; Ctrl-D does too
 Ctrl-C cancels the run of the agent; pressed twice it leaves."""
+_LEAVING_COMMANDS: Final = ("/quit", "/exit")
 _COMMAND: Final = re.compile(r"/[a-z]+")
-_COMMANDS: Final = ("/help", "/history", "/agents", "/later", "/decline", "/quit")
+_COMMANDS: Final = ("/help", "/history", "/agents", "/later", "/say", "/decline", "/quit")
 
 
 class Conversation:
@@ -62,6 +66,11 @@ class Conversation:
         """Runs whose end was shown."""
         self._last_seq = 0
         """The number of the last message that was shown."""
+        self._lines: asyncio.Queue[str] = asyncio.Queue()
+        """Lines of a terminal that are not handled yet. While the gateway restarts, they wait."""
+        self._connection_note: asyncio.TimerHandle | None = None
+        self._is_disconnected = False
+        """Whether the person was told that the connection is lost."""
         self._event_received = asyncio.Condition()
         self._leave_until = 0.0
         """Until when another Ctrl-C leaves, in the time of the loop."""
@@ -70,7 +79,7 @@ class Conversation:
         """Runs until the person leaves. Returns the exit code."""
         path = f"/api/spaces/{quote_segment(self._context.space.id)}/stream"
         native = {"format": "native"}  # An agent may have another default.
-        stream = self._client.stream(path, query=native, retry_unreachable=not self._context.is_local)
+        stream = self._client.stream(path, query=native, on_connection=self._on_connection)
         event_task = asyncio.ensure_future(self._follow(stream))
         connected = asyncio.ensure_future(stream.connected.wait())
         tasks: set[asyncio.Future[Any]] = {event_task, connected}
@@ -82,7 +91,13 @@ class Conversation:
             await self._greet()
             tasks |= {
                 asyncio.ensure_future(work)
-                for work in (self._runs.run(), self._show_idle(), self._handle_input(), wait_for_signal(interrupts))
+                for work in (
+                    self._runs.run(),
+                    self._show_idle(),
+                    self._handle_input(),
+                    self._handle_lines(),
+                    wait_for_signal(interrupts),
+                )
             }
             tasks.discard(connected)
             done_tasks, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -93,11 +108,32 @@ class Conversation:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._cancel_connection_note()
             await self._runs.aclose()
             self._view.abort_message()
         if interrupts.signal is not None:
             await self._runs.cancel()
         return 1 if self._runs.has_failed and not self._screen.is_interactive else 0
+
+    # Connection
+
+    def _on_connection(self, is_connected: bool) -> None:
+        """Shows that the connection is lost, unless it returns at once, and that it has returned."""
+        self._cancel_connection_note()
+        if not is_connected:
+            loop = asyncio.get_running_loop()
+            self._connection_note = loop.call_later(_CONNECTION_NOTE_SECONDS, self._show_disconnected)
+        elif self._is_disconnected:
+            self._is_disconnected = False
+            self._view.show_note("reconnected to the gateway")
+
+    def _show_disconnected(self) -> None:
+        self._is_disconnected = True
+        self._view.show_note("the connection to the gateway is lost; reconnecting. What you type is sent then")
+
+    def _cancel_connection_note(self) -> None:
+        if self._connection_note is not None:
+            self._connection_note.cancel()
 
     # Events
 
@@ -151,6 +187,8 @@ class Conversation:
                 self._view.show_problem(f"{self._context.agent.name} failed: {reason}")
             elif data.get("status") == "canceled":
                 self._view.show_note("canceled")
+            elif data.get("spoke") is False and self._runs.answers_here(run_id) and not self._questions.has_of(run_id):
+                self._view.show_note(f"{self._context.agent.name} has ended its run without a message")
         elif event.type.startswith(("tool.", "approval.")):
             self._on_call_event(event.type, data)
 
@@ -192,27 +230,40 @@ class Conversation:
                     return
             elif isinstance(action, SubmittedLine):
                 self._leave_until = 0.0
-                if await self._handle_line(action.text):
+                if action.text.strip() in _LEAVING_COMMANDS:
                     return
+                if self._screen.is_interactive:
+                    self._lines.put_nowait(action.text)
+                else:
+                    await self._handle_line(action.text)
             else:
                 break
         if self._questions.form is not None:
             self._view.show_note("a question is left open; the next toolspace chat asks it again")
 
-    async def _handle_line(self, line: str) -> bool:
-        """Runs a command, answers a question or sends a message. Returns whether the person leaves."""
+    async def _handle_lines(self) -> None:
+        """Handles the lines of a terminal one after the other. Keys such as Ctrl-C do not wait for them."""
+        while True:
+            await self._handle_line(await self._lines.get())
+
+    async def _handle_line(self, line: str) -> None:
+        """Runs a command, answers a question or sends a message."""
         word = line.strip()
-        if word in ("/quit", "/exit"):
-            return True
-        if self._questions.form is not None and word not in ("/help", "/history", "/agents"):
-            await self._questions.answer(line)
+        if word == "/say" or word.startswith("/say "):
+            await self._send(word.removeprefix("/say").strip())
+        elif self._questions.form is not None and word not in ("/help", "/history", "/agents"):
+            if not await self._questions.answer(line):
+                await self._send(line)
+                self._view.show_note("sent as a message; the question is still open")
         elif _COMMAND.fullmatch(word):
             await self._run_command(word)
         elif word:
             await self._send(line)
-        return False
 
     async def _send(self, line: str) -> None:
+        if not line:
+            self._view.show_problem("there is no text to send")
+            return
         space_id = self._context.space.id
         try:
             message = await self._client.spaces.send_message(space_id, line, entity_id=self._context.person.id)

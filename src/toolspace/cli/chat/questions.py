@@ -117,17 +117,21 @@ class OpenQuestions:
             if call_id is not None
         )
 
+    def has_of(self, run_id: str) -> bool:
+        """Whether a question of this run is open."""
+        return any(question.data.get("runId") == run_id for question in self._open.values())
+
     def remove(self, call_id: str) -> None:
         """Removes a call that has ended, whoever answered it."""
         if self._open.pop(call_id, None) is not None:
             self._show_oldest()
 
-    async def answer(self, line: str) -> None:
-        """Answers the current question with a line."""
+    async def answer(self, line: str) -> bool:
+        """Answers the current question with a line. Returns False if the line is not an answer, but a message."""
         form, word = self.form, line.strip()
         match = next(((key, question) for key, question in self._open.items() if question.form is form), None)
         if form is None or match is None:
-            return
+            return False
         call_id, question = match
         if word == "/later":
             del self._open[call_id]
@@ -135,8 +139,10 @@ class OpenQuestions:
         else:
             result = form.refusal if word == "/decline" and form.refusal is not None else form.answer(line)
             if isinstance(result, InvalidAnswer):
-                self._view.show_problem(result.reason)
-                return
+                if _is_talk(word):
+                    return False
+                self._view.show_problem(f"{result.reason}; /say TEXT sends a message")
+                return True
             if result is None:
                 self.form = None  # So that the next field is shown.
             else:
@@ -147,6 +153,7 @@ class OpenQuestions:
                     self._view.show_problem(error.detail or str(error))
                     question.form = question.build_form()  # Asks again.
         self._show_oldest()
+        return True
 
     def _show_oldest(self) -> None:
         """Makes the oldest question the current one."""
@@ -181,6 +188,11 @@ class OpenQuestions:
 def _approval_key(call_id: object) -> str:
     """The key of the question whether a call may run. The call itself may be another question later."""
     return f"approval:{call_id}"
+
+
+def _is_talk(text: str) -> bool:
+    """Whether a line that is not a valid answer is meant as a message: it is a sentence or a question."""
+    return " " in text or text.endswith("?")
 
 
 # Forms

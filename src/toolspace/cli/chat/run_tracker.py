@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from toolspace.client.client import ToolspaceClient
 from toolspace.client.errors import ApiError, Conflict, GatewayUnreachable, NotFound
@@ -21,6 +21,7 @@ from toolspace.core.stored_records import ENDED_RUN, Entity, Space
 _FIRST_POLL_SECONDS: Final = 0.05
 _MAX_POLL_SECONDS: Final = 1.0
 _SILENCE_SECONDS: Final = 10.0
+_CANCEL_SECONDS: Final = 10.0
 _MAX_RUNS: Final = 20
 _MAX_EVENTS: Final = 500
 _HANDOFF_TOOL: Final = "router__handoff-to"
@@ -32,8 +33,6 @@ class ChatContext(NamedTuple):
     """The gateway, the participants and the space of a chat."""
 
     client: ToolspaceClient
-    is_local: bool
-    """Whether the key of the gateway is valid only while its process runs."""
     person: Entity
     agent: Entity
     space: Space
@@ -59,6 +58,8 @@ class RunTracker:
         self._runs: dict[str, asyncio.Task[None]] = {}
         """Open run → the task that reads its events."""
         self._ended_runs: set[str] = set()
+        self._answering_runs: set[str] = set()
+        """Runs in this space, or for messages of it, that have not handed the request off."""
         self._wake_up = asyncio.Event()
         self._state_changes = asyncio.Condition()
         self._is_busy = False
@@ -75,6 +76,10 @@ class RunTracker:
     def is_busy(self) -> bool:
         """Whether a run is open or expected."""
         return self._is_busy
+
+    def answers_here(self, run_id: str) -> bool:
+        """Whether a person in this space waits for the answer of a run."""
+        return run_id in self._answering_runs
 
     def add_run(self, run_id: str) -> None:
         """Follows a run until it ends."""
@@ -99,12 +104,13 @@ class RunTracker:
     async def cancel(self) -> bool:
         """Cancels the open runs. Returns False if there was none."""
         has_cancelled = False
-        with suppress(ApiError, GatewayUnreachable):
-            await self._poll()
-            for run_id in [*self._runs]:
-                with suppress(Conflict, NotFound):  # It has just ended.
-                    await self._client.runs.cancel(run_id)
-                    has_cancelled = True
+        with suppress(ApiError, GatewayUnreachable, TimeoutError):
+            async with asyncio.timeout(_CANCEL_SECONDS):
+                await self._poll()
+                for run_id in [*self._runs]:
+                    with suppress(Conflict, NotFound):  # It has just ended.
+                        await self._client.runs.cancel(run_id)
+                        has_cancelled = True
         return has_cancelled
 
     async def run(self) -> None:
@@ -159,6 +165,10 @@ class RunTracker:
             # Ended runs too: one that handled an event may have failed at once.
             is_expected = bool(event_ids) and (is_open or run.created_at >= self._expected_since)
             if is_expected or (is_open and run.space_id == self._context.space.id):
+                trigger: object = run.trigger
+                data = cast("dict[str, Any]", trigger) if isinstance(trigger, dict) else {}
+                if self._context.space.id in (run.space_id, data.get("answerSpaceId")):
+                    self._answering_runs.add(run.id)
                 self.add_run(run.id)
 
     async def _follow(self, run_id: str) -> None:
@@ -170,6 +180,7 @@ class RunTracker:
                 if event.type == "tool.done" and event.data.get("toolName") == _HANDOFF_TOOL:
                     output: Any = event.data.get("output") or {}
                     receiver = str(output.get("handedTo"))
+                    self._answering_runs.discard(run_id)
                 if event.type == "run.done":
                     if receiver is not None and event.data.get("status") == "completed":
                         # After a handoff the answer comes from the receiving agent.

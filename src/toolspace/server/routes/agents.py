@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
+import msgspec
 from msgspec import Meta
 
 from toolspace.agents.prebuilt.goals_memories_plans import (
@@ -17,7 +18,7 @@ from toolspace.agents.prebuilt.goals_memories_plans import (
     MAX_PRIORITY,
 )
 from toolspace.core.ids import agent_of_session
-from toolspace.core.stored_records import Entity, RunRecord
+from toolspace.core.stored_records import AgentEntity, Entity, RunRecord
 from toolspace.server.api_types import (
     Id,
     JsonRequestBody,
@@ -85,7 +86,7 @@ async def get_session_id(request: Request, session_id: str | None) -> str:
     description="With a token: the agents that share a space with the entity, without their metadata.",
     query=PageQuery,
 )
-async def list_agents(request: Request) -> ResultPage[Entity]:
+async def list_agents(request: Request) -> ResultPage[AgentEntity]:
     query = request.query(PageQuery)
     agents = await request.ledger.read(
         entities_and_spaces.list_entities,
@@ -94,12 +95,17 @@ async def list_agents(request: Request) -> ResultPage[Entity]:
         after=query.cursor or "",
         limit=query.limit + 1,
     )
-    return build_page([redact_entity(agent, request.caller) for agent in agents], query.limit)
+    return build_page([_to_agent(request, agent) for agent in agents], query.limit)
 
 
 @routes.add("GET", _AGENT, "Get an agent", access=Access.MEMBER)
-async def get_agent(request: Request) -> Entity:
-    return redact_entity(await get_visible(request, AGENT), request.caller)
+async def get_agent(request: Request) -> AgentEntity:
+    return _to_agent(request, await get_visible(request, AGENT))
+
+
+def _to_agent(request: Request, entity: Entity) -> AgentEntity:
+    fields = msgspec.structs.asdict(redact_entity(entity, request.caller))
+    return AgentEntity(**fields, is_running=request.ledger.waiters.is_waited_for(f"inbox:{entity.id}"))
 
 
 @routes.add("GET", f"{_AGENT}/runs", "List the runs of an agent, newest first", query=AgentRunListQuery)
