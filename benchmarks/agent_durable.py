@@ -12,7 +12,7 @@ from benchmarks import agent_rounds
 from benchmarks.agent_gateway import agent_gateway, send_event, set_model, wait_until_idle, write_config
 from benchmarks.agent_rounds import LONG, OPENAI_AGENTS, PYDANTIC_AI, SHORT, Runner
 from benchmarks.harness import Report
-from benchmarks.workloads import ARGUMENTS, add
+from benchmarks.workloads import add
 from toolspace import tool
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.server.gateway import Gateway
@@ -54,7 +54,8 @@ async def measure() -> Report:
 
 def _toolspace_runner(gateway: Gateway) -> Runner:
     gateway.toolspace.add_tool(tool(visible=False)(add))
-    scripts = {rounds: [call("add", ARGUMENTS)] * rounds + ["done"] for rounds in (SHORT, LONG)}
+    # Other arguments in each round: a run refuses calls that a model keeps repeating.
+    scripts = {rounds: [call("add", {"a": n, "b": 2}) for n in range(rounds)] + ["done"] for rounds in (SHORT, LONG)}
     numbers = count()
 
     async def run(rounds: int) -> None:

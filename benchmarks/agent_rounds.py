@@ -74,7 +74,8 @@ async def toolspace_runner() -> Runner:
     agent = Agent("adder", system="Add.", settings=LoopSettings(max_steps=LONG + 5))
     ts = create_toolspace([add])
     ts.agents.add([agent])
-    scripts = {rounds: [call("add", ARGUMENTS)] * rounds + ["done"] for rounds in (SHORT, LONG)}
+    # Other arguments in each round: a run refuses calls that a model keeps repeating.
+    scripts = {rounds: [call("add", {"a": n, "b": 2}) for n in range(rounds)] + ["done"] for rounds in (SHORT, LONG)}
 
     async def run(rounds: int) -> None:
         agent.model = ScriptedModel(scripts[rounds], record=False)

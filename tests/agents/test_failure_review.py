@@ -21,7 +21,7 @@ from toolspace.storage.database import Database
 @tool(visible=False)
 def climb(mountain: str) -> str:
     """Climbs, unless it is too high."""
-    if mountain == "Rigi":
+    if mountain.startswith("Rigi"):
         return "on top"
     raise ToolExecutionError(f"{mountain} is too high")
 
@@ -105,14 +105,16 @@ async def test_a_model_that_repeats_failing_calls_is_stopped(database: Database,
     climber = ScriptedClimber([up()] * 50)
     run = await run_climber(database, tmp_path, climber)
     assert run.status == "failed"
-    assert run.error == "tools kept failing: climb: (tool failed: Eiger is too high)"
+    assert (run.error or "").startswith(
+        "tools kept failing: climb: (tool failed: this run has called climb with exactly"
+    )
     assert run.steps < 20
     assert len(review_notes(climber.requests[-1].turns)) == 3
 
 
 @pytest.mark.spec("11.5")
 async def test_a_success_resets_the_count_of_failures(sqlite: Database, tmp_path: Path) -> None:
-    climber = ScriptedClimber([up(f"{n}") if n % 2 else up("Rigi") for n in range(18)])
+    climber = ScriptedClimber([up(f"{n}") if n % 2 else up(f"Rigi {n}") for n in range(18)])
     run = await run_climber(sqlite, tmp_path, climber)
     assert run.status == "completed"
     assert review_notes(climber.requests[-1].turns) == []

@@ -129,7 +129,8 @@ def test_json_prints_an_invalid_configuration_as_an_error_object(toolspace: Tool
 def test_an_unusable_state_directory_is_reported_with_its_setting(toolspace: Toolspace, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
-    result = toolspace("call", "give", "what=big", TOOLSPACE_STORAGE_DIR=str(tmp_path / "file"))
+    settings = {"TOOLSPACE_STORAGE_DIR": str(tmp_path / "file"), "TOOLSPACE_MAX_INLINE_BYTES": "1000"}
+    result = toolspace("call", "give", "what=big", **settings)
 
     assert result.returncode in (1, 2)
     assert "Traceback" not in result.stderr
