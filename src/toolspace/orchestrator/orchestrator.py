@@ -209,10 +209,10 @@ class ToolOrchestrator:
             return None
         return entry, resolve_settings(entry.tool, entry.spellings.names, entry.rules, self._services.defaults)
 
-    def instructions(self, *, context: ToolContext | None = None) -> str:
+    def instructions(self, *, context: ToolContext | None = None, is_fenced: bool = True) -> str:
         """Returns the instructions of the providers for a system prompt. With a context: only of permitted tools."""
         caller = self._caller_context(context) if context is not None else None
-        return self._listing.instructions(self._instruction_providers(), caller)
+        return self._listing.instructions(self._instruction_providers(), caller, is_fenced=is_fenced)
 
     def _instruction_providers(self) -> list[ToolProvider]:
         return self.providers

@@ -20,7 +20,7 @@ from mcp.shared.exceptions import MCPError
 from toolspace.core.secret_masking import mask_secrets
 from toolspace.core.times import format_milliseconds
 from toolspace.errors import ProviderError
-from toolspace.providers.mcp.conversion import fence_instructions
+from toolspace.providers.mcp.conversion import limit_instructions
 from toolspace.providers.mcp.open_connection import ConnectionLostDuringDiscovery, ConnectionOptions, connect
 from toolspace.providers.mcp.server_spec import ServerSpec, ServerState, ServerStatus
 from toolspace.providers.mcp.session import McpSession, ServerToolList, SessionOptions
@@ -59,7 +59,7 @@ class ServerConnection:
         self.name = name
         self.spec = spec
         self.instructions = ""
-        """The server's instructions inside a fence, or an empty text."""
+        """The server's instructions, limited, or an empty text."""
         self.connected_at = 0.0
         """When the last attempt succeeded, in seconds of `time.monotonic`."""
         self._on_tools_listed = on_tools_listed
@@ -280,7 +280,7 @@ class ServerConnection:
             server=session.server_label,
             restarts=self._status.restarts + is_restart,
         )
-        self.instructions = fence_instructions(self.name, session.client.instructions or "")
+        self.instructions = limit_instructions(session.client.instructions or "")
         self._publish_tools(tool_list)
         self._session = session
         self._last_used = self.connected_at = time.monotonic()

@@ -155,7 +155,7 @@ class McpService:
         return offered_tool.tool.input_schema if offered_tool is not None else None
 
     def instructions(self, context: ToolContext | None = None) -> str | None:
-        return self.toolspace.orchestrator.instructions(context=context) or None
+        return self.toolspace.orchestrator.instructions(context=context, is_fenced=False) or None
 
     def _list_tools(self, context: ToolContext | None) -> list[Tool]:
         """Returns the tools that this caller may use."""
