@@ -81,6 +81,18 @@ _STARTER_TAIL = """\
 #queues:
 #  web: {concurrent: 3, rate: 100/minute, maxWaiting: 50, waitTimeout: 1m}
 
+# --- Which calls run, which a person has to approve (ask), and which are denied: the first rule that matches decides.
+# `cautious` asks before tools that delete something, or that change something outside this system.
+#policies:
+#  - {tool: "github__search_*", decision: allow}
+#  - cautious
+
+# --- How much each caller may use, and functions or webhooks that check calls and mask results.
+#quotas:
+#  - {per: principal, callsPerDay: 1000, costPerDay: 5}
+#hooks:
+#  - {on: after, use: mask_secrets}
+
 # --- Providers of installed packages, or of your own.
 #providers:
 #  notes:
