@@ -19,6 +19,7 @@ def _plan(name: str, instruction: str) -> Plan:
     return Plan(
         id="plan_1",
         entity_id="ent_1",
+        session_id="ent_1",
         name=name,
         instruction=instruction,
         run_after=None,
@@ -35,8 +36,10 @@ def _plan(name: str, instruction: str) -> Plan:
 
 def _context(text: str, count: int = 1) -> PromptContext:
     return PromptContext(
-        memories=[Memory(f"{at}{text}", text, 0, 0) for at in range(count)],
-        goals=[Goal(f"goal_{at}", text, text[:50], 1.0, False, False, {}, 0, 0) for at in range(count)],
+        memories=[Memory(f"{at}{text}", text, 0, 0, session_id="ent_1") for at in range(count)],
+        goals=[
+            Goal(f"goal_{at}", text, text[:50], 1.0, False, False, {}, 0, 0, session_id="ent_1") for at in range(count)
+        ],
         plans=[_plan(text, text) for _ in range(count)],
         spaces=[Space("spc_1", text[:200])],
     )

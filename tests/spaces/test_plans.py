@@ -19,7 +19,7 @@ from toolspace.storage.queries.plans import Plan
 
 async def _save_plan(harness: ServiceHarness, **fields: Any) -> Plan:
     new = NewPlan(**{"name": "Report", "instruction": "Write it", **fields})
-    (plan,) = await harness.ledger.commit(plans.set_plans, harness.agent, [new])
+    (plan,) = await harness.ledger.commit(plans.set_plans, harness.agent, [new], principal=None)
     return plan
 
 
@@ -86,7 +86,10 @@ async def test_plans_of_other_agents_cannot_be_changed_or_deleted(database: Data
         plan = await _save_plan(harness, run_after="1 hour")
         with pytest.raises(RefusedError, match="you have no plan"):
             await harness.ledger.commit(
-                plans.set_plans, harness.person, [NewPlan(id=plan.id, name="x", instruction="x", run_after="1 hour")]
+                plans.set_plans,
+                harness.person,
+                [NewPlan(id=plan.id, name="x", instruction="x", run_after="1 hour")],
+                principal=None,
             )
         assert await harness.ledger.write(rows.delete, harness.person, [plan.id]) == 0
         changed_plan = await _save_plan(harness, id=plan.id, cron="0 9 * * *")

@@ -147,7 +147,7 @@ async def test_failure_of_one_item_does_not_stop_the_sweep(database: Database) -
     async with service_harness(database) as harness:
         run = await harness.open_run()
         daily = NewPlan(name="p", instruction="i", cron="0 9 * * *")
-        (plan,) = await harness.ledger.commit(plans.set_plans, harness.agent, [daily])
+        (plan,) = await harness.ledger.commit(plans.set_plans, harness.agent, [daily], principal=None)
         await harness.ledger.write(_break, plan.id)
         new = _new(harness, run, status="pending", expires_at=1, node_id=harness.ledger.node_id)
         await harness.ledger.commit(call_transactions.start, new)
