@@ -268,5 +268,6 @@ async def test_text_sorts_by_bytes_whatever_the_locale_of_the_server(postgres_ur
         )
         return {row[0] for row in rows}
 
-    assert await database.read(collations) == {"C"}
+    names = await database.read(collations)
     await database.aclose()
+    assert names == {"C"}

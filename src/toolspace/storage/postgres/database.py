@@ -374,7 +374,7 @@ def _translate(sql: str) -> str:
 
     sql = sql.replace(SKIP_LOCKED, "FOR UPDATE SKIP LOCKED").replace(FOR_UPDATE, "FOR UPDATE")
     sql = _QUESTION_MARK.sub(number, sql)
-    if sql.startswith("CREATE TABLE"):
+    if sql.startswith(("CREATE TABLE", "ALTER TABLE")):
         # Text sorts by its bytes, whatever language the server was set up for.
         sql = re.sub(r"\bTEXT\b", 'TEXT COLLATE "C"', sql)
     return sql
