@@ -345,9 +345,11 @@ async def test_a_handoff_comes_to_the_session_of_the_person(sqlite: Database, tm
 
 async def test_what_a_subagent_stores_stays_in_the_scope_of_its_caller(sqlite: Database, tmp_path: Path) -> None:
     child_requests: list[ModelRequest] = []
+    child_results: list[list[str]] = []
 
     def remember(request: ModelRequest) -> Any:
         child_requests.append(request)
+        child_results.append(results_of(request))  # Now: the turns of a request grow.
         step = (len(child_requests) - 1) % 3
         word = "apples" if "apples" in str(request.turns) else "pears"
         if step == 0:
@@ -372,7 +374,7 @@ async def test_what_a_subagent_stores_stays_in_the_scope_of_its_caller(sqlite: D
             await wait_for_run_of(harness, session_of(harness, "user", person))
         assert len(child_requests) == 6
         assert "apples" not in str(child_requests[3:])
-        assert results_of(child_requests[4]) == ['{"memories":[]}', "[]"]
+        assert child_results[4] == ['{"memories":[]}', "[]"]
 
 
 async def test_shared_memories_are_seen_by_all_sessions_and_stored_on_request(
