@@ -44,7 +44,9 @@ async def main(pieces: int) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         outputs = DiskOutputs(Path(folder) / "outputs", ttl=3600.0)
-        async with Toolspace([flood], settings=Settings(state_dir=Path(folder)), outputs=outputs) as ts:
+        # As for a model: without this limit, a program gets up to 64 MB whole.
+        settings = Settings(state_dir=Path(folder), max_inline_bytes=100_000)
+        async with Toolspace([flood], settings=settings, outputs=outputs) as ts:
             await ts.call("flood", {"count": 4})  # Loads what is loaded on first use.
             sent_digest = hashlib.blake2b()
             idle = resident()

@@ -6,7 +6,6 @@ decides it. Asks nobody itself.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -58,12 +57,12 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Changes with the definition of the tool."""
         tool = self.tool
         definition = (tool.version, tool.description, tool.input_schema, tool.execution_type)
-        return hashlib.sha256(json_text.encode_canonical(definition)).hexdigest()[:16]
+        return _hash(definition)[:16]
 
     @property
     def digest(self) -> str:
         """Identifies the exact arguments."""
-        return hashlib.sha256(json_text.encode_canonical(self.arguments)).hexdigest()
+        return _hash(self.arguments)
 
     @property
     def message(self) -> str:
@@ -84,3 +83,9 @@ class ApprovalDecision(msgspec.Struct, frozen=True):
 
 ApprovalCallback = Callable[[ApprovalRequest], "ApprovalDecision | bool | Awaitable[ApprovalDecision | bool]"]
 """Decides a request: True approves the call, False denies it. The call waits for it up to its timeout."""
+
+
+def _hash(data: object) -> str:
+    import hashlib  # Imported here: programs that only call tools do not need it.
+
+    return hashlib.sha256(json_text.encode_canonical(data)).hexdigest()

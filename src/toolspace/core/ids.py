@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import time
@@ -23,6 +22,8 @@ def new_id(prefix: str) -> str:
 
 def derived_id(prefix: str, *parts: str) -> str:
     """Returns the same id for the same parts, so that a repeated request finds the record of the first one."""
+    import hashlib  # Imported here: programs that only call tools do not need it.
+
     digest = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).digest()
     return f"{prefix}_{_base32(int.from_bytes(digest[:16]))}"
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import fnmatch
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from hashlib import blake2b
 from typing import Final, Literal
 
 import msgspec
@@ -139,6 +138,8 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
         return (principal if key_id is not None else None) if self.per == "key" else subjects[self.per]
 
     def _charge(self, metric: str, window: str, subject: str, limit: int, amount: int, text: str) -> QuotaCharge:
+        from hashlib import blake2b  # Imported here: programs that only call tools do not need it.
+
         # Without the limit: a counter keeps its value when the limit is changed.
         identity = (metric, window, self.per, self.tools, self.agents, self.principals, self.keys, subject)
         length = _CALL_WINDOWS[window]

@@ -6,7 +6,6 @@ depends on the tool alone is decided once and not for each call.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
@@ -155,6 +154,8 @@ class ToolPolicy(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def version(self) -> str:
         """Identifies these rules."""
+        import hashlib  # Imported here: programs that only call tools do not need it.
+
         rules = [(rule.decision, rule.agents, rule.principals, rule.expression, rule.approvers) for rule in self.rules]
         return hashlib.sha256(json_text.encode_canonical((rules, self.approval is not None))).hexdigest()[:16]
 

@@ -10,7 +10,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -232,6 +231,8 @@ class Run(msgspec.Struct, eq=False, kw_only=True, weakref=True):
 
     def count_equal_call(self, tool: Tool, values: object) -> str | None:
         """Counts a call of the model with these validated arguments. Returns why it may not run, or None."""
+        from hashlib import blake2b  # Imported here: programs that only call tools do not need it.
+
         limits = self.max_repeated_calls
         if limits is None:
             return None

@@ -12,7 +12,6 @@ import re
 import sys
 from collections.abc import Mapping
 from functools import partial
-from hashlib import blake2b
 from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, cast
@@ -52,6 +51,8 @@ def get_fingerprint(entry: CatalogEntry) -> str:
 
 def digest(*values: object) -> str:
     """Returns a digest of values and code. Equal values have equal digests, in every process."""
+    from hashlib import blake2b  # Imported here: programs that only call tools do not need it.
+
     text = repr([_Describer().describe(value) for value in values])
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).hexdigest()
 
