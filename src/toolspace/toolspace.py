@@ -37,7 +37,6 @@ from toolspace.orchestrator.run import Run
 from toolspace.orchestrator.stages.policy import ProgramApprovals
 from toolspace.providers.internal_tools import InternalProvider
 from toolspace.providers.mcp.server_spec import NO_CALLBACKS, McpCallbacks, ServerStatus
-from toolspace.storage.disk_outputs import DiskOutputs
 from toolspace.storage.memory_cache import MemoryCache
 
 if TYPE_CHECKING:
@@ -102,12 +101,7 @@ class Toolspace:
         if parent is None:
             state_context = ToolContext(private_paths=list_state_paths(self.state_dir))
             context = context.with_defaults(state_context) if context is not None else state_context
-            self._outputs = outputs or DiskOutputs(
-                self.state_dir / "outputs",
-                ttl=settings.tool_output_ttl,
-                limits=settings.output_limits,
-                count_tokens=settings.count_tokens,
-            )
+            self._outputs = outputs or settings.create_outputs(self.state_dir / "outputs")
             self.orchestrator = ToolOrchestrator(
                 context=context,
                 defaults=settings.defaults(),

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from toolspace.core import defaults
-from toolspace.core.extension_points import Policy, TokenCounter
+from toolspace.core.extension_points import OutputStore, Policy, TokenCounter
 from toolspace.core.hooks import Hook
 from toolspace.core.quotas import Quota
 from toolspace.core.token_count import estimate_tokens
@@ -55,4 +55,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 name: SourcedValue(value, DEFAULT if value is None else f"Settings.{name}")
                 for name, value in values.items()
             }
+        )
+
+    def create_outputs(self, directory: Path) -> OutputStore:
+        """The store of large outputs, in files below this directory."""
+        from toolspace.storage.disk_outputs import DiskOutputs  # Imported here: importing Toolspace stays fast.
+
+        return DiskOutputs(
+            directory, ttl=self.tool_output_ttl, limits=self.output_limits, count_tokens=self.count_tokens
         )
