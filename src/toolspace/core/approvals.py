@@ -67,9 +67,9 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def message(self) -> str:
         """The question, for a person."""
-        reason = f": {self.reason}" if self.reason else ""
+        reason = f" ({self.reason})" if self.reason else ""
         arguments = json_text.describe(self.arguments, 2_000)
-        return f'May the tool "{self.tool.name}" run for {self.principal}{reason}? Arguments: {arguments}'
+        return f'May the tool "{self.tool.name}"{reason} run for {self.principal}? Arguments: {arguments}'
 
 
 class ApprovalDecision(msgspec.Struct, frozen=True):
