@@ -182,10 +182,12 @@ class InterruptedProcess:
 
 
 @pytest.mark.spec("11.6")
-@pytest.mark.parametrize("annotations", [Annotations(), Annotations(read_only=True), Annotations(idempotent=True)])
+@pytest.mark.parametrize(
+    "annotations", [Annotations(), Annotations(read_only=True), Annotations(idempotent=True), {"idempotent": True}]
+)
 @pytest.mark.parametrize("how", ["crash", "stop"])
 async def test_an_interrupted_call_is_repeated_if_it_is_harmless_and_else_reported_as_interrupted(
-    database: Database, tmp_path: Path, annotations: Annotations, how: str
+    database: Database, tmp_path: Path, annotations: Annotations | dict[str, bool], how: str
 ) -> None:
     process = InterruptedProcess(database, tmp_path)
     executed: list[str] = []

@@ -12,6 +12,10 @@ import pytest
 
 from tests.cli.conftest import Run, Toolspace
 from toolspace.core.extension_points import CachedResult
+from toolspace.spaces.ledger import Ledger
+from toolspace.storage.postgres.database import PostgresDatabase
+from toolspace.storage.queries import inbox
+from toolspace.storage.sqlite.database import SqliteDatabase
 from toolspace.storage.sqlite_cache import SqliteCache
 
 pytestmark = pytest.mark.spec("17.1")
@@ -369,3 +373,26 @@ def test_destructive_tools_that_no_policy_covers_are_a_warning(toolspace: Toolsp
         ["bob: no policy covers these destructive tools: wipe"],
         [],
     ]
+
+
+@pytest.mark.spec("7.3")
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_doctor_warns_of_inbox_events_that_wait_for_an_operator(
+    toolspace: Toolspace, project: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    url = str(project / "gateway.db") if kind == "sqlite" else request.getfixturevalue("postgres_url")
+
+    async def set_event_aside() -> None:
+        database = await (SqliteDatabase.open(Path(url)) if kind == "sqlite" else PostgresDatabase.open(url))
+        ledger = Ledger(database)
+        await ledger.write(inbox.add, "ent_bot", "evt_1", "service", {}, priority=2)
+        await ledger.write(inbox.add, "ent_other", "evt_1", "service", {}, priority=2)
+        await ledger.write(inbox.claim, "ent_bot", "clm_1", count=1, lease_ms=1000)
+        await ledger.write(inbox.set_aside, "ent_bot", "clm_1", ["evt_1"], error="internal error")
+        await database.aclose()
+
+    asyncio.run(set_event_aside())
+    result = toolspace("doctor", "--json", TOOLSPACE_STORAGE_URL=url)
+    (warning,) = [check for check in json.loads(result.stdout)["checks"] if check["what"] == "inbox"]
+    assert (warning["state"], warning["found"]) == ("warning", "ent_bot: 1 event of its inbox failed")
+    assert "/api/agents/ent_bot/inbox" in warning["fix"]

@@ -120,7 +120,8 @@ class CycleRunner:
             task = asyncio.current_task()
             if task is None or not task.cancelling():
                 # Something that the run waited for was cancelled, not this task.
-                await self._fail(lease, started, loop, "something that the run waited for was canceled")
+                error = "internal error: something that the run waited for was canceled"
+                await self._fail(lease, started, loop, error, is_internal_error=True)
                 return None
             task.uncancel()  # The run was cancelled, not the session.
             has_ended = await asyncio.shield(self.finish_write(self._abandon(lease, run_id)))
@@ -138,7 +139,7 @@ class CycleRunner:
             return delay
         except Exception as error:
             _log.exception("session %s: a cycle failed", lease.session_id)
-            await self._fail(lease, started, loop, f"internal error: {error!r}")
+            await self._fail(lease, started, loop, f"internal error: {error!r}", is_internal_error=True)
             return None
         finally:
             active.run_id, active.loop = None, None
@@ -265,21 +266,41 @@ class CycleRunner:
         _log.warning("session %s: its run continues in %d ms: %s", lease.session_id, delay, error)
         return max(delay, 1) / 1000
 
-    async def _fail(self, lease: SessionLease, started: StartedCycle, loop: DurableLoop | None, error: str) -> None:
+    async def _fail(
+        self,
+        lease: SessionLease,
+        started: StartedCycle,
+        loop: DurableLoop | None,
+        error: str,
+        *,
+        is_internal_error: bool = False,
+    ) -> None:
         self.cycle_counts["failed"] += 1
         error = str(mask_secrets(json_text.storable_text(error)))  # Errors of libraries may contain secrets.
         _log.warning(
             "session %s: its run %s failed: %s", lease.session_id, started.run.id, single_line(error, _MAX_LOGGED)
         )
-        await self._ledger.commit(
-            session_transactions.end,
-            lease,
-            _unsaved_step(started, loop),
-            status="failed",
-            error=error,
-            retries_events=lease.kind == "agent",
-            also=self._completion(lease, None, loop),
-        )
+
+        async def end(step: CycleStep) -> None:
+            await self._ledger.commit(
+                session_transactions.end,
+                lease,
+                step,
+                status="failed",
+                error=error,
+                retries_events=lease.kind == "agent",
+                is_internal_error=is_internal_error,
+                also=self._completion(lease, None, loop),
+            )
+
+        try:
+            await end(_unsaved_step(started, loop))
+        except (LeaseLost, StorageError):
+            raise
+        except Exception:
+            # Otherwise the scheduler would continue this run, which fails in the same way, forever.
+            _log.exception("run %s: its last turns cannot be stored; ending it without them", started.run.id)
+            await end(_unsaved_step(started, None))
 
     async def _abandon(self, lease: SessionLease, run_id: str) -> bool:
         """Cleans up if the run was ended from outside. Returns False, and changes nothing, if it has not ended."""

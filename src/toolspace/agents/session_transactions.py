@@ -292,12 +292,14 @@ def end(
     status: Literal["completed", "failed"],
     error: str | None = None,
     retries_events: bool = False,
+    is_internal_error: bool = False,
     before: WriteProgram | None = None,
     also: WriteProgram | None = None,
 ) -> Program[None]:
     """Ends a run, and commits `before` and `also` with it.
 
-    `retries_events`: its events return to the inbox and are tried again.
+    `retries_events`: its events return to the inbox and are tried again. After an internal error (`is_internal_error`)
+    of a run that has taken steps they are set aside instead: nobody knows what another attempt would repeat.
     """
     yield from renew(lease)
     if error is not None:
@@ -313,6 +315,8 @@ def end(
             yield from before(effects)
         usage = msgspec.to_builtins(step.usage) if step.usage is not None else None
         yield from runs.close_run(effects, step.run_id, status, error=error, usage=usage)
+    if retries_events and is_internal_error and run.steps:
+        yield from _set_events_aside(lease, run, error)
     yield from _close(effects, lease, step.run_id, acknowledges=not retries_events, error=error)
     if also is not None:
         yield from also(effects)
@@ -430,6 +434,16 @@ def _close(
     elif events:
         yield from inbox.release(lease.agent_entity_id, claim, events, error=error)
         effects.notify_inbox(lease.owner_id)
+
+
+def _set_events_aside(lease: SessionLease, run: RunRecord, error: str | None) -> Program[None]:
+    """Marks the events of a run as failed, for an operator."""
+    claim, agent_id = f"run:{run.id}", lease.agent_entity_id
+    advice = (
+        f'{error}; the run "{run.id}" had taken {run.steps} {"step" if run.steps == 1 else "steps"}, so its events are '
+        "not retried automatically; check its calls and messages, and retry the event if its work is not done"
+    )
+    yield from inbox.set_aside(agent_id, claim, (yield from inbox.list_claimed(agent_id, claim)), error=advice)
 
 
 def _are_handoff_answers(agent_entity_id: str, events: Sequence[InboxEvent]) -> Program[bool]:

@@ -122,31 +122,49 @@ async def check_session_scopes(config: Config) -> AsyncIterator[CheckResult]:
                 yield CheckResult("warning", "agents", message, fix)
 
 
+async def check_failed_events(config: Config) -> AsyncIterator[CheckResult]:
+    """Warns of inbox events that are set aside for an operator, according to the database."""
+    from toolspace.storage.queries.inbox import FAILED_EVENTS_BY_AGENT
+
+    for agent_id, count in await _query_database(config, FAILED_EVENTS_BY_AGENT):
+        message = f"{agent_id}: {count} {'event' if count == 1 else 'events'} of its inbox failed"
+        fix = (
+            f"read why: GET /api/agents/{agent_id}/inbox?status=failed; "
+            f"then retry: POST /api/agents/{agent_id}/inbox/EVENT/retry"
+        )
+        yield CheckResult("warning", "inbox", message, fix)
+
+
 async def _list_agents_of_several_people(config: Config) -> list[str]:
-    """Reads the database without changing it. Returns none if it cannot be read: another check says so."""
-    from toolspace.storage.database import find_database_file
     from toolspace.storage.queries.entities_and_spaces import AGENTS_OF_SEVERAL_PEOPLE
+
+    return [row[0] for row in await _query_database(config, AGENTS_OF_SEVERAL_PEOPLE)]
+
+
+async def _query_database(config: Config, query: str) -> list[tuple[Any, ...]]:
+    """Reads the database without changing it. Returns no rows if it cannot be read: another check says so."""
+    from toolspace.storage.database import find_database_file
 
     with suppress(ConfigError, StorageError, OSError, ValueError):
         storage = (await asyncio.to_thread(resolve_process_secrets, config)).storage
         file = find_database_file(storage.url, config.state_dir)
         if file is not None:
-            return await asyncio.to_thread(_query_sqlite, file, AGENTS_OF_SEVERAL_PEOPLE)
-        return await _query_postgres(storage.url or "", AGENTS_OF_SEVERAL_PEOPLE)
+            return await asyncio.to_thread(_query_sqlite, file, query)
+        return await _query_postgres(storage.url or "", query)
     return []
 
 
-def _query_sqlite(file: Path, query: str) -> list[str]:
+def _query_sqlite(file: Path, query: str) -> list[tuple[Any, ...]]:
     import sqlite3
 
     try:
         with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=5.0)) as connection:
-            return [row[0] for row in connection.execute(query)]
+            return connection.execute(query).fetchall()
     except sqlite3.Error:
         return []
 
 
-async def _query_postgres(url: str, query: str) -> list[str]:
+async def _query_postgres(url: str, query: str) -> list[tuple[Any, ...]]:
     from toolspace.storage.postgres.database import load_driver
 
     driver = load_driver()
@@ -154,7 +172,7 @@ async def _query_postgres(url: str, query: str) -> list[str]:
         async with asyncio.timeout(_DATABASE_SECONDS):
             connection = await driver.connect(url)
             try:
-                return [row[0] for row in await connection.fetch(query)]
+                return [tuple(row) for row in await connection.fetch(query)]
             finally:
                 connection.terminate()
     return []

@@ -26,7 +26,12 @@ from typing import cast
 import click
 import msgspec
 
-from toolspace.cli.agent_checks import check_agents, check_destructive_tools, check_session_scopes
+from toolspace.cli.agent_checks import (
+    check_agents,
+    check_destructive_tools,
+    check_failed_events,
+    check_session_scopes,
+)
 from toolspace.cli.check_result import CheckResult, CheckState, print_check
 from toolspace.cli.local_toolspace import config_environment, config_path, inspected_toolspace
 from toolspace.cli.logs import set_up_logs
@@ -99,6 +104,8 @@ async def _check_all(options: Options) -> AsyncIterator[CheckResult]:
     async for check in check_agents(config, config_environment(options)):
         yield check
     async for check in check_session_scopes(config):
+        yield check
+    async for check in check_failed_events(config):
         yield check
     async for check in _check_toolspace(options, config):
         yield check

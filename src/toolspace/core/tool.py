@@ -134,7 +134,7 @@ class Tool:
         """Whose calls share its cached results; None: those of one principal, unless its provider says otherwise."""
         self.priority = priority
         """Waiting calls of higher priority leave a queue first; None: 0."""
-        self.annotations = _to_annotations(annotations, name)
+        self.annotations = to_annotations(annotations, name)
         self.tags = tags
         self.version = version
         self.has_small_results = has_small_results
@@ -179,6 +179,8 @@ class Tool:
                     setattr(copy, slot, getattr(self, slot))
         if "input_schema" in changes:
             copy._validator = None
+        if "annotations" in changes:
+            changes["annotations"] = to_annotations(changes["annotations"], self.name)
         for field in ("description", "input_schema", "output_schema"):
             if field in changes:
                 setattr(copy, f"_{field}", changes.pop(field))
@@ -414,8 +416,11 @@ _FORMATS: dict[str, Callable[[Tool], dict[str, Any]]] = {
 }
 
 
-def _to_annotations(value: object, tool_name: str) -> Annotations:
-    """The annotations of a tool. A mapping may use the Python names, the names on the wire, or those of MCP."""
+def to_annotations(value: object, tool_name: str) -> Annotations:
+    """The annotations of a tool. A mapping may use the Python names, the names on the wire, or those of MCP.
+
+    Raises `ToolDefinitionError` for anything else.
+    """
     if value is None or isinstance(value, Annotations):
         return value or NO_ANNOTATIONS
     with suppress(KeyError, msgspec.ValidationError, AttributeError):

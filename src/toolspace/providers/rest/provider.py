@@ -13,7 +13,7 @@ import msgspec
 from toolspace.core.extension_points import ToolProvider
 from toolspace.core.http_messages import IDEMPOTENT_METHODS, SAFE_METHODS
 from toolspace.core.result import ToolResult
-from toolspace.core.tool import NO_ANNOTATIONS, Annotations, CacheScope, Tool, ToolCategory
+from toolspace.core.tool import NO_ANNOTATIONS, Annotations, CacheScope, Tool, ToolCategory, to_annotations
 from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ToolDefinitionError, ToolNotFoundError
 from toolspace.providers.rest.client import BuildRequest, HttpClient
@@ -41,7 +41,7 @@ class RestSpec(msgspec.Struct, frozen=True, kw_only=True):
     priority: int | None = None
     approval: Literal["required", "none"] | None = None
     timeout: float | None = None
-    annotations: Annotations = NO_ANNOTATIONS
+    annotations: Annotations | Mapping[str, bool] = NO_ANNOTATIONS
     """Annotations that are not set follow from the method."""
     tags: tuple[str, ...] = ()
 
@@ -105,7 +105,7 @@ def build_tool(spec: RestSpec) -> Tool:
         cache_scope=spec.cache_scope,
         priority=spec.priority,
         approval=spec.approval,
-        annotations=method_annotations(spec.method, spec.annotations),
+        annotations=method_annotations(spec.method, to_annotations(spec.annotations, spec.name)),
         tags=spec.tags,
     )
 

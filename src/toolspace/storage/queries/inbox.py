@@ -44,6 +44,10 @@ _NOT_AWAITED: Final = (
 
 _CLAIMED_EVENT: Final = "agent_entity_id = ? AND event_id = ? AND status = 'processing' AND claim = COALESCE(?, claim)"
 """One event of a claim; of any claim if that is NULL."""
+FAILED_EVENTS_BY_AGENT: Final = (
+    "SELECT agent_entity_id, COUNT(*) FROM inbox WHERE status = 'failed' GROUP BY agent_entity_id ORDER BY 1"
+)
+"""How many events of each agent wait for an operator."""
 _PENDING, _NOT_PENDING = "status = 'pending'", "status <> 'pending'"
 """The two parts of an inbox that each have an index by agent."""
 
@@ -148,6 +152,13 @@ def release_expired(*, limit: int = 100) -> Program[list[InboxEvent]]:
     )
     error = "it was claimed, but neither acknowledged nor released before the lease ended"
     return (yield from _release_rows(rows, error))
+
+
+def set_aside(agent_entity_id: str, claim: str, event_ids: Sequence[str], *, error: str) -> Program[None]:
+    """processing → failed at once, whatever the number of attempts: only an operator may retry them."""
+    changes = "status = 'failed', lease_until = NULL, claim = NULL, error = ?"
+    for event_id in event_ids:
+        yield f"UPDATE inbox SET {changes} WHERE {_CLAIMED_EVENT}", (error, agent_entity_id, event_id, claim)
 
 
 def undo_claim(agent_entity_id: str, claim: str, event_ids: Sequence[str]) -> Program[None]:
