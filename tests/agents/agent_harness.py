@@ -185,6 +185,7 @@ async def run_agents(
     context: ToolContext | None = None,
     names: Sequence[str] = (),
     quotas: Sequence[Quota] = (),
+    settings: Settings | None = None,
     **options: Any,
 ) -> AsyncIterator[AgentHarness]:
     """Runs agents until the end of the block. `names`: those of stored agents, if this process has none."""
@@ -196,7 +197,7 @@ async def run_agents(
         pending_calls = PendingCalls(ledger)
         pending_calls.on_timer_started = sweeper.wake
         stack.push_async_callback(pending_calls.aclose)
-        ts = Toolspace(tools=tools, context=context, settings=Settings(quotas=quotas))
+        ts = Toolspace(tools=tools, context=context, settings=settings or Settings(quotas=quotas))
         ts.orchestrator.configure(quota_store=StoredQuotas(ledger))
         ts.orchestrator.register(PrebuiltProvider())
         ts.orchestrator.register(TaskToolProvider())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,11 @@ class PacedModel(Model):
     def __init__(self, *script: list[Any] | ModelTurn) -> None:
         self._script = list(script)
         self.go_on = asyncio.Event()
+        self.before_turn: Callable[[], Awaitable[Any]] | None = None
 
     async def respond(self, request: ModelRequest, listen: ModelListener | None = None) -> ModelTurn:
+        if self.before_turn is not None:
+            await self.before_turn()
         step = self._script.pop(0)
         if isinstance(step, ModelTurn):
             return step

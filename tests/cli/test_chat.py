@@ -21,9 +21,10 @@ import pytest
 
 from tests.cli.conftest import environment
 from tests.cli.terminal import TOOLSPACE, Terminal
+from tests.models.model_server import text_completion
 from tests.server.gateway_api import SECRET, write_config
 from tests.server.gateway_process import start_gateway_process
-from tests.server.scripted_agents import agent_config, message_turns, open_model_server, tool_calls_turn
+from tests.server.scripted_agents import HeldMiddle, agent_config, message_turns, open_model_server, tool_calls_turn
 from toolspace.agents.agent import entity_id_for
 from toolspace.client.client import ToolspaceClient
 from toolspace.core.ids import derived_id
@@ -509,6 +510,39 @@ async def test_after_a_handoff_the_answer_of_the_receiving_agent_is_shown(tmp_pa
             terminal.type("/quit\r")
             assert await wait_for_exit(terminal) == 0
         assert len(brain.list_requests("of-desk")) == 1  # It does not get the answer of the other agent as a request.
+
+
+# Plain text
+
+
+@pytest.mark.spec("19.2")
+async def test_plain_text_appears_while_the_model_writes_it_and_disappears_if_a_call_follows(tmp_path: Path) -> None:
+    async with open_model_server() as model_server:
+        first_turn = HeldMiddle(tool_calls_turn(("get_goals", {}), text="Let me look."), before=b"tool_calls")
+        last_turn = HeldMiddle(text_completion("You have", " no goals."), before=b" no goals.")
+        model_server.script(first_turn, last_turn)
+        agents = {"ada": {**agent_config(model_server), "loop": {"plainText": "deliver"}}}
+        write_config(tmp_path, agents=agents)
+        async with chat_terminal(tmp_path) as terminal:
+            terminal.type("What are my goals?\n")
+            await wait_for(terminal, "ada: Let me look.")
+            first_turn.open()
+            await wait_for(terminal, "ada: You have")
+            last_turn.open()
+            await wait_for(terminal, "ada: You have no goals.")
+            assert not [row for row in terminal.screen if "Let me look." in row]
+            terminal.type("/quit\n")
+            assert await wait_for_exit(terminal) == 0
+
+
+@pytest.mark.spec("19.2")
+async def test_a_pipe_gets_no_text_that_was_withdrawn(tmp_path: Path) -> None:
+    async with open_model_server() as model_server:
+        model_server.script(tool_calls_turn(("get_goals", {}), text="Let me look."), "You have no goals.")
+        agents = {"ada": {**agent_config(model_server), "loop": {"plainText": "deliver"}}}
+        write_config(tmp_path, agents=agents)
+        result = await run_chat(tmp_path, stdin="What are my goals?\n")
+        assert (result.returncode, result.stdout) == (0, "You have no goals.\n")
 
 
 # While the gateway restarts

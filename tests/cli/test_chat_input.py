@@ -129,6 +129,18 @@ def test_output_that_arrives_while_a_person_types_does_not_touch_the_line(termin
     ]
 
 
+@pytest.mark.spec("19.2")
+def test_a_withdrawn_message_disappears_and_a_provisional_one_that_ends_stays(terminal: Terminal) -> None:
+    terminal.type("provisional\nmore Let me|look.\n")
+    terminal.wait_for_screen("Robot: Let me", "look.", "you>")
+    terminal.type("withdraw\nprovisional\nmore It is|late.\n")
+    terminal.wait_for_screen("Robot: It is", "late.", "you>")
+    terminal.type("end\n")
+    terminal.wait_for_screen("line 'end' of 3", "Robot: It is", "late.", "you>")
+
+    assert "Robot: Let me" not in terminal.screen
+
+
 def test_the_prompt_changes_while_a_person_types(terminal: Terminal) -> None:
     terminal.type("ask City?\nTok")
     terminal.wait_for_screen("line 'ask City?' of 9", "City? Tok")

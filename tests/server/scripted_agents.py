@@ -103,6 +103,28 @@ class HeldTurn:
         await _reply(self._turn)(reader, writer)
 
 
+class HeldMiddle:
+    """A turn whose first part is sent at once, and the rest, from the event with these bytes on, after `open()`."""
+
+    def __init__(self, turn: bytes, *, before: bytes) -> None:
+        start = turn.rindex(b"data:", 0, turn.index(before))
+        self._pieces = turn[:start], turn[start:]
+        self._open = asyncio.Event()
+
+    def open(self) -> None:
+        self._open.set()
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for index, piece in enumerate(self._pieces):
+            if index:
+                await self._open.wait()
+            writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+            await writer.drain()
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+
+
 def _reply(turn: Turn) -> Reply:
     if isinstance(turn, str):
         turn = text_completion(turn)

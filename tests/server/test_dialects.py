@@ -95,9 +95,22 @@ class Script:
     def delta(self, id: str, delta: str, **more: Any) -> None:
         self.add("message.delta", messageId=id, delta=delta, **more)
 
-    def message_done(self, id: str, content: Any, run: str | None = None, status: str = "complete") -> None:
+    def message_done(
+        self,
+        id: str,
+        content: Any,
+        run: str | None = None,
+        status: str = "complete",
+        metadata: dict[str, Any] | None = None,
+    ) -> None:
         message = {"id": id, "spaceId": "spc_1", "seq": 1, "senderId": "ent_x", "kind": "message", "content": content}
-        self.add("message.done", message={**message, "metadata": {}, "status": status, "runId": run})
+        self.add("message.done", message={**message, "metadata": metadata or {}, "status": status, "runId": run})
+
+    def withdrawn_message(self, id: str, text: str, run: str = "run_1") -> None:
+        """Plain text that was not the answer."""
+        self.add("message.started", messageId=id, spaceId="spc_1", senderId="ent_x", seq=1, runId=run, provisional=True)
+        self.delta(id, text)
+        self.message_done(id, "", run, status="error", metadata={"error": "a call followed", "withdrawn": True})
 
     def tool_start(self, id: str, exposure: Visibility = "full", /, **more: Any) -> None:
         """The model begins to write a call."""
@@ -275,11 +288,19 @@ def test_the_ai_sdk_reads_a_message_that_failed_and_was_written_again(script: Sc
     answer = read(UI_MESSAGE_STREAM, read_stream(UI_MESSAGE_STREAM, script.events))
     parts = [(part["text"], part["providerMetadata"]["toolspace"]) for part in answer["message"]["parts"]]
     assert [text for text, _ in parts] == ["It i", "Snow.", "Rain", "Hail."]
-    assert [metadata.get("void") or metadata["status"] for _, metadata in parts] == [
-        "error",
-        "complete",
-        True,
-        "complete",
+    assert [metadata.get("void") or metadata["status"] for _, metadata in parts] == [True, "complete", True, "complete"]
+
+
+@pytest.mark.spec("19.2")
+def test_the_ai_sdk_gets_withdrawn_text_marked_as_void(script: Script) -> None:
+    script.withdrawn_message("msg_1", "Let me look.")
+    script.message("msg_2", "run_1")
+    script.message_done("msg_2", "It is cold.", "run_1")
+    answer = read(UI_MESSAGE_STREAM, read_stream(UI_MESSAGE_STREAM, script.events))
+    parts = [(part["text"], part["providerMetadata"]["toolspace"]) for part in answer["message"]["parts"]]
+    assert [(text, metadata.get("void")) for text, metadata in parts] == [("Let me look.", True), ("It is cold.", None)]
+    assert payloads_of(read_stream(UI_MESSAGE_STREAM, script.events, joins=len(script.events))) == [
+        {"type": "start", "messageId": "spc_1"}
     ]
 
 
@@ -314,6 +335,26 @@ def test_ag_ui_gets_a_restarted_text_under_another_id(script: Script) -> None:
         message["id"]: message["content"] for message in answer["messages"] if isinstance(message.get("content"), str)
     }
     assert texts["msg_1.2"] == "It is cold."
+
+
+@pytest.mark.spec("19.2")
+def test_ag_ui_gets_the_end_of_withdrawn_text_and_its_record(script: Script) -> None:
+    script.run("run_1")
+    script.withdrawn_message("msg_1", "Let me look.")
+    script.message("msg_2", "run_1")
+    script.message_done("msg_2", "It is cold.", "run_1")
+    script.run_done("run_1")
+    answer = read(AG_UI, read_stream(AG_UI, script.events))
+    assert answer["types"].count("TEXT_MESSAGE_START") == answer["types"].count("TEXT_MESSAGE_END") == 2
+    records = [
+        payload["value"]["message"]
+        for payload in payloads_of(read_stream(AG_UI, script.events))
+        if payload.get("name") == "message.done"
+    ]
+    assert [(record["id"], record["metadata"].get("withdrawn")) for record in records] == [
+        ("msg_1", True),
+        ("msg_2", None),
+    ]
 
 
 @pytest.mark.spec("7.5")

@@ -16,10 +16,12 @@ import msgspec
 from toolspace.agents import session_transactions
 from toolspace.agents.agent_run import AgentRun, Handoff, PreparedAgent
 from toolspace.agents.history import RestoredConversation, restore, result_from_record
+from toolspace.agents.live_answer import AnswerPlace
 from toolspace.agents.live_output import LiveOutput
 from toolspace.agents.loop import AgentLoop, RunOutcome, changes_space, is_prebuilt_action
 from toolspace.agents.loop_hooks import LoopHooks, PlannedCall
 from toolspace.agents.paused_runs import mark_awaited_results
+from toolspace.agents.plain_answers import answer_space_of
 from toolspace.agents.prompt_builder import build_system_prompt, load_prompt_context, render_active_space
 from toolspace.agents.session_transactions import CycleStep, LeaseLost, SessionLease, StartedCycle
 from toolspace.agents.structured_output import FINAL_REPORT
@@ -29,6 +31,7 @@ from toolspace.core.result import PAUSES_RUN_KEY
 from toolspace.core.stored_records import OPEN_CALL, CallRecord
 from toolspace.core.tool import NO_ANNOTATIONS
 from toolspace.core.tool_context import ToolContext
+from toolspace.orchestrator.run import Run
 from toolspace.orchestrator.stages.hooks import has_before_hooks
 from toolspace.spaces import announced_calls, call_transactions, messaging, runs
 from toolspace.spaces.call_context import GatewayCallHost
@@ -71,6 +74,7 @@ class DurableLoop(LoopHooks):
         """The calls of this run's turns that have results, from the processes before this one."""
         self._planned_calls: Sequence[PlannedCall] = ()
         """The calls of the model's last turn."""
+        self._tool_run: Run | None = None
         self._output: LiveOutput | None = None
         self.last_text_id: str | None = None
         """The id under which the text of the model's last turn was published; None if it had no text."""
@@ -136,7 +140,11 @@ class DurableLoop(LoopHooks):
         check_lease = partial(session_transactions.renew, self.lease)
         tools = self.prepared_agent.tools
         self._output = LiveOutput(
-            self._call_host, tools.find, has_before_hooks=partial(has_before_hooks, tools), check_lease=check_lease
+            self._call_host,
+            tools.find,
+            has_before_hooks=partial(has_before_hooks, tools),
+            check_lease=check_lease,
+            answer_place=self._find_answer_place(),
         )
         return self._output
 
@@ -177,6 +185,26 @@ class DurableLoop(LoopHooks):
         if self._call_host.duplicate_call_id == call.call_id:
             # The process that had the lease before has executed it after this one had read the state of its calls.
             raise LeaseLost(f'the call "{call.call_id}" was executed by another process')
+
+    def _find_answer_place(self) -> AnswerPlace | None:
+        """Where the text of the next turn is published while the model writes it; None: it stays private until its end.
+
+        It stays private if hooks watch over `send_message`, and if the model must still be reminded of its report.
+        """
+        lease, settings = self.lease, self.prepared_agent.settings
+        space_id = answer_space_of(self.started.run) if lease.kind == "agent" else None
+        if space_id is None or settings.plain_text == "private":
+            return None
+        if has_before_hooks(self.prepared_agent.tools, "send_message"):
+            return None
+        if self._tool_run is not None and self._tool_run.final_report_reminder is not None:
+            return None
+        return AnswerPlace(
+            run_id=self.run_id,
+            session_id=lease.session_id,
+            agent_entity_id=lease.agent_entity_id,
+            space_id=space_id,
+        )
 
     # The parts of a cycle
 
@@ -220,6 +248,7 @@ class DurableLoop(LoopHooks):
             session=f"session-{self.lease.session_id}",  # The next cycle can read the outputs that this one stores.
             seconds=self.agent_run.budget.remaining_seconds,
         )
+        self._tool_run = tool_run
         tool_run.tool_budget_exceeded = self.started.run.tool_budget_exceeded
         if task is not None:
             system = task.prompt

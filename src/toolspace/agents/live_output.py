@@ -10,9 +10,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 
+from toolspace.agents.live_answer import AnswerPlace, LiveAnswer
 from toolspace.agents.loop import changes_space, is_prebuilt_action
 from toolspace.agents.session_transactions import WriteProgram
 from toolspace.core.ids import new_id
@@ -45,9 +47,11 @@ class LiveOutput:
         *,
         has_before_hooks: Callable[[str], bool],
         check_lease: Callable[[], Program[None]] | None = None,
+        answer_place: AnswerPlace | None = None,
     ) -> None:
         """`check_lease` raises if another process has the session now: then nothing is published.
 
+        `answer_place`: where the text of the turn is sent if it is the answer of the run; None if it is private.
         A message that before-hooks may still change or deny is not published while the model writes it.
         """
         self._call_host = call_host
@@ -58,7 +62,11 @@ class LiveOutput:
         self._replaced_calls: list[_StreamedCall] = []
         """Calls of which a part was published, and in whose place a restarted response has another tool."""
         self._text: list[str] = []
-        self._text_id: str | None = None
+        self._text_id = new_id("msg")
+        self._has_text = False
+        """Whether subscribers of the run have received a part of the text."""
+        self._is_text_restarted = False
+        self._answer = LiveAnswer(answer_place, self._text_id) if answer_place is not None else None
         self._received_length = 0
         self._timer: asyncio.TimerHandle | None = None
         self._publication: asyncio.Task[None] | None = None
@@ -74,6 +82,8 @@ class LiveOutput:
             if self._received_length <= _MAX_STREAMED and 0 <= part.index < len(self._calls):
                 self._calls[part.index].add(part.text)
         elif isinstance(part, CallStarted):
+            if self._answer is not None:
+                self._answer.withdraw()
             while len(self._calls) <= part.index < _MAX_STREAMED_CALLS:
                 self._calls.append(self._start_call(part.name))
             if part.index < len(self._calls) and self._calls[part.index].name != part.name:
@@ -82,6 +92,8 @@ class LiveOutput:
             self._received_length += len(part.text)
             if self._received_length <= _MAX_STREAMED:
                 self._text.append(part.text)
+                if self._answer is not None:
+                    self._answer.add(part.text)
         elif isinstance(part, ResponseRestarted):
             self._restart()
         else:
@@ -91,7 +103,7 @@ class LiveOutput:
     @property
     def text_id(self) -> str | None:
         """The id under which the text of this turn was published; None if there was none."""
-        return self._text_id
+        return self._text_id if self._has_text else None
 
     def call_id(self, index: int) -> str:
         """The id of a call of this turn."""
@@ -102,6 +114,8 @@ class LiveOutput:
         await self._stop_publishing()
         self._is_complete = True
         reason = "the model did not make this call"
+        if call_ids and self._answer is not None:
+            self._answer.withdraw()
         dropped_calls = [call for call in self._list_started() if call.call_id not in call_ids]
         writes: list[WriteProgram] = [partial(call.abandon, reason=reason) for call in dropped_calls]
         self._calls = [call for call in self._calls if call.call_id in call_ids]
@@ -116,7 +130,9 @@ class LiveOutput:
         await self._stop_publishing()
         reason = "its writer was interrupted"
         open_calls = self._list_started()
-        messages = [partial(call.abandon, reason=reason) for call in open_calls if call.is_message]
+        messages: list[WriteProgram] = [partial(call.abandon, reason=reason) for call in open_calls if call.is_message]
+        if self._answer is not None and (write := self._answer.abort(reason)) is not None:
+            messages.append(write)
         calls = [partial(call.abandon, reason=reason) for call in open_calls if not call.is_message]
         try:
             if messages:
@@ -158,6 +174,9 @@ class LiveOutput:
         for call in self._calls:
             call.restart()
         self._text.clear()
+        self._is_text_restarted = self._has_text
+        if self._answer is not None:
+            self._answer.restart()
         self._received_length = 0
 
     def _schedule(self) -> None:
@@ -167,19 +186,29 @@ class LiveOutput:
     def _flush(self) -> None:
         self._timer = None
         new_calls = [call for call in self._calls if not call.is_started]
+        has_answer = self._has_answer_output
         if writes := self._collect():
-            self._publication = asyncio.get_running_loop().create_task(self._publish_now(writes, new_calls))
+            publication = self._publish_now(writes, new_calls, has_answer=has_answer)
+            self._publication = asyncio.get_running_loop().create_task(publication)
 
-    async def _publish_now(self, writes: Sequence[WriteProgram], new_calls: Sequence[_StreamedCall]) -> None:
+    @property
+    def _has_answer_output(self) -> bool:
+        return self._answer is not None and self._answer.has_output
+
+    async def _publish_now(
+        self, writes: Sequence[WriteProgram], new_calls: Sequence[_StreamedCall], *, has_answer: bool
+    ) -> None:
         try:
             await self._call_host.ledger.commit(_publish, writes, self._check_lease)
         except ToolspaceError as error:
             _log.warning("run %s: a part of the live output was not published: %s", self._call_host.run_id, error)
             for call in new_calls:
                 call.is_started = False  # The next part starts it.
+            if has_answer and self._answer is not None:
+                self._answer.on_write_failed()
         finally:
             self._publication = None
-        if self._text or any(call.has_output for call in self._calls):
+        if self._text or self._has_answer_output or any(call.has_output for call in self._calls):
             self._schedule()
 
     def _collect(self) -> list[WriteProgram]:
@@ -188,10 +217,11 @@ class LiveOutput:
         if self._text and self._call_host.run_id is not None:
             text = "".join(self._text)
             self._text.clear()
-            is_first, message_id = self._text_id is None, self._text_id or new_id("msg")
-            self._text_id = message_id
-            publish = partial(_publish_text, call_host=self._call_host, message_id=message_id)
-            writes.append(partial(publish, text=text, is_first=is_first))
+            publish = partial(_publish_text, call_host=self._call_host, message_id=self._text_id, text=text)
+            writes.append(partial(publish, is_first=not self._has_text, is_restarted=self._is_text_restarted))
+            self._has_text, self._is_text_restarted = True, False
+        if self._answer is not None and self._answer.has_output:
+            writes.append(self._answer.collect())
         writes.extend(call.collect() for call in self._calls if call.has_output)
         return writes
 
@@ -282,7 +312,13 @@ def _publish(
 
 
 def _publish_text(
-    effects: Effects, *, call_host: GatewayCallHost, message_id: str, text: str, is_first: bool
+    effects: Effects,
+    *,
+    call_host: GatewayCallHost,
+    message_id: str,
+    text: str,
+    is_first: bool,
+    is_restarted: bool,
 ) -> Program[None]:
     """Publishes the model's own text on the run's stream, for holders of the secret key."""
     assert call_host.run_id is not None
@@ -290,6 +326,9 @@ def _publish_text(
     if is_first:
         ids = {"messageId": message_id, "spaceId": None, "senderId": call_host.agent_entity_id, "seq": 0}
         effects.emit(stream, NewEvent("message.started", {**ids, "runId": call_host.run_id}, "none"))
-    effects.emit(stream, NewEvent("message.delta", {"messageId": message_id, "delta": text}, "none"))
+    delta: dict[str, Any] = {"messageId": message_id, "delta": text}
+    if is_restarted:
+        delta["restart"] = True
+    effects.emit(stream, NewEvent("message.delta", delta, "none"))
     return
     yield  # Makes this a program, though it runs no statement.

@@ -1,8 +1,8 @@
 """Delivers the text of an agent's last turn to people, and finds the space in which a cycle begins.
 
 A model may answer with plain text instead of `send_message`. If its run has sent no message and a person's message
-triggered it, the text is sent in the commit that ends the run. Text of turns with calls is never sent: only at the end
-of a turn is it known to be the last one.
+triggered it, the text is sent in the commit that ends the run. Text of turns with calls is never sent: `live_answer.py`
+publishes text while the model writes it, and withdraws it if a call follows.
 """
 
 from __future__ import annotations
@@ -53,25 +53,60 @@ def plain_answer(outcome: RunOutcome) -> str | None:
     return text[: messaging.MAX_TEXT_LENGTH] or None
 
 
+def start_answer(
+    effects: Effects, run_id: str, agent_entity_id: str, space_id: str, message_id: str, *, session_id: str
+) -> Program[bool]:
+    """Starts the message of an answer. Returns False, and does nothing, if the run has sent a message, or may not.
+
+    The message is provisional until `deliver_answer` completes it.
+    """
+    if (yield from messages.is_sent_by_run(run_id)):
+        return False
+    try:
+        yield from session_scope.check_space(session_id, space_id)
+        yield from messaging.start_message(effects, space_id, agent_entity_id, message_id, run_id, is_provisional=True)
+    except RefusedError:
+        return False  # The space is gone, or the agent or the person is not a member any more.
+    return True
+
+
 def deliver_answer(
     effects: Effects, run_id: str, agent_entity_id: str, text: str, *, message_id: str | None = None
 ) -> Program[None]:
-    """Sends the answer of a run, if a person waits for one and the run has sent no message."""
+    """Sends the answer of a run, if a person waits for one and the run has sent no message.
+
+    `message_id`: the message in which the text was published while the model wrote it. It is completed, or withdrawn.
+    """
     run = yield from run_rows.find(run_id)
-    space_id = _answer_space_of(run) if run is not None else None
-    if run is None or space_id is None or (yield from messages.is_sent_by_run(run_id)):
+    space_id = answer_space_of(run) if run is not None else None
+    if run is None or space_id is None:
         return
     message_id = message_id or new_id("msg")
-    try:
-        yield from session_scope.check_space(run.session_id or agent_entity_id, space_id)
-        yield from messaging.start_message(effects, space_id, agent_entity_id, message_id, run_id)
-    except RefusedError:
-        return  # The space is gone, or the agent or the person is not a member any more.
-    yield from messaging.append_to_message(effects, message_id, text)
+    session_id = run.session_id or agent_entity_id
+    if (yield from messages.find_in_progress(message_id)) is None:
+        start = start_answer(effects, run_id, agent_entity_id, space_id, message_id, session_id=session_id)
+        if not (yield from start):
+            return
+        yield from messaging.append_to_message(effects, message_id, text)
+    elif not (yield from _may_complete(run_id, session_id, space_id)):
+        yield from messaging.abandon_message(effects, message_id, "it could not be sent")
+        return
     yield from messaging.send_message(effects, space_id, agent_entity_id, text, message_id=message_id, run_id=run_id)
 
 
-def _answer_space_of(run: RunRecord) -> str | None:
+def _may_complete(run_id: str, session_id: str, space_id: str) -> Program[bool]:
+    """Whether the answer that was started may still be sent."""
+    if (yield from messages.is_sent_by_run(run_id)):
+        return False
+    try:
+        yield from session_scope.check_space(session_id, space_id)
+    except RefusedError:
+        return False
+    return True
+
+
+def answer_space_of(run: RunRecord) -> str | None:
+    """The space to which the text of the run's last turn is sent; None if no person waits for an answer."""
     space_id = as_mapping(run.trigger).get(ANSWER_SPACE_KEY)
     return space_id if isinstance(space_id, str) else None
 

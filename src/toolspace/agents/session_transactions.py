@@ -311,6 +311,8 @@ def end(
         # The model never answered: the next run tells it the same events again.
         yield from sessions.delete_turns_of_run(lease.session_id, step.run_id)
     if run.status not in ENDED_RUN:
+        if status == "failed":
+            yield from messaging.abandon_messages_of_run(effects, step.run_id, "its run failed")
         if before is not None:
             yield from before(effects)
         usage = msgspec.to_builtins(step.usage) if step.usage is not None else None

@@ -22,6 +22,8 @@ from toolspace.storage.queries import entities_and_spaces, inbox, messages
 
 MAX_TEXT_LENGTH = 100_000
 """Characters of one message of an agent."""
+_PROVISIONAL = "provisional"
+"""The key in the metadata and the events of a started message that may still be withdrawn."""
 
 
 def message_id_for_call(call_id: str) -> str:
@@ -71,10 +73,17 @@ def send_message(
 
 
 def start_message(
-    effects: Effects, space_id: str, sender_id: str, message_id: str, run_id: str | None = None
+    effects: Effects,
+    space_id: str,
+    sender_id: str,
+    message_id: str,
+    run_id: str | None = None,
+    *,
+    is_provisional: bool = False,
 ) -> Program[Message]:
     """Starts a message: subscribers of the space see it, inboxes do not get it.
 
+    `is_provisional`: if it is abandoned, it is deleted, as if it had never been started.
     A message of this id that was started or abandoned starts anew; what was streamed of it is void.
     """
     yield from _get_sender(space_id, sender_id)
@@ -87,7 +96,10 @@ def start_message(
         if restarted_message is not None:
             _emit_started(effects, restarted_message)
             return restarted_message
-    message = yield from messages.create(message_id, space_id, sender_id, "", status="running", run_id=run_id)
+    metadata = {_PROVISIONAL: True} if is_provisional else None
+    message = yield from messages.create(
+        message_id, space_id, sender_id, "", status="running", metadata=metadata, run_id=run_id
+    )
     if message is None:
         raise RefusedError("not_found", f'there is no space "{space_id}"')
     _emit_started(effects, message)
@@ -108,8 +120,16 @@ def append_to_message(effects: Effects, message_id: str, delta: str, *, restart:
 
 
 def abandon_message(effects: Effects, message_id: str, reason: str) -> Program[Message | None]:
-    """Ends a started message that will not be completed. None if it is not in progress."""
-    message = yield from messages.abandon(message_id, json_text.valid_text(reason))
+    """Ends a started message that will not be completed; deletes a provisional one. None if it is not in progress."""
+    reason = json_text.valid_text(reason)
+    message = yield from messages.find(message_id)
+    if message is not None and _PROVISIONAL in message.metadata:
+        message = yield from messages.delete_in_progress(message_id)
+        if message is not None:
+            withdrawal = {"error": reason, "withdrawn": True}
+            message = msgspec.structs.replace(message, status="error", metadata=withdrawal)
+    else:
+        message = yield from messages.abandon(message_id, reason)
     if message is not None:
         _emit_done(effects, message)
     return message
@@ -219,13 +239,15 @@ def _find_person(message: Message, sender: Entity) -> Program[str | None]:
 
 
 def _emit_started(effects: Effects, message: Message) -> None:
-    data = {
+    data: dict[str, Any] = {
         "messageId": message.id,
         "spaceId": message.space_id,
         "senderId": message.sender_id,
         "seq": message.seq,
         "runId": message.run_id,
     }
+    if _PROVISIONAL in message.metadata:
+        data[_PROVISIONAL] = True
     effects.emit(space_stream(message.space_id), NewEvent("message.started", data))
 
 

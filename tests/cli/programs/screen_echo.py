@@ -15,8 +15,12 @@ async def main() -> None:
                 if action.text == "stream":
                     screen.start_message("Robot", is_agent=True)
                     screen.show_activity("Robot is working")
+                elif action.text == "provisional":
+                    screen.start_message("Robot", is_agent=True, is_provisional=True)
                 elif action.text.startswith("more "):
-                    screen.append_text(action.text[5:])
+                    screen.append_text(action.text[5:].replace("|", "\n"))
+                elif action.text == "withdraw":
+                    screen.withdraw_message()
                 elif action.text == "end":
                     screen.end_message()
                     screen.show_activity(None)

@@ -60,7 +60,11 @@ class ConversationView:
         sender = str(data.get("senderId"))
         if sender != self._person_id and self._message_id is None:
             self._message_id, self._message_text = str(data.get("messageId")), ""
-            self._screen.start_message(self._name(sender), is_agent=sender == self._agent_id)
+            self._screen.start_message(
+                self._name(sender),
+                is_agent=sender == self._agent_id,
+                is_provisional=data.get("provisional") is True,
+            )
 
     def append_delta(self, data: Mapping[str, Any]) -> None:
         if data.get("messageId") != self._message_id:
@@ -78,7 +82,9 @@ class ConversationView:
         has_failed = message.get("status") == "error"
         text = plain_text(message.get("content"))
         if message.get("id") == self._message_id:
-            if has_failed:
+            if has_failed and message.get("metadata", {}).get("withdrawn"):
+                self._screen.withdraw_message()
+            elif has_failed:
                 self._screen.append_text("… (not finished)")
             elif text.startswith(self._message_text):
                 self._screen.append_text(text[len(self._message_text) :])

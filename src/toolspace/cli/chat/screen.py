@@ -58,14 +58,20 @@ class ChatScreen:
         """Shows an error."""
         self._output.error(text)
 
-    def start_message(self, speaker: str, *, is_agent: bool) -> None:
-        """Starts a message. `is_agent`: the speaker is the agent that the chat is with."""
+    def start_message(self, speaker: str, *, is_agent: bool, is_provisional: bool = False) -> None:
+        """Starts a message. `is_agent`: the speaker is the agent that the chat is with.
+
+        `is_provisional`: it may still be withdrawn.
+        """
 
     def append_text(self, text: str) -> None:
         """Adds text to the message that was started."""
 
     def end_message(self) -> None:
         """Ends the message that was started."""
+
+    def withdraw_message(self) -> None:
+        """Removes the provisional message that was started."""
 
     def show_activity(self, activity: str | None) -> None:
         """Shows what the agent does now; None removes it."""
@@ -86,21 +92,32 @@ class PlainScreen(ChatScreen):
     """Writes messages to standard output, and everything else to standard error. For pipes and files."""
 
     _last_character = "\n"
+    _held_text: list[str] | None = None
+    """The parts of a provisional message: what is written cannot be withdrawn, so it is written at its end."""
 
     def line(self, text: str, **style: Any) -> None:
         for line in text.split("\n"):
             self._output.note(line)
 
-    def start_message(self, speaker: str, *, is_agent: bool) -> None:
+    def start_message(self, speaker: str, *, is_agent: bool, is_provisional: bool = False) -> None:
+        self._held_text = [] if is_provisional else None
         if not is_agent:
-            self._output.text(f"{speaker}: ", end="")
+            self.append_text(f"{speaker}: ")
 
     def append_text(self, text: str) -> None:
-        if text:
+        if self._held_text is not None:
+            self._held_text.append(text)
+        elif text:
             self._output.text(text, end="")
             self._last_character = text[-1]
 
+    def withdraw_message(self) -> None:
+        self._held_text = None
+
     def end_message(self) -> None:
+        if self._held_text is not None:
+            text, self._held_text = "".join(self._held_text), None
+            self.append_text(text)
         if self._last_character != "\n":
             self._output.text("", end="\n")
         self._last_character = "\n"

@@ -49,7 +49,8 @@ class TerminalScreen(ChatScreen):
         self._speaker = ""
         """Stands in front of the first line of a message."""
         self._unfinished_line = ""
-        """The end of the message so far that has no line break yet."""
+        """The end of the message so far that has no line break yet; of a provisional message all of it."""
+        self._is_provisional = False
         self._activity: str | None = None
         self._activity_start = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -103,20 +104,27 @@ class TerminalScreen(ChatScreen):
     def problem(self, text: str) -> None:
         self._output.line(self._output.style(escape_control_characters(text), fg="red"))
 
-    def start_message(self, speaker: str, *, is_agent: bool) -> None:
+    def start_message(self, speaker: str, *, is_agent: bool, is_provisional: bool = False) -> None:
         self.end_message()
         self._speaker = f"{speaker}: "
+        self._is_provisional = is_provisional
         self._session.app.invalidate()
 
     def append_text(self, text: str) -> None:
-        lines, line_break, self._unfinished_line = (self._unfinished_line + escape_control_characters(text)).rpartition(
-            "\n"
-        )
-        if line_break:
-            self._write_message_lines(lines)
+        self._unfinished_line += escape_control_characters(text)
+        # A complete line scrolls up, where it cannot be removed any more.
+        if not self._is_provisional:
+            lines, line_break, self._unfinished_line = self._unfinished_line.rpartition("\n")
+            if line_break:
+                self._write_message_lines(lines)
+        self._session.app.invalidate()
+
+    def withdraw_message(self) -> None:
+        self._speaker, self._unfinished_line, self._is_provisional = "", "", False
         self._session.app.invalidate()
 
     def end_message(self) -> None:
+        self._is_provisional = False
         if self._speaker or self._unfinished_line:
             line, self._unfinished_line = self._unfinished_line, ""
             self._write_message_lines(line)
@@ -156,9 +164,10 @@ class TerminalScreen(ChatScreen):
         columns = size.columns or 80
         fragments: StyleAndTextTuples = []
         if self._speaker or self._unfinished_line:
-            # Of a long paragraph only the end, so that the input stays visible.
-            room = columns * max(1, size.rows // 2)
-            fragments += [("ansicyan bold", self._speaker), ("", self._unfinished_line[-room:]), ("", "\n")]
+            # Of a long text only the end, so that the input stays visible.
+            rows = max(1, size.rows // 2)
+            text = "\n".join(self._unfinished_line[-columns * rows :].split("\n")[-rows:])
+            fragments += [("ansicyan bold", self._speaker), ("", text), ("", "\n")]
         if self._activity is not None:
             seconds = time.monotonic() - self._activity_start
             frame = SPINNER[int(seconds / SPINNER_SECONDS) % len(SPINNER)]

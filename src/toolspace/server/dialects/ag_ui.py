@@ -182,7 +182,8 @@ class AgUiTranslator:
         custom: Payload = {"type": "CUSTOM", "name": "message.done", "value": data}
         if message.get("status") == "error":  # The text was not posted; the agent may write it again from the start.
             payloads = self._close_text(text)
-            if text.deltas:
+            is_withdrawn = cast("Data", message.get("metadata") or {}).get("withdrawn") is True
+            if text.deltas and not is_withdrawn:
                 text.restart()
                 self._texts.put(id, text, len(id))
             return [*payloads, custom]

@@ -100,7 +100,7 @@ class UiMessageStreamTranslator:
         return [{"type": "finish", "finishReason": reason, "messageMetadata": metadata}]
 
     def _message_started(self, event: StoredEvent, data: Data) -> list[Payload]:
-        id, metadata = str(data.get("messageId")), _pick(data, "spaceId", "senderId", "seq", "runId")
+        id, metadata = str(data.get("messageId")), _pick(data, "spaceId", "senderId", "seq", "runId", "provisional")
         if id in self._texts:
             return []
         self._texts.put(id, _Text(metadata), len(encode_data(event)))
@@ -122,11 +122,14 @@ class UiMessageStreamTranslator:
         message = _mapping(data.get("message"))
         id, content = str(message.get("id")), message.get("content")
         text = self._texts.pop(id)
-        end = {"type": "text-end", "id": id, "providerMetadata": _toolspace_metadata(_omit(message, "content"))}
+        metadata = _omit(message, "content")
+        if message.get("status") == "error":
+            metadata["void"] = True  # The text was not posted, and parts cannot be withdrawn.
+        end = {"type": "text-end", "id": id, "providerMetadata": _toolspace_metadata(metadata)}
         if not isinstance(content, str):
             return [*([end] if text else []), {"type": "data-message", "id": id, "data": message}]
         if message.get("status") == "error":
-            return [end] if text else []  # The text was not posted.
+            return [end] if text else []
         parts: list[Payload] = []
         if text is None:
             parts.append(_text_start(id, _pick(message, "spaceId", "senderId", "seq", "runId")))

@@ -90,6 +90,12 @@ def abandon(message_id: str, reason: str) -> Program[Message | None]:
     return _MESSAGE.update(assignments, json_text.encode_for_storage({"error": reason}), now_ms(), message_id)
 
 
+def delete_in_progress(message_id: str) -> Program[Message | None]:
+    """Deletes a started message, and returns it. None if it is not in progress."""
+    rows = yield f"DELETE FROM messages WHERE id = ? AND {_IN_PROGRESS} RETURNING {_MESSAGE.sql}", (message_id,)
+    return _MESSAGE.decode(rows[0]) if rows else None
+
+
 def find_in_progress(message_id: str) -> Program[Message | None]:
     """A started message, as long as its sender is a member of the space."""
     is_member = "SELECT 1 FROM members WHERE members.space_id = messages.space_id AND entity_id = sender_id"
