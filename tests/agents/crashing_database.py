@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from toolspace.errors import StorageUnavailable
+from toolspace.spaces.repeated_work import TASK_PREFIX
 from toolspace.storage.database import Database, DeferredT, DeferredWrites, Program, StaleError
 from toolspace.storage.queries import events
 
@@ -97,4 +98,4 @@ class CrashingDatabase(Database):
 
 def _is_sweeper() -> bool:
     task = asyncio.current_task()
-    return task is not None and getattr(task.get_coro(), "__qualname__", "").startswith("Sweeper.")
+    return task is not None and task.get_name().startswith(TASK_PREFIX)

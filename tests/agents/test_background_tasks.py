@@ -763,7 +763,7 @@ async def test_old_tasks_are_deleted_with_their_conversations(database: Database
         (task,) = await wait_until_done(harness)
         assert task.completed_at is not None
         assert await harness.ledger.write(rows.delete_old, task.completed_at, 100) == 0
-        assert await harness.ledger.write(rows.delete_old, task.completed_at + 1, 100) == 1
+        assert await harness.ledger.write(rows.delete_old, task.completed_at + 1, 100) > 0
         assert await list_tasks(harness) == []
         assert await harness.history(task.id) == []
         assert await harness.history()

@@ -18,7 +18,6 @@ from toolspace import tool
 from toolspace.agents import live_output, subagent_run_recorder
 from toolspace.agents.agent import Agent, entity_id_for
 from toolspace.config.agent_settings import RouterSettings
-from toolspace.core.ids import now_ms
 from toolspace.core.language_model import (
     CallDelta,
     CallStarted,
@@ -35,8 +34,8 @@ from toolspace.core.tool_context import ToolContext
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.spaces import call_transactions, runs
 from toolspace.spaces.call_transactions import Submission
+from toolspace.spaces.heartbeats import ProcessMonitor
 from toolspace.spaces.ledger import Ledger
-from toolspace.spaces.sweeper import Sweeper
 from toolspace.storage.database import Database
 from toolspace.storage.queries import runs as run_rows
 from toolspace.storage.queries import sessions
@@ -149,7 +148,7 @@ async def test_a_result_that_the_next_process_reads_from_its_call_does_not_come_
         crashing_database.crash()
     async with processes.start():
         await asyncio.wait_for(processes.wait_until_done(), 10)
-    await Sweeper(Ledger(database)).clean_up_dead_nodes(now_ms() + 1)  # The crash is noticed after the run has ended.
+    await ProcessMonitor(Ledger(database)).clean_up_all_others()  # The crash is noticed after the run has ended.
     async with processes.start():
         await asyncio.wait_for(processes.wait_until_done(), 10)
     await checks.check(database, processes.jobs, processes.effects_file, harness.agent)

@@ -11,11 +11,10 @@ import pytest
 
 from tests.spaces.service_harness import ServiceHarness, hold_write_lock, pending_tool, service_harness
 from toolspace import ToolContext
-from toolspace.core.ids import now_ms
 from toolspace.errors import StorageInDoubt, StorageUnavailable
 from toolspace.spaces import runs
+from toolspace.spaces.heartbeats import ProcessMonitor
 from toolspace.spaces.ledger import Effects, Ledger
-from toolspace.spaces.sweeper import Sweeper
 from toolspace.storage.database import Database, Program
 from toolspace.storage.postgres.database import PostgresDatabase
 from toolspace.storage.queries import calls as call_rows
@@ -218,7 +217,7 @@ async def test_calls_that_ended_with_their_run_add_no_inbox_event_after_a_restar
         await harness.ledger.commit(runs.cancel_run, run)
         await asyncio.gather(call_task, return_exceptions=True)
         await harness.pending_calls.aclose()
-        await Sweeper(Ledger(database)).clean_up_dead_nodes(now_ms() + 60_000)
+        await ProcessMonitor(Ledger(database)).clean_up_all_others()
         assert await harness.inbox() == []
 
 

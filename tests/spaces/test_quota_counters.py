@@ -10,10 +10,9 @@ import pytest
 
 from toolspace.core.ids import now_ms
 from toolspace.core.quotas import MemoryQuotas, QuotaCharge, QuotaStore
-from toolspace.spaces import sweeper
 from toolspace.spaces.ledger import Ledger
 from toolspace.spaces.quota_counters import StoredQuotas
-from toolspace.spaces.sweeper import Sweeper
+from toolspace.spaces.retention import QUOTA_RETENTION_MS, Retention
 from toolspace.storage.database import Database
 from toolspace.storage.postgres.database import PostgresDatabase
 from toolspace.storage.sqlite.database import SqliteDatabase
@@ -96,13 +95,13 @@ async def test_a_restart_keeps_the_counters(tmp_path: Path) -> None:
         await database.aclose()
 
 
-async def test_the_sweeper_deletes_the_counters_of_ended_windows(database: Database) -> None:
+async def test_retention_deletes_the_counters_of_ended_windows(database: Database) -> None:
     ledger = Ledger(database)
     store = StoredQuotas(ledger)
     current_start = now_ms() // 60_000 * 60_000
-    await store.add([charge("old", start=current_start - sweeper._QUOTA_RETENTION_MS - 120_000)])
+    await store.add([charge("old", start=current_start - QUOTA_RETENTION_MS - 120_000)])
     await store.add([charge("current", start=current_start)])
-    await Sweeper(ledger).delete_old_records()
+    await Retention(ledger).delete_old_records()
     rows = await database.read(_list_keys)
     assert rows == ["current"]
 

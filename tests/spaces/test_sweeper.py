@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from tests.spaces.service_harness import ServiceHarness, pending_tool, service_harness
-from toolspace.core.ids import new_id, now_ms
+from toolspace.core.ids import new_id
 from toolspace.spaces import call_transactions, plans, runs
+from toolspace.spaces.heartbeats import ProcessMonitor
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.spaces.plans import NewPlan
+from toolspace.spaces.retention import Retention
 from toolspace.spaces.sweeper import Sweeper
 from toolspace.storage.database import Database, Program
 from toolspace.storage.queries import calls as call_rows
@@ -52,9 +54,10 @@ async def _kill(harness: ServiceHarness) -> None:
 
 async def _clean_up(harness: ServiceHarness) -> None:
     """Cleans up as another process does."""
-    other_ledger = Ledger(harness.ledger.database)
-    sweeper = Sweeper(other_ledger)
-    await sweeper.clean_up_dead_nodes(2)
+    monitor = ProcessMonitor(Ledger(harness.ledger.database))
+    for seconds in range(0, 12, 2):
+        await harness.sweeper.heartbeats.send()  # The process of the harness is alive.
+        await monitor.clean_up_silent(seconds)
 
 
 @pytest.mark.spec("15.2")
@@ -171,11 +174,11 @@ async def test_process_is_dead_if_it_was_silent_while_another_watched(database: 
         waiting_call = _new(harness, run)
         await harness.ledger.commit(call_transactions.start, waiting_call)
         await _kill(harness)
-        sweeper = Sweeper(Ledger(database))
+        monitor = ProcessMonitor(Ledger(database))
 
         async def after(*seconds: float) -> str:
             for at in seconds:
-                await sweeper.clean_up_silent_nodes(at)
+                await monitor.clean_up_silent(at)
             return (await harness.get_call(waiting_call.call_id)).status
 
         # Its last heartbeat is old, but the database may have been down.
@@ -194,11 +197,11 @@ async def test_process_that_was_declared_dead_is_notified(database: Database) ->
         async def hear() -> None:
             declared_dead.set()
 
-        harness.sweeper.on_declared_dead = hear
-        await harness.sweeper.send_heartbeat()
+        harness.sweeper.heartbeats.on_declared_dead = hear
+        await harness.sweeper.heartbeats.send()
         assert not declared_dead.is_set()
         await harness.ledger.write(workers_and_presence.delete_node, harness.ledger.node_id)
-        await harness.sweeper.send_heartbeat()
+        await harness.sweeper.heartbeats.send()
         assert declared_dead.is_set()
 
 
@@ -210,8 +213,8 @@ async def test_process_is_notified_even_if_its_heartbeat_was_cancelled(database:
         async def hear() -> None:
             declared_dead.set()
 
-        harness.sweeper.on_declared_dead = hear
-        heartbeat_task = asyncio.create_task(harness.sweeper.send_heartbeat())
+        harness.sweeper.heartbeats.on_declared_dead = hear
+        heartbeat_task = asyncio.create_task(harness.sweeper.heartbeats.send())
         await asyncio.sleep(0)
         heartbeat_task.cancel()
         await asyncio.gather(heartbeat_task, return_exceptions=True)
@@ -229,12 +232,8 @@ async def test_stopped_process_leaves_no_open_calls(database: Database) -> None:
         async with Sweeper(other_ledger):
             await harness.ledger.commit(call_transactions.start, running_call)
         assert (await harness.get_call(running_call.call_id)).status == "failed"
-        assert (
-            await harness.ledger.read(
-                workers_and_presence.list_dead_nodes, before=now_ms() + 1, except_node=harness.ledger.node_id
-            )
-            == []
-        )
+        nodes = await harness.ledger.read(workers_and_presence.list_heartbeats, except_node=harness.ledger.node_id)
+        assert nodes == {}
 
 
 @pytest.mark.spec("7.1")
@@ -250,9 +249,9 @@ async def test_old_ended_records_are_deleted_and_open_ones_and_messages_stay(dat
         await harness.ledger.commit(runs.close_run, ended_run)
         pending = (await harness.call(open_run, "ask")).call_id
 
-        await Sweeper(Ledger(database)).delete_old_records()
+        await Retention(Ledger(database)).delete_old_records()
         assert await harness.ledger.read(call_rows.find, ended_call_id) is not None
-        await Sweeper(Ledger(database), retention=-1).delete_old_records()
+        await Retention(Ledger(database), retention=-1).delete_old_records()
 
         assert await harness.ledger.read(call_rows.find, ended_call_id) is None
         assert await harness.ledger.read(run_rows.find, ended_run) is None

@@ -23,6 +23,7 @@ from toolspace.core.ids import agent_of_session, now_ms, session_id_for
 from toolspace.errors import StorageError
 from toolspace.orchestrator.call import cancel_all, context_without_call, start_in_background
 from toolspace.spaces.ledger import Ledger
+from toolspace.spaces.repeated_work import RepeatedWork
 from toolspace.storage.queries import sessions, tasks
 from toolspace.storage.queries.sessions import SessionRecord
 
@@ -61,14 +62,15 @@ class Scheduler:
         self._inbox_listeners: dict[str, Callable[[], None]] = {}
         """By agent."""
         self._background: set[asyncio.Task[Any]] = set()
+        self._repeated_work = RepeatedWork()
         self._is_stopping = False
 
     async def __aenter__(self) -> Scheduler:
         if not self._ledger.database.is_shared:
             await self._ledger.write(sessions.release_all_leases, self._ledger.node_id)
         self._stop_listening = self._ledger.waiters.listen("sessions", lambda _: self._on_sessions_changed())
-        start_in_background(self._background, self._poll())
-        start_in_background(self._background, self._renew_leases())
+        self._repeated_work.start("waking sessions", self._poll)
+        self._repeated_work.start("renewing leases", self._renew_leases)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -79,6 +81,7 @@ class Scheduler:
         for timer in self._rate_limited.values():
             timer.cancel()
         await self._runner.aclose()
+        await self._repeated_work.aclose()
         await cancel_all(self._background)
 
     @property
@@ -322,10 +325,9 @@ class Scheduler:
         if not self._is_stopping:
             start_in_background(self._background, self._find_ready_sessions())
 
-    async def _poll(self) -> None:
-        while True:
-            await self._find_ready_sessions()
-            await asyncio.sleep(_POLL_SECONDS)
+    async def _poll(self) -> float:
+        await self._find_ready_sessions()
+        return _POLL_SECONDS
 
     async def _find_ready_sessions(self) -> None:
         """Wakes interrupted sessions, and sessions with inbox events that this process was not notified of."""
@@ -342,30 +344,26 @@ class Scheduler:
         except Exception:
             _log.exception("ready sessions could not be read, retrying in %g s", _POLL_SECONDS)
 
-    async def _renew_leases(self) -> None:
+    async def _renew_leases(self) -> float:
         """Renews the leases of all active sessions, so that slow models and tools do not lose them."""
-        while True:
-            await asyncio.sleep(session_transactions.LEASE_MS / 3000)
-            leases = [(active, active.lease) for active in self._active.values() if active.lease is not None]
-            if not leases:
-                continue
-            started_at = time.monotonic()
-            tokens = [(lease.session_id, lease.token) for _, lease in leases]
-            try:
-                renewed_ids = await self._ledger.write(
-                    sessions.renew_leases, tokens, lease_ms=session_transactions.LEASE_MS
-                )
-            except StorageError as error:
-                _log.warning("%d leases could not be renewed: %s", len(tokens), error)
-                continue
-            for active, lease in leases:
-                if lease.session_id in renewed_ids:
-                    if active.loop is not None:
-                        active.loop.lease_confirmed_at = started_at
-                elif active.lease is not None:
-                    _log.warning("session %s: lease lost to another process; stopping this cycle", lease.session_id)
-                    active.is_lost, active.lease = True, None
-                    active.interrupt()
+        seconds_until_next = session_transactions.LEASE_MS / 3000
+        leases = [(active, active.lease) for active in self._active.values() if active.lease is not None]
+        if not leases:
+            return seconds_until_next
+        started_at = time.monotonic()
+        tokens = [(lease.session_id, lease.token) for _, lease in leases]
+        renewed_ids = await self._ledger.urgent_access.write(
+            sessions.renew_leases, tokens, lease_ms=session_transactions.LEASE_MS
+        )
+        for active, lease in leases:
+            if lease.session_id in renewed_ids:
+                if active.loop is not None:
+                    active.loop.lease_confirmed_at = started_at
+            elif active.lease is not None:
+                _log.warning("session %s: lease lost to another process; stopping this cycle", lease.session_id)
+                active.is_lost, active.lease = True, None
+                active.interrupt()
+        return seconds_until_next
 
 
 class ActiveSession:

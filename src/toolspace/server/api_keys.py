@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 import secrets
@@ -23,6 +22,7 @@ from toolspace.orchestrator.call import Call
 from toolspace.orchestrator.pipeline import CallHandler, StageContext
 from toolspace.server.tool_permissions import find_key_id
 from toolspace.spaces.ledger import Ledger
+from toolspace.spaces.repeated_work import RepeatedWork
 from toolspace.storage.queries import keys as rows
 from toolspace.storage.queries.keys import KeyKind, KeyRecord, KeyScope, KeyUse, NewKey, Revocation
 
@@ -106,16 +106,14 @@ class KeyUsage:
         self._ledger = ledger
         self._counts: dict[str, list[int]] = {}
         """Key id → calls, failed calls, and when the key was last used (Unix milliseconds)."""
-        self._flush_task: asyncio.Task[None] | None = None
+        self._repeated_work = RepeatedWork()
 
     async def __aenter__(self) -> Self:
-        self._flush_task = asyncio.create_task(self._flush_periodically())
+        self._repeated_work.start("storing the use of keys", self._flush_periodically)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._flush_task is not None:
-            self._flush_task.cancel()
-            await asyncio.gather(self._flush_task, return_exceptions=True)
+        await self._repeated_work.aclose()
         await self.flush()
 
     def stage(self, plan: StageContext, next: CallHandler, /) -> CallHandler:
@@ -174,10 +172,9 @@ class KeyUsage:
         counts[0] += 1
         counts[1] += failed
 
-    async def _flush_periodically(self) -> None:
-        while True:
-            await asyncio.sleep(_FLUSH_SECONDS)
-            await self.flush()
+    async def _flush_periodically(self) -> float:
+        await self.flush()
+        return _FLUSH_SECONDS
 
 
 def _new_record(kind: KeyKind, key: str, name: str, scope: KeyScope) -> NewKey:

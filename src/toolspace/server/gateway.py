@@ -160,7 +160,7 @@ class Gateway:
         stack.push_async_callback(self.approvals.aclose)
         self.workers = await stack.enter_async_context(Workers(self.ledger, grace=server.worker_grace))
         self.subscribers = StreamSubscribers(self.ledger)
-        self.sweeper.on_declared_dead = self.subscribers.register_again
+        self.sweeper.heartbeats.on_declared_dead = self.subscribers.register_again
         self.memberships = MembershipCache(self.ledger)
         self.streams = StreamRegistry(heartbeat=server.heartbeat)
         stack.push_async_callback(self.streams.aclose)
@@ -259,7 +259,7 @@ class Gateway:
     async def _check_writable(self) -> None:
         """Raises if the database cannot be written. On a nearly full disk a small write may still succeed."""
         self.ledger.database.check_free_space()
-        await self.sweeper.send_heartbeat()
+        await self.sweeper.heartbeats.send()
 
     def authenticate(self, request: Request) -> Caller | Awaitable[Caller]:
         """Returns the caller of a request, or an awaitable of it. Raises `Problem` 401, 429 or 503."""

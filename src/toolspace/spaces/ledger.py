@@ -60,24 +60,15 @@ class Effects(msgspec.Struct, eq=False):
         self.wake_keys += [f"offers:{tool}" for tool in tools]
 
 
-class Ledger:
-    """Transactions with notifications: in this process at once, in other processes through wake-ups."""
+class Transactions:
+    """Runs programs on a database, and notifies of their effects."""
 
-    def __init__(self, database: Database, wakeups: WakeUps | None = None) -> None:
+    def __init__(
+        self, database: Database, notify: Callable[[Effects], None], notify_of_doubt: Callable[[Effects], None]
+    ) -> None:
         self.database = database
-        self.node_id = new_id("node")
-        """Identifies this process for as long as it lives."""
-        self.stored_event_count = 0
-        """Events that this process has stored."""
-        self.open_calls: dict[str, CallTransition] = {}
-        """Open calls that this process started lately: storing their results needs no read."""
-        self.waiters = Waiters()
-        self.hub = Hub(partial(self.read, events.list_after), partial(self.read, events.get_bounds))
-        self.on_stop_call: Callable[[str], object] = lambda _: None
-        """Stops a call, if it runs in this process."""
-        self._wakeups = wakeups
-        if wakeups is not None:
-            wakeups.listen(self._handle_hints, self._handle_gap)
+        self._on_commit = notify
+        self._on_doubt = notify_of_doubt
 
     async def read(self, program: Callable[P, Program[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs a program that only reads."""
@@ -102,13 +93,35 @@ class Ledger:
             # The database notifies, not this coroutine: its caller may be cancelled before the commit.
             return await self.database.run(
                 attempt,
-                on_commit=lambda _: self._notify(effects),
+                on_commit=lambda _: self._on_commit(effects),
                 deferred_writes=lambda: effects,
                 exclusive=is_long_running(program),
             )
         except StorageInDoubt:
-            self._notify_of_doubt(effects)
+            self._on_doubt(effects)
             raise
+
+
+class Ledger(Transactions):
+    """Transactions with notifications: in this process at once, in other processes through wake-ups."""
+
+    def __init__(self, database: Database, wakeups: WakeUps | None = None) -> None:
+        super().__init__(database, self._notify, self._notify_of_doubt)
+        self.urgent_access = Transactions(database.urgent_access, self._notify, self._notify_of_doubt)
+        """For short transactions that must not wait for others: heartbeats, plans and time-outs."""
+        self.node_id = new_id("node")
+        """Identifies this process for as long as it lives."""
+        self.stored_event_count = 0
+        """Events that this process has stored."""
+        self.open_calls: dict[str, CallTransition] = {}
+        """Open calls that this process started lately: storing their results needs no read."""
+        self.waiters = Waiters()
+        self.hub = Hub(partial(self.read, events.list_after), partial(self.read, events.get_bounds))
+        self.on_stop_call: Callable[[str], object] = lambda _: None
+        """Stops a call, if it runs in this process."""
+        self._wakeups = wakeups
+        if wakeups is not None:
+            wakeups.listen(self._handle_hints, self._handle_gap)
 
     def commit_deferred(self, effects: Effects) -> Awaitable[bool]:
         """As `commit`, for effects that need no program. False if a row is not as remembered: nothing is written then.

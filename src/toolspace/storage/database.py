@@ -82,6 +82,11 @@ class Database(ABC):
     observer: Callable[[OperationKind, Sequence[float], Sequence[BaseException]], None] | None = None
     """Called after programs have ended, with the seconds that each took, including waits, and the errors."""
 
+    @property
+    def urgent_access(self) -> Database:
+        """The same database for short programs that must not wait for others: heartbeats, plans and time-outs."""
+        return self
+
     @abstractmethod
     def run(
         self,

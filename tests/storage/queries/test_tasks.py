@@ -79,7 +79,8 @@ async def test_old_tasks_are_deleted_with_their_sessions_and_running_ones_stay(d
         turn = NewTurn(stored_turn=StoredTurn(UserTurn("x")), tokens=1, run_id=None)
         await database.run(lambda session=session, turn=turn: sessions.append_turns(session, 1, [turn]))
     await database.run(lambda: tasks.finish("task_a", "completed", "x"))
-    assert await database.run(lambda: tasks.delete_old(now_ms() + 1000, 10)) == 1
+    deleted_rows = [await database.run(lambda: tasks.delete_old(now_ms() + 1000, 2)) for _ in range(3)]
+    assert deleted_rows == [2, 1, 0]  # Two turns, then the task.
     for session, remaining in (("task_a", 0), ("refl_a", 0), ("task_b", 1)):
         assert len(await database.read(lambda session=session: sessions.list_turns(session))) == remaining
 

@@ -16,7 +16,7 @@ import pytest
 
 from toolspace.errors import StorageError, StorageUnavailable
 from toolspace.storage import migrations as schema
-from toolspace.storage.database import Program
+from toolspace.storage.database import Database, Program
 from toolspace.storage.queries import entities_and_spaces, inbox
 from toolspace.storage.sqlite.database import SqliteDatabase
 
@@ -261,4 +261,33 @@ async def test_exclusive_program_runs_in_a_thread(tmp_path: Path) -> None:
         database.run(lambda: write("c")),
     )
     assert ran == ["a True", "b False", "c True"]
+    await database.aclose()
+
+
+def _count_to(number: int) -> Program[int]:
+    rows = yield (
+        "WITH RECURSIVE numbers (number) AS (SELECT 1 UNION ALL SELECT number + 1 FROM numbers WHERE number < ?) "
+        "SELECT COUNT(*) FROM numbers",
+        (number,),
+    )
+    return rows[0][0]
+
+
+async def test_urgent_programs_wait_neither_for_slow_reads_nor_for_the_queue_of_writes(tmp_path: Path) -> None:
+    database = await SqliteDatabase.open(tmp_path / "toolspace.db")
+    slow_reads = [asyncio.ensure_future(database.read(lambda: _count_to(400_000))) for _ in range(4)]
+    assert await database.urgent_access.read(lambda: _count_to(3)) == 3
+    assert not any(read.done() for read in slow_reads)
+    order: list[str] = []
+
+    async def write(name: str, database: Database) -> None:
+        await database.run(lambda: inbox.add("agent", name, "service", {}, priority=1))
+        order.append(name)
+
+    writes = [asyncio.create_task(write(f"write {number}", database)) for number in range(3_000)]
+    await asyncio.sleep(0)  # They are all in the queue.
+    await write("urgent", database.urgent_access)
+    await asyncio.gather(*writes)
+    assert order.index("urgent") < 1_500
+    await asyncio.gather(*slow_reads)
     await database.aclose()

@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import CodeType
 from typing import Any, Final, Self, TypeVar
 
@@ -41,6 +41,8 @@ _SCHEMES: Final = ("postgresql://", "postgres://")
 _ATTEMPTS: Final = 8
 _CONNECT_TIMEOUT, _COMMAND_TIMEOUT, _POOL_TIMEOUT = 10.0, 30.0, 20.0
 _ROLLBACK_TIMEOUT: Final = 5.0
+_URGENT_CONNECTIONS: Final = 4
+"""Connections of `urgent_access`, opened when they are used."""
 _CACHED_STATEMENTS: Final = 512
 _MIGRATION_LOCK: Final = 0x746F6F6C73706163  # "toolspac": a number that other programs are unlikely to lock.
 
@@ -89,8 +91,9 @@ class PostgresDatabase(Database):
 
     is_shared = True
 
-    def __init__(self, pool: Any, address: str) -> None:
+    def __init__(self, pool: Any, address: str, *, urgent_pool: Any | None = None) -> None:
         self.address = address
+        self._urgent_access = self if urgent_pool is None else PostgresDatabase(urgent_pool, address)
         self._driver = load_driver()
         self._errors: tuple[type[Exception], ...] = connection_errors(self._driver)
         self._pool = pool
@@ -105,17 +108,18 @@ class PostgresDatabase(Database):
         driver, address = load_driver(), shown_address(url)
         if not url.startswith(_SCHEMES):
             raise StorageError("not the URL of a PostgreSQL; write postgresql://user:password@host:5432/database")
+        create_pool = partial(
+            driver.create_pool,
+            url,
+            reset=_skip_reset,
+            timeout=_CONNECT_TIMEOUT,
+            command_timeout=_COMMAND_TIMEOUT,
+            statement_cache_size=_CACHED_STATEMENTS,
+            server_settings={"application_name": "toolspace"},
+        )
         try:
-            pool = await driver.create_pool(
-                url,
-                min_size=1,
-                max_size=connections,
-                reset=_skip_reset,
-                timeout=_CONNECT_TIMEOUT,
-                command_timeout=_COMMAND_TIMEOUT,
-                statement_cache_size=_CACHED_STATEMENTS,
-                server_settings={"application_name": "toolspace"},
-            )
+            pool = await create_pool(min_size=1, max_size=connections)
+            urgent_pool = await create_pool(min_size=0, max_size=_URGENT_CONNECTIONS)  # Connects later.
         except (ValueError, driver.ClientConfigurationError):
             # Without the driver's message: it may quote a part of the password of a malformed URL.
             raise StorageError(
@@ -125,7 +129,7 @@ class PostgresDatabase(Database):
         except connection_errors(driver) as error:
             reason = describe_error(error, _CONNECT_TIMEOUT)
             raise StorageUnavailable(f"PostgreSQL at {address} does not answer: {reason}") from error
-        self = cls(pool, address)
+        self = cls(pool, address, urgent_pool=urgent_pool)
         try:
             await self.run(_migrate_exclusively)
         except BaseException as error:
@@ -134,6 +138,11 @@ class PostgresDatabase(Database):
                 raise StorageError(f"the PostgreSQL at {address} cannot be used: {error}") from error
             raise
         return self
+
+    @property
+    def urgent_access(self) -> Database:
+        self._urgent_access.observer = self.observer
+        return self._urgent_access
 
     async def run(
         self,
@@ -209,6 +218,8 @@ class PostgresDatabase(Database):
         if self._is_closing:
             return
         self._is_closing = True
+        if self._urgent_access is not self:
+            await self._urgent_access.aclose()
         try:
             await asyncio.wait_for(self._pool.close(), _POOL_TIMEOUT)
         except self._errors as error:

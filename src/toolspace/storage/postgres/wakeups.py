@@ -104,6 +104,8 @@ class PostgresWakeUps(WakeUps):
             except asyncio.CancelledError:
                 await self._disconnect(connection)
                 raise
+            except Exception:  # Without this task, no process would learn what the others change.
+                _log.exception("Wake-ups of PostgreSQL at %s failed, reconnecting", self.address)
             finally:
                 connection.terminate()
             connection = await self._reconnect()

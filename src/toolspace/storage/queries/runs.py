@@ -135,14 +135,25 @@ def mark_budget_exceeded(run_id: str) -> Program[None]:
 
 @long_running
 def delete_old(before: int, limit: int) -> Program[int]:
-    """Deletes at most `limit` runs that ended before a time and have no calls left, with their streams."""
+    """Deletes runs that ended before a time and have no calls left, with their events: at most `limit` rows.
+
+    Returns how many rows. A run whose events are too many for this time stays until the others are deleted, too.
+    """
     without_calls = "NOT EXISTS (SELECT 1 FROM calls WHERE calls.run_id = runs.id)"
     clauses = f"WHERE completed_at < ? AND {without_calls} ORDER BY completed_at LIMIT ?"
-    rows = yield from delete_selected("runs", "id", clauses, before, limit)
-    for (run_id,) in rows:
-        for table in ("events", "streams"):
-            yield f"DELETE FROM {table} WHERE stream = ?", (run_stream(run_id),)
-    return len(rows)
+    count = 0
+    for run_id in (yield from first_column(f"SELECT id FROM runs {clauses}", before, limit)):
+        stream = run_stream(run_id)
+        events = "WHERE stream = ? ORDER BY id LIMIT ?"
+        count += len((yield from delete_selected("events", "stream, id", events, stream, limit - count)))
+        if count >= limit:
+            break
+        yield "DELETE FROM streams WHERE stream = ?", (stream,)
+        yield "DELETE FROM runs WHERE id = ?", (run_id,)
+        count += 1
+        if count >= limit:
+            break
+    return count
 
 
 # Open work, for metrics and operators

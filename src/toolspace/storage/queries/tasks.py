@@ -11,7 +11,7 @@ from toolspace.core import json_text
 from toolspace.core.ids import agent_of_session, now_ms
 from toolspace.core.stored_records import TaskRecord, TaskStatus
 from toolspace.storage.database import Program, long_running
-from toolspace.storage.queries.statement_builder import Table, delete_selected, first_value, where_clause
+from toolspace.storage.queries.statement_builder import Table, delete_selected, first_column, first_value, where_clause
 
 _TASK_PREFIX, _REFLECTION_PREFIX, _RUN_PREFIX = "task_", "refl_", "run_"
 _BACKGROUND_RUN_PREFIXES = _RUN_PREFIX + _TASK_PREFIX, _RUN_PREFIX + _REFLECTION_PREFIX
@@ -108,9 +108,22 @@ def save_reflection(task_id: str, reflection: Any) -> Program[None]:
 
 @long_running
 def delete_old(before: int, limit: int) -> Program[int]:
-    """Deletes at most `limit` tasks that ended before a time, with their conversations; returns how many."""
-    clauses = "WHERE completed_at < ? ORDER BY completed_at LIMIT ?"
-    rows = yield from delete_selected("tasks", "id", clauses, before, limit)
-    for (task_id,) in rows:
-        yield "DELETE FROM sessions WHERE id IN (?, ?)", (task_id, reflection_id_of(task_id))
-    return len(rows)
+    """Deletes tasks that ended before a time, with their conversations: at most `limit` rows.
+
+    Returns how many rows. A task whose turns are too many for this time stays until the others are deleted, too.
+    """
+    count = 0
+    select = "SELECT id FROM tasks WHERE completed_at < ? ORDER BY completed_at LIMIT ?"
+    for task_id in (yield from first_column(select, before, limit)):
+        session_ids = task_id, reflection_id_of(task_id)
+        for session_id in session_ids:
+            turns = "WHERE session_id = ? ORDER BY seq LIMIT ?"
+            count += len((yield from delete_selected("history", "session_id, seq", turns, session_id, limit - count)))
+        if count >= limit:
+            break
+        yield "DELETE FROM sessions WHERE id IN (?, ?)", session_ids
+        yield "DELETE FROM tasks WHERE id = ?", (task_id,)
+        count += 1
+        if count >= limit:
+            break
+    return count

@@ -38,11 +38,6 @@ def list_heartbeats(*, except_node: str) -> Program[dict[str, int]]:
     return {row[0]: row[1] for row in rows}
 
 
-def list_dead_nodes(*, before: int, except_node: str) -> Program[list[str]]:
-    """The processes whose last heartbeat is older than `before`."""
-    return first_column("SELECT id FROM nodes WHERE seen_at < ? AND id <> ?", before, except_node)
-
-
 def delete_node(node_id: str) -> Program[list[str]]:
     """Deletes a process and everyone connected to it; returns their ids."""
     yield "DELETE FROM nodes WHERE id = ?", (node_id,)

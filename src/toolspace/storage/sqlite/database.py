@@ -53,6 +53,9 @@ _CHECKPOINT_SECONDS: Final = 5.0
 _is_exclusive = operator.attrgetter("exclusive")
 
 
+_ReadQueue = queue.SimpleQueue["TransactionJob | None"]
+
+
 class SqliteDatabase(Database):
     """A file that one process at a time may have open: opening it a second time raises `StorageError`.
 
@@ -67,12 +70,16 @@ class SqliteDatabase(Database):
         """Used by the loop; while a commit is under way, by the writer thread."""
         self._batch_writer = BatchWriter(file.writer)
         self._waiting_jobs: deque[Job] = deque()
+        self._urgent_jobs: deque[Job] = deque()
+        """Those of `urgent_access`. They come first, in a commit of their own."""
         self._is_scheduled = False
         """Whether the loop is about to run the waiting jobs."""
         self._is_committing = False
         self._idle = asyncio.Event()
         self._commits: queue.SimpleQueue[_Commit | None] = queue.SimpleQueue()
-        self._reads: queue.SimpleQueue[TransactionJob | None] = queue.SimpleQueue()
+        self._reads = _ReadQueue()
+        self._urgent_reads = _ReadQueue()
+        """Those of `urgent_access`, which have a reader of their own."""
         self._handover = threading.Lock()
         """Locked, except in the moment in which the writer thread takes a commit."""
         self._handover.acquire()
@@ -82,10 +89,12 @@ class SqliteDatabase(Database):
         self._is_closing = False
         self._committed_jobs = 0
         work = (("writer", self._write, file.writer), ("checkpoint", self._run_checkpoints, file.checkpointer))
-        readers = (("reader", self._read, reader) for reader in file.readers)
+        urgent_reader, *other_readers = file.readers
+        urgent_reads = ("urgent-reader", partial(self._read, self._urgent_reads), urgent_reader)
+        reads = (("reader", partial(self._read, self._reads), reader) for reader in other_readers)
         self._threads = [
             threading.Thread(target=run, args=(connection,), name=f"toolspace-{name}", daemon=True)
-            for name, run, connection in (*work, *readers)
+            for name, run, connection in (*work, urgent_reads, *reads)
         ]
         for thread in self._threads:
             thread.start()
@@ -94,13 +103,19 @@ class SqliteDatabase(Database):
     async def open(cls, path: str | os.PathLike[str]) -> Self:
         """Opens the file, creates it if it is missing, and migrates its tables."""
         opening_task = asyncio.get_running_loop().run_in_executor(
-            None, partial(DatabaseFile, Path(path), readers=_READERS)
+            None, partial(DatabaseFile, Path(path), readers=_READERS + 1)
         )
         try:
             return cls(await asyncio.shield(opening_task))
         except asyncio.CancelledError:
             opening_task.add_done_callback(_close_unused)
             raise
+
+    @property
+    def urgent_access(self) -> Database:
+        return _UrgentAccess(
+            self, self._new_future, add_job=partial(self._enqueue, is_urgent=True), add_read=self._urgent_reads.put
+        )
 
     def run(
         self,
@@ -139,7 +154,8 @@ class SqliteDatabase(Database):
             self._is_closing = True
             for _ in range(_READERS):
                 self._reads.put(None)
-            if self._waiting_jobs or self._is_committing:
+            self._urgent_reads.put(None)
+            if self._urgent_jobs or self._waiting_jobs or self._is_committing:
                 await self._idle.wait()
             self._commits.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self._join_threads)
@@ -159,9 +175,9 @@ class SqliteDatabase(Database):
 
     # Writing, on the event loop
 
-    def _enqueue(self, job: Job) -> None:
+    def _enqueue(self, job: Job, *, is_urgent: bool = False) -> None:
         """The waiting jobs run soon, not at once: those that arrive in the same moment share a commit."""
-        self._waiting_jobs.append(job)
+        (self._urgent_jobs if is_urgent else self._waiting_jobs).append(job)
         if not self._is_scheduled and not self._is_committing:
             self._is_scheduled = True
             self._loop.call_soon(self._run_waiting)
@@ -169,7 +185,7 @@ class SqliteDatabase(Database):
     def _run_waiting(self) -> None:
         """Runs the waiting jobs in one transaction, and leaves the commit to the writer thread."""
         self._is_scheduled = False
-        while self._waiting_jobs:
+        while self._urgent_jobs or self._waiting_jobs:
             batch = self._next_batch()
             work = self._start_batch(batch)
             if work is None:
@@ -188,7 +204,7 @@ class SqliteDatabase(Database):
 
     def _next_batch(self) -> list[Job]:
         """The jobs of one commit: all that wait, up to a limit. An exclusive job is alone in its commit."""
-        waiting_jobs = self._waiting_jobs
+        waiting_jobs = self._urgent_jobs or self._waiting_jobs
         if len(waiting_jobs) <= _MAX_JOBS and not any(map(_is_exclusive, waiting_jobs)):
             batch = list(waiting_jobs)
             waiting_jobs.clear()
@@ -269,9 +285,11 @@ class SqliteDatabase(Database):
     def _take_next(self, previous_size: int) -> _Commit | None:
         """The deferred writes that arrived during a commit: the disk need not idle until the loop has time.
 
-        None if the loop has to look at them, or if they are far fewer than before: a commit takes its time however
-        small it is, and more may arrive until the loop looks.
+        None if the loop has to look at them or has urgent jobs, or if they are far fewer than before: a commit takes
+        its time however small it is, and more may arrive until the loop looks.
         """
+        if self._urgent_jobs:
+            return None
         jobs = list(self._waiting_jobs)[:_MAX_JOBS]
         batch: list[Job] = []
         for job in jobs:
@@ -303,8 +321,8 @@ class SqliteDatabase(Database):
                 copied_jobs = self._committed_jobs
                 self._log_is_long = run_checkpoint(connection, self._file.path)
 
-    def _read(self, connection: sqlite3.Connection) -> None:
-        while (job := self._reads.get()) is not None:
+    def _read(self, reads: _ReadQueue, connection: sqlite3.Connection) -> None:
+        while (job := reads.get()) is not None:
             try:
                 connection.execute("BEGIN")  # One snapshot for all of its statements.
                 job.result = run_program(connection, job.program)
@@ -313,6 +331,52 @@ class SqliteDatabase(Database):
             roll_back(connection)
             with contextlib.suppress(RuntimeError):  # The loop is closed, so nobody waits.
                 self._loop.call_soon_threadsafe(self._settle, (job,), "read")
+
+
+class _UrgentAccess(Database):
+    """Urgent access to a database: its writes are in the next commit, and its reads have a thread of their own."""
+
+    def __init__(
+        self,
+        database: SqliteDatabase,
+        new_future: Callable[[], asyncio.Future[Any]],
+        *,
+        add_job: Callable[[TransactionJob], None],
+        add_read: Callable[[TransactionJob], None],
+    ) -> None:
+        self._database = database
+        self._new_future = new_future
+        self._add_job = add_job
+        self._add_read = add_read
+
+    def run(
+        self,
+        program: Callable[[], Program[T]],
+        *,
+        on_commit: Callable[[T], None] | None = None,
+        deferred_writes: Callable[[], DeferredWrites] | None = None,
+        exclusive: bool = False,
+    ) -> Awaitable[T]:
+        future = self._new_future()
+        self._add_job(TransactionJob(future, time.perf_counter(), program, on_commit, deferred_writes, exclusive))
+        return future
+
+    def commit_deferred(
+        self,
+        deferred_writes: DeferredT,
+        *,
+        on_commit: Callable[[DeferredT], None],
+        on_doubt: Callable[[DeferredT], None],
+    ) -> Awaitable[bool]:
+        return self._database.commit_deferred(deferred_writes, on_commit=on_commit, on_doubt=on_doubt)
+
+    def read(self, program: Callable[[], Program[T]]) -> Awaitable[T]:
+        future = self._new_future()
+        self._add_read(TransactionJob(future, time.perf_counter(), program))
+        return future
+
+    async def aclose(self) -> None:
+        """Does nothing: the database closes itself."""
 
 
 class _Commit(NamedTuple):
