@@ -110,6 +110,8 @@ def rpc_error(code: int, message: str, status: int) -> web.Response:
 REFUSALS = {
     "bare-404": lambda: web.Response(status=404, text="null"),
     "library": lambda: rpc_error(-32600, "Session not found", 404),
+    "public": lambda: rpc_error(-32001, "Session not found", 404),
+    "method": lambda: rpc_error(-32601, "Method not found", 404),
     "typescript": lambda: rpc_error(-32000, "Bad Request: No valid session ID provided", 400),
     "uninitialized": lambda: rpc_error(-32000, "Bad Request: Server not initialized", 400),
 }

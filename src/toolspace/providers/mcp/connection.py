@@ -27,6 +27,7 @@ from toolspace.providers.mcp.session import McpSession, ServerToolList, SessionO
 from toolspace.providers.mcp.transports.base import (
     OpenTransport,
     ServerUnreachable,
+    UnknownSession,
     describe_error,
     is_connection_lost,
     is_temporary,
@@ -69,6 +70,8 @@ class ServerConnection:
         )
         self._status = ServerStatus(name=name, state="stopped", transport=spec.kind)
         self._owner: asyncio.Task[None] | None = None
+        self._previous_owners: set[asyncio.Task[None]] = set()
+        """Owners of sessions that the server no longer knows. Each ends when the last call of its session has."""
         self._session: McpSession | None = None
         self._attempt_done: asyncio.Future[None] | None = None
         """Done when the current or next attempt has succeeded or failed."""
@@ -117,15 +120,27 @@ class ServerConnection:
                 raise ServerUnreachable("the server is in use in another event loop", was_sent=False)
         self._wake, self._end_event, self._tools_changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._session = self._attempt_done = self._probe_task = None
+        self._create_owner()
+
+    def _create_owner(self, delay: float = 0.0) -> None:
         # In a new context: the task outlives the call that needed the server first.
-        self._owner = loop.create_task(self._run(), name=f"mcp {self.name}", context=contextvars.Context())
+        self._owner = asyncio.get_running_loop().create_task(
+            self._run(delay), name=f"mcp {self.name}", context=contextvars.Context()
+        )
 
     @asynccontextmanager
     async def borrow_session(self) -> AsyncGenerator[McpSession]:
         """Yields the session for one call. Starts the server if it is idle."""
         self._calls_in_flight += 1
         try:
-            yield self._session or await self._reconnect()
+            session = self._session or await self._reconnect()
+            session.users += 1
+            try:
+                yield session
+            finally:
+                session.users -= 1
+                if not session.users:
+                    session.unused_event.set()
         finally:
             self._calls_in_flight -= 1
             self._last_used = time.monotonic()
@@ -155,6 +170,26 @@ class ServerConnection:
             self._set_error(reason)
             self._end_session("lost")
             self._set_state("reconnecting")
+
+    def report_unknown_session(self, session: McpSession) -> None:
+        """Opens a new session, because the server does not know this one. Its other calls may still end in order.
+
+        A call that waits for the new session opens it at once. Without one it is opened later each time, for a server
+        that forgets every session.
+        """
+        if session is not self._session or self._owner is None:
+            return
+        self._set_error("the server does not know the session any more")
+        self._end_session("lost")
+        self._set_state("reconnecting")
+        is_healthy = time.monotonic() - self.connected_at > _HEALTHY_SECONDS
+        delay = 0.0 if is_healthy else RECONNECT_SECONDS[min(self._failures, len(RECONNECT_SECONDS) - 1)]
+        self._failures = 0 if is_healthy else self._failures + 1
+        _log.info("MCP server %s: %s; opening a new one", self.name, self._status.last_error)
+        self._previous_owners.add(self._owner)
+        self._owner.add_done_callback(self._previous_owners.discard)
+        self._end_event, self._is_attempting = asyncio.Event(), True
+        self._create_owner(delay)
 
     def start_probe(self, session: McpSession) -> None:
         """Checks in the background whether the server still answers; if not, reconnects."""
@@ -193,6 +228,9 @@ class ServerConnection:
             self._probe_task.cancel()
             await asyncio.gather(self._probe_task, return_exceptions=True)
         # An owner whose event loop has ended has nothing to close, and cannot be awaited in this loop.
+        for owner in self._previous_owners:
+            owner.cancel()
+        await asyncio.gather(*self._previous_owners, return_exceptions=True)
         if self._owner is not None and not self._owner.done():
             if not was_open:
                 self._owner.cancel()  # It is starting, or waiting to start: nothing to close in order.
@@ -202,7 +240,12 @@ class ServerConnection:
 
     # The owner task
 
-    async def _run(self) -> None:
+    async def _run(self, delay: float) -> None:
+        """Opens the session again and again, the first time after a delay, until another task owns the connection."""
+        owner = asyncio.current_task()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay):
+                await self._wake.wait()
         while not self._is_closing:
             self._is_attempting = True
             self._last_attempt = time.monotonic()
@@ -215,18 +258,23 @@ class ServerConnection:
                     session, transport = await self._connect(stack)
                     ready_at = time.monotonic()
                     await self._hold(session, transport)
+                    if owner is not self._owner:
+                        await session.wait_until_unused()
             except (Exception, asyncio.CancelledError) as error:
                 # A broken connection may raise CancelledError although nobody cancelled this task.
-                if (task := asyncio.current_task()) is not None and task.cancelling():
+                if owner is not None and owner.cancelling():
                     raise
                 if isinstance(unwrap_group(error), ConnectionLostDuringDiscovery):
                     self._handshake = True
                     continue
-                if not self._end_event.is_set():
+                if owner is self._owner and not self._end_event.is_set():
                     self._set_error(describe_error(error))
             finally:
-                self._session = None
-                self._is_attempting = False
+                if owner is self._owner:
+                    self._session = None
+                    self._is_attempting = False
+            if owner is not self._owner:
+                return
             if ready_at is None:
                 self._handshake = False  # Discovery was not the reason.
                 self._wake.clear()  # Calls that waited for this attempt do not start the next one.
@@ -294,7 +342,7 @@ class ServerConnection:
         if session.is_stateless and session.announces_changes:
             watchers.append(self._listen_for_changes(session))
         if transport is not None:
-            watchers.append(self._watch_transport(session, transport))
+            watchers += (self._watch_transport(session, transport), self._watch_for_doubt(session, transport))
         if self.spec.idle_timeout is not None:
             watchers.append(self._watch_idle(self.spec.idle_timeout))
         tasks = [asyncio.get_running_loop().create_task(watcher) for watcher in watchers]
@@ -308,6 +356,12 @@ class ServerConnection:
     async def _watch_transport(self, session: McpSession, transport: OpenTransport) -> None:
         await transport.lost_event.wait()
         self.report_lost(session, transport.loss_reason or "the connection was lost")
+
+    async def _watch_for_doubt(self, session: McpSession, transport: OpenTransport) -> None:
+        while True:
+            await transport.doubt_event.wait()
+            transport.doubt_event.clear()
+            self.start_probe(session)
 
     async def _watch_idle(self, seconds: float) -> None:
         while True:
@@ -324,6 +378,8 @@ class ServerConnection:
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
                     self._publish_tools(await session.list_tools())
+            except UnknownSession:
+                self.report_unknown_session(session)  # The tools are listed when the new session opens.
             except (MCPError, ProviderError, TimeoutError) as error:
                 _log.warning(
                     "MCP server %s: its tools changed, but listing them failed: %s", self.name, describe_error(error)
@@ -354,8 +410,12 @@ class ServerConnection:
             # Any answer shows that the server lives, even that it has no `ping`. Over HTTP another server may have
             # taken its place, which does not know the session or even the era.
             may_be_other_server = session.is_stateless or may_be_unknown_session(error)
-            if is_connection_lost(error) or (self.spec.uses_http and may_be_other_server and not is_temporary(error)):
+            if is_connection_lost(error):
                 self.report_lost(session, f"the server did not answer a probe: {describe_error(error)}")
+            elif isinstance(error, UnknownSession):
+                self.report_unknown_session(session)
+            elif self.spec.uses_http and may_be_other_server and not is_temporary(error):
+                self.report_lost(session, f"the server refused a probe: {describe_error(error)}")
         finally:
             self._probe_task = None
 

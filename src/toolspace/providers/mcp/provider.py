@@ -24,6 +24,7 @@ from toolspace.providers.mcp.server_spec import ServerSpec, ServerStatus
 from toolspace.providers.mcp.session import McpSession, ServerToolList
 from toolspace.providers.mcp.transports.base import (
     ServerUnreachable,
+    UnknownSession,
     describe_error,
     is_connection_lost,
     may_be_unknown_session,
@@ -124,6 +125,9 @@ class McpProvider(ToolProvider):
                 self._connection.start_probe(session)
             raise
         except MCPError as error:
+            if isinstance(error, UnknownSession):
+                self._connection.report_unknown_session(session)
+                raise _RetryCall("the server forgets its sessions at once (HTTP 404)", was_sent=False) from None
             if is_connection_lost(error):
                 raise await self._handle_loss(session, tool, error) from None
             if self._connection.spec.uses_http and may_be_unknown_session(error):

@@ -100,8 +100,17 @@ class McpSession:
             logging_callback=self._log_server_message,
             message_handler=self._handle_message,
         )
+        self.users = 0
+        """How many calls use the session, as its connection counts them."""
+        self.unused_event = asyncio.Event()
+        """Set when the number of users becomes 0."""
         self._meta: dict[str, Any] = {}
         self._headers: dict[str, str] = {}
+
+    async def wait_until_unused(self) -> None:
+        while self.users:
+            self.unused_event.clear()
+            await self.unused_event.wait()
 
     # Negotiation
 

@@ -32,6 +32,8 @@ from toolspace.providers.mcp.server_spec import Transport
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """The largest message that a server may send. A larger one is an attack or an accident."""
+UNKNOWN_SESSION_DATA = {"status": 404, "isSessionKnown": False}
+"""The data of the JSON-RPC error that a transport makes of HTTP 404 to a request with a session id."""
 _LOGGED_CHARACTERS = 200
 _TRACED_CHARACTERS = 4_000
 _SDK_CLOSED_MESSAGE = "Connection closed"
@@ -128,6 +130,8 @@ class OpenTransport:
         """Set when the server is gone, whether a request is waiting or not."""
         self.loss_reason: str | None = None
         """For example `the server ended with exit code 1: no such file`."""
+        self.doubt_event = asyncio.Event()
+        """Set when the server refused a message that no call waits for, as if it did not know the session."""
 
     def mark_lost(self, reason: str) -> None:
         if not self.lost_event.is_set():  # The first reason is the cause, later ones are its effects.
@@ -275,12 +279,21 @@ class HttpStatusError(MCPError):
         """The `WWW-Authenticate` header."""
 
 
+class UnknownSession(MCPError):
+    """The server answered with HTTP 404: it does not know the session, so it did not take the request."""
+
+    def __init__(self) -> None:
+        super().__init__(INVALID_REQUEST, "the server does not know the session (HTTP 404)", UNKNOWN_SESSION_DATA)
+
+
 def classify_error(error: MCPError) -> MCPError:
     """Returns the error that a transport encoded in the data of a JSON-RPC error, else the error itself."""
     data: object = error.data
     fields = cast("dict[str, object]", data) if isinstance(data, dict) else {}
     if error.code == CONNECTION_CLOSED and isinstance(was_sent := fields.get("sent"), bool):
         return ServerUnreachable(error.message, was_sent=was_sent)
+    if error.code == INVALID_REQUEST and fields == UNKNOWN_SESSION_DATA:
+        return UnknownSession()
     if error.code == INVALID_REQUEST and len(fields) == 1 and type(status := fields.get("status")) is int:
         return HttpStatusError(status, error.message)
     return error

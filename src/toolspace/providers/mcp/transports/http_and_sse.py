@@ -25,6 +25,7 @@ from toolspace.errors import ProviderError
 from toolspace.providers.mcp.oauth.http import tls_context
 from toolspace.providers.mcp.server_spec import ServerSpec
 from toolspace.providers.mcp.transports.base import (
+    UNKNOWN_SESSION_DATA,
     MessageDecoder,
     MessageReader,
     MessageWriter,
@@ -71,7 +72,11 @@ class _HttpConnection:
         self._url = url
         self._max_message_bytes = max_message_bytes
         self._client = McpHttpClient(
-            spec.headers, auth, max_message_bytes=max_message_bytes, on_refused=self._fall_back_to_sse
+            spec.headers,
+            auth,
+            max_message_bytes=max_message_bytes,
+            on_refused=self._fall_back_to_sse,
+            on_doubt=self.transport.doubt_event.set,
         )
         self._sse = _SseConnection(name, url, self._client, self.transport, max_message_bytes)
         self._close_event = asyncio.Event()
@@ -250,6 +255,10 @@ class _SseConnection(MessageReader, MessageWriter):
                 return
             reason = f"the server answered with HTTP {response.status_code} {response.reason_phrase}".strip()
             code, data = INVALID_REQUEST, {"status": response.status_code}
+            if response.status_code == 404:  # The session is part of the endpoint's URL.
+                data = UNKNOWN_SESSION_DATA
+                if request_id is None:
+                    self._transport.doubt_event.set()
         except Exception as error:
             reason = describe_http_error(error, self._url)
             code, data = CONNECTION_CLOSED, {"sent": may_have_been_sent(error)}

@@ -3,7 +3,7 @@
 The MCP SDK's transport ends the whole connection if one POST raises an exception. This client therefore turns a
 failure into an HTTP response with a JSON-RPC error. The error's `data` says what the caller could not see otherwise:
 `{"sent": false}` if the request cannot have reached the server, `{"status": 401}` if the server refused it with
-something other than JSON-RPC.
+something other than JSON-RPC, `UNKNOWN_SESSION_DATA` for HTTP 404 to a request with a session id, whatever its body.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from mcp_types import CONNECTION_CLOSED, INTERNAL_ERROR, INVALID_REQUEST
 
 from toolspace.core.secret_masking import mask_secrets
 from toolspace.providers.mcp.oauth.http import tls_context
+from toolspace.providers.mcp.transports.base import UNKNOWN_SESSION_DATA
 
 _CONNECT_SECONDS = 10.0
 _KEEP_ALIVE_SECONDS = 4.0  # Shorter than servers keep it: if a connection dies under a request, its fate is unknown.
@@ -33,7 +34,8 @@ class McpHttpClient(httpx2.AsyncClient):
     """Sends the configured headers with every request, and never to another origin: it follows no redirects.
 
     `on_refused` is called with the body of the very first message if the server refuses it like one that does not know
-    streamable HTTP. If it returns True, the message is being sent in another way.
+    streamable HTTP. If it returns True, the message is being sent in another way. `on_doubt` is called if the server
+    answers HTTP 404 to a notification or to the request for an event stream, within a session.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class McpHttpClient(httpx2.AsyncClient):
         *,
         max_message_bytes: int,
         on_refused: Callable[[bytes], Awaitable[bool]] | None = None,
+        on_doubt: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(
             headers=dict(headers),
@@ -57,6 +60,7 @@ class McpHttpClient(httpx2.AsyncClient):
         )
         self._max_message_bytes = max_message_bytes
         self._on_refused = on_refused
+        self._on_doubt = on_doubt
 
     async def send(
         self, request: httpx2.Request, *, stream: bool = False, auth: Any = _DEFAULT, follow_redirects: Any = _DEFAULT
@@ -65,6 +69,8 @@ class McpHttpClient(httpx2.AsyncClient):
         is_message = request.method == "POST" and "text/event-stream" in request.headers.get("accept", "")
         if not is_message:
             response = await super().send(request, stream=True, auth=auth, follow_redirects=follow_redirects)
+            if request.method == "GET" and _is_session_unknown(request, response):
+                self._on_doubt()
             return response if stream else await _read_body(response, self._max_message_bytes)
         try:
             response = await super().send(request, stream=True, auth=auth, follow_redirects=follow_redirects)
@@ -81,12 +87,15 @@ class McpHttpClient(httpx2.AsyncClient):
         if response.status_code < 400:
             return await self._check_success(request, response, is_json=is_json)
         response = await _read_body(response, self._max_message_bytes if is_json else _ERROR_BODY_BYTES)
+        if _is_session_unknown(request, response):
+            error_response = _error_response(request, INVALID_REQUEST, "unknown session", UNKNOWN_SESSION_DATA)
+            if error_response.status_code == 202:
+                self._on_doubt()
+            return error_response
         if is_json and _is_json_rpc_error(response.content):
             return response
         if on_refused is not None and response.status_code in _SSE_ONLY_STATUSES and await on_refused(request.content):
             return response
-        if response.status_code == 404 and "mcp-session-id" in request.headers:
-            return response  # The SDK takes it as the end of the session.
         reason = f"the server answered with HTTP {response.status_code} {response.reason_phrase}".strip()
         if "html" not in _content_type(response):
             text = " ".join(response.text[: 2 * _ERROR_TEXT_CHARACTERS].split())
@@ -184,6 +193,10 @@ def _error_response(
     request_id = cast("dict[str, Any]", message)["id"]
     body = {"jsonrpc": "2.0", "id": request_id, "error": {"code": code, "message": reason, "data": data}}
     return httpx2.Response(status, json=body, request=request)
+
+
+def _is_session_unknown(request: httpx2.Request, response: httpx2.Response) -> bool:
+    return response.status_code == 404 and "mcp-session-id" in request.headers
 
 
 def _content_type(response: httpx2.Response) -> str:
