@@ -54,6 +54,7 @@ class Interfaces:
         self.folder = folder
         self.setup = setup
         self.path = folder / "toolspace.json"
+        self.worker_result = "paid"
 
     @property
     def api(self) -> ApiClient:
@@ -129,8 +130,7 @@ class Interfaces:
         return await self._read_result("of-bob")
 
     async def task(self) -> str:
-        agent = "agt_of_task"  # The task and the agent ask the same model: whoever comes second, pays.
-        del agent
+        # The task and the agent ask the same model: whoever comes second, pays.
         self.setup.model_server.script(
             tool_calls_turn(("spawn_task", {"description": "pay", "input": "Pay."})),
             tool_calls_turn(("pay", ARGUMENTS)),
@@ -145,7 +145,7 @@ class Interfaces:
         async def saw(amount: int) -> str:
             with (self.folder / "effects.txt").open("a") as file:
                 file.write(f"{amount}\n")
-            return "paid"
+            return self.worker_result
 
         worker_task = asyncio.create_task(worker.run())
         try:
@@ -185,11 +185,10 @@ class Interfaces:
 
 
 @asynccontextmanager
-async def open_interfaces(folder: Path, decision: str, **rule: Any) -> AsyncGenerator[Interfaces]:
+async def open_interfaces(folder: Path, **config: Any) -> AsyncGenerator[Interfaces]:
     async with open_model_server() as model_server:
-        tools = {"definitions": [WORKER_TOOL]}
-        policies = [{"tool": ["pay", "saw"], "decision": decision, **rule}]
-        config = shop_config(folder, policies=policies, tools=tools, storage={"dir": str(folder / "state")})
+        tools = {"definitions": [WORKER_TOOL], **config.pop("tools", {})}
+        config = shop_config(folder, tools=tools, storage={"dir": str(folder / "state")}, **config)
         agents = {
             "ada": agent_config(model_server, agents=["bob"], tools=["spawn_task"]),
             "bob": agent_config(model_server, model={"name": "of-bob"}, spaces=[]),
@@ -219,7 +218,8 @@ WITHOUT_GATEWAY = (Interfaces.library, Interfaces.command_line, Interfaces.mcp_s
 async def test_a_policy_holds_for_every_interface(
     tmp_path: Path, decision: str, interface: Callable[[Interfaces], Awaitable[str]]
 ) -> None:
-    async with open_interfaces(tmp_path, decision) as interfaces:
+    policies = [{"tool": ["pay", "saw"], "decision": decision}]
+    async with open_interfaces(tmp_path, policies=policies) as interfaces:
         text = await interface(interfaces)
         if decision == "allow":
             assert "paid" in text or "pending" in text

@@ -91,6 +91,8 @@ class ConfiguredParts(msgspec.Struct, frozen=True, kw_only=True):
     """The files of the configuration, and the Python files of its functions and providers."""
     warnings: Sequence[str]
     agents: Sequence[AgentSpec] = ()
+    masks_secrets: bool | None = None
+    """Whether any of its files has a reference to a secret. None for one agent."""
     policy_rules: Sequence[PolicyRule] | None = None
     quotas: Sequence[Quota] | None = None
     """None: those of the main configuration."""
@@ -147,6 +149,7 @@ def build_parts(
             *list_unmatched_rules(config, [*builtins, *functions, *definitions]),
         ],
         agents=tuple(config.agents.values()),
+        masks_secrets=bool(config.secret_references) if config.parent is None else None,
         policy_rules=build_policy_rules(config) if config.parent is None else None,
         quotas=build_quotas(config) if config.parent is None else None,
     )
@@ -209,6 +212,7 @@ def _build_context(config: Config, single_tool: str | None) -> ToolContext:
     ]
     if tools.session_dir is not None:
         own_dirs.append(tools.session_dir)
+    own_dirs += (config.parent or config).list_secret_files()
     # The secrets of the search engine are left alone if no call can need them.
     web_search = tools.web_search if single_tool not in (None, "web_search") else _resolve_web_search(config)
     return ToolContext(

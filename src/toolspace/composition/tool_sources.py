@@ -132,6 +132,7 @@ class ToolSources:
             policy_rules=parts.policy_rules,
             quotas=parts.quotas,
             hooks=parts.hooks,
+            masks_secrets=parts.masks_secrets,
             rules={
                 **dict.fromkeys(self._local_providers, parts.rules),
                 **dict.fromkeys(self._internal_providers, self.rules.for_internal_tools()),

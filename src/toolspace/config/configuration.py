@@ -351,6 +351,10 @@ class Config(Section, frozen=True, kw_only=True):
         yield self.tools.web_search
         yield from (hook for hook in self.hooks if hook.is_webhook)
 
+    def list_secret_files(self) -> list[Path]:
+        """The files of references to secrets. File tools must not read them."""
+        return [Path(reference.text) for reference in self.secret_references if reference.kind == "file"]
+
     def _own_files(self) -> Iterator[Path]:
         if self.path is not None:
             yield self.path
@@ -361,7 +365,7 @@ class Config(Section, frozen=True, kw_only=True):
         for service in self.openapi.values():
             if Path(service.spec).is_absolute():
                 yield Path(service.spec)
-        yield from (Path(reference.text) for reference in self.secret_references if reference.kind == "file")
+        yield from self.list_secret_files()
 
 
 def _is_inherited(key_path: tuple[str | int, ...]) -> bool:

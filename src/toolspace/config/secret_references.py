@@ -1,13 +1,14 @@
 """References to secrets in configuration files: `${keyring:name}`, `${file:path}` and `${cmd:program}`.
 
 `environment_variables` turns each reference into a marked text, which is no secret. The code that builds a part calls
-`resolve_secrets` on its settings. Values are cached for the process and masked in logs; a reload reads them again.
-Only files of the configuration are read this way: no document that is downloaded or that an agent writes.
+`resolve_secrets` on its settings. Values are cached for the process, and masked in logs and results; a reload reads
+them again. Only files of the configuration are read this way: no document that is downloaded or that an agent writes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import shlex
@@ -15,13 +16,13 @@ import signal
 import stat
 import subprocess
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 
-from toolspace.core.secret_masking import register_secrets
+from toolspace.core.secret_values import SHORTEST_SECRET, reference_secrets
 from toolspace.errors import ConfigError
 
 Kind = Literal["keyring", "file", "cmd"]
@@ -37,6 +38,11 @@ KEYRING_SERVICE = "toolspace"
 REFERENCE = re.compile(r"\$\{(keyring|file|cmd):(?!-)")
 """The start of a reference. `${file:-x}` is a variable with a default."""
 
+_TOO_SHORT = (
+    f"the secret has fewer than {SHORTEST_SECRET} characters, so it cannot be masked in results and logs; "
+    "use a longer one"
+)
+_log = logging.getLogger("toolspace.config")
 _JOINER = "\u2060"
 """An invisible character. It distinguishes a reference from the literal text that `$${file:x}` stands for."""
 _MARKED = re.compile(rf"\$\{{{_JOINER}(keyring|file|cmd):([^{_JOINER}]*){_JOINER}\}}")
@@ -213,17 +219,10 @@ def _read(reference: SecretReference) -> str:
         raise ConfigError(f"{reference}: {error}") from None
     if not value:
         raise ConfigError(f"{reference}: it is empty; store the secret there")
-    register_secrets(_list_forms(value))
+    reference_secrets.add(value)
+    if len(value.strip()) < SHORTEST_SECRET:
+        _log.warning("%s: %s", reference, _TOO_SHORT)
     return value
-
-
-def _list_forms(value: str) -> Iterable[str]:
-    """The value as logs may contain it: as a whole, escaped as in JSON or a URL, and its long lines."""
-    from urllib.parse import quote, quote_plus
-
-    escaped_value = msgspec.json.encode(value).decode()[1:-1]
-    lines = [line.strip() for line in value.splitlines() if len(line.strip()) >= 16]
-    return {value, value.strip(), escaped_value, quote(value, safe=""), quote_plus(value), *lines[:200]}
 
 
 def _decode(content: bytes) -> str:

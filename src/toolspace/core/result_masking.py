@@ -1,7 +1,8 @@
 """Masks secrets and personal data in results: e-mail addresses, payment cards, phone numbers and IBANs.
 
-The included hooks use it. Each search takes time in proportion to the text. Long texts are masked in pieces, so that a
-thread that does it leaves the event loop its turns. `secret_masking` masks logs; it cuts long data, and this does not.
+The included hooks use it, and the stage `mask_secrets` for the values of references to secrets. Each search takes time
+in proportion to the text. Long texts are masked in pieces, so that a thread that does it leaves the event loop its
+turns. `secret_masking` masks logs; it cuts long data, and this does not.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from typing import Any, cast
 
 import msgspec
 
+from toolspace.core import json_text
 from toolspace.core.result import Content, JsonPart, ResourcePart, TextPart, ToolResult
 from toolspace.core.secret_masking import MASK, is_secret_name, mask_secrets
+from toolspace.core.secret_values import StreamMasking, reference_secrets
 
 MaskText = Callable[[str], str]
 
@@ -21,6 +24,8 @@ _PIECE_CHARACTERS = 64 * 1024
 _PIECE_ENDS = re.compile(r'[\n,;{}\[\]<>"]')
 """Characters that are not inside anything that is masked."""
 _MAX_DEPTH = 200
+_SHORTEST_CARD = 10**12
+_SHORTEST_SECRET_NUMBER = 1_000
 
 _LOCAL_PART_BACKWARDS = re.compile(r"[\w.%+'-]{0,63}[\w+-]")
 _AT_SIGN = re.compile(r"(?<=[\w+-])(?:@|%40)(?=[^\W_])")
@@ -66,6 +71,36 @@ def mask_secrets_in_result(result: ToolResult) -> ToolResult:
 def mask_personal_data_in_result(result: ToolResult) -> ToolResult:
     """Returns a copy without e-mail addresses, payment cards, phone numbers and IBANs."""
     return _mask_result(result, mask_personal_text, hides_named_values=False)
+
+
+def has_reference_secrets(result: ToolResult) -> bool:
+    """Whether a result contains the value of a reference to a secret. Fast: it searches the text that models read."""
+    is_in = reference_secrets.is_in
+    return (
+        is_in(result.text)
+        or (not result.ok and is_in(result.error or ""))
+        or bool(result.parts and is_in(json_text.encode((result.result, result.parts))))
+        or bool(result.extras and is_in(json_text.encode(result.extras)))
+    )
+
+
+def mask_reference_secrets(result: ToolResult) -> ToolResult:
+    """Returns a copy without the values of references to secrets. Raises `ValueError` for data with too many levels."""
+    return _mask_result(result, reference_secrets.mask, hides_named_values=False, min_number=_SHORTEST_SECRET_NUMBER)
+
+
+def mask_reference_secrets_in_data(value: Any) -> Any:
+    """Returns JSON data without the values of references to secrets. Raises `ValueError` for too many levels."""
+    if isinstance(value, str):
+        return reference_secrets.mask(value)
+    if not reference_secrets.is_in(json_text.encode(value)):
+        return value
+    return _DataMasking(reference_secrets.mask, False, _SHORTEST_SECRET_NUMBER).mask(json_text.to_json_data(value))
+
+
+def create_stream_masking() -> StreamMasking:
+    """Returns the masking for the stream of one call."""
+    return StreamMasking(reference_secrets, mask_reference_secrets_in_data)
 
 
 def mask_secret_text(text: str) -> str:
@@ -200,8 +235,10 @@ def _is_no_phone(text: str) -> bool:
 # Results
 
 
-def _mask_result(result: ToolResult, mask_text: MaskText, *, hides_named_values: bool) -> ToolResult:
-    data_masking = _DataMasking(mask_text, hides_named_values)
+def _mask_result(
+    result: ToolResult, mask_text: MaskText, *, hides_named_values: bool, min_number: int = _SHORTEST_CARD
+) -> ToolResult:
+    data_masking = _DataMasking(mask_text, hides_named_values, min_number)
     return msgspec.structs.replace(
         result,
         result=data_masking.mask(result.result),
@@ -213,9 +250,10 @@ def _mask_result(result: ToolResult, mask_text: MaskText, *, hides_named_values:
 
 
 class _DataMasking:
-    """Masks texts in JSON data, also those that are keys, and card numbers that are numbers."""
+    """Masks texts in JSON data, also those that are keys, and numbers from `min_number` on as if they were texts."""
 
-    def __init__(self, mask_text: MaskText, hides_named_values: bool) -> None:
+    def __init__(self, mask_text: MaskText, hides_named_values: bool, min_number: int) -> None:
+        self._min_number = min_number
         self._mask_text = mask_text
         self._hides_named_values = hides_named_values
 
@@ -224,7 +262,7 @@ class _DataMasking:
         if isinstance(value, str):
             return self._mask_text(value)
         if isinstance(value, int) and not isinstance(value, bool):
-            text = self._mask_text(str(value)) if value > 10**12 else None
+            text = self._mask_text(str(value)) if value >= self._min_number else None
             return value if text is None or text == str(value) else text
         if not isinstance(value, Mapping | list | tuple):
             return value

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
-MASK = "[hidden]"
+from toolspace.core.secret_values import MASK, reference_secrets
+
 _SECRET_NAME = re.compile(
     r"pass$|passw(or)?d|passphrase|pwd$|secret|(?<!progress)token$|api[-_]?key|access[-_]?key|private[-_]?key|authorization"
     r"|credential|cookie",
@@ -100,6 +101,7 @@ def _mask_text(text: str) -> str:
     for secret in _secrets:
         if secret in text:
             text = text.replace(secret, MASK)
+    text = reference_secrets.mask(text)
     text = _BEARER.sub(lambda match: f"{match[1] or match[2]} {MASK}", text)
     text = _IN_URL.sub(lambda match: f"{match[1] or match[2]}{MASK}", text)
     return _KEY_LIKE.sub(MASK, text)

@@ -24,6 +24,8 @@ from toolspace.core import json_text
 from toolspace.core.events import CallPartial, CallProgress, EventType, TaskStatusReported
 from toolspace.core.names import AGENT_NAMESPACE
 from toolspace.core.result import Content, ToolResult, get_content_parts, join_parts
+from toolspace.core.result_masking import create_stream_masking
+from toolspace.core.secret_values import StreamMasking, reference_secrets
 from toolspace.core.tool_context import ToolContext
 from toolspace.errors import NOT_EXECUTED, ErrorKind, ToolTimeoutError
 from toolspace.orchestrator.stages.large_results import NO_SPILL, SpillSettings, StreamCollector
@@ -107,6 +109,8 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
     """Whether its caller emits the completion event itself."""
     withholds_partials: bool = False
     """Whether hooks will decide about its result, so that no part of it may be emitted before."""
+    partials: StreamMasking | None = None
+    """Masks secrets in the partial results that a function emits by itself."""
     has_final_result: bool = False
     """Whether the hooks have seen its outcome already: that of a pending call, when it was submitted."""
     is_over: bool = False
@@ -251,10 +255,27 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
     def progress(self, progress: float, total: float | None, message: str | None) -> None:
         if self.owner.bus.has_subscribers(EventType.TOOL_CALL_PROGRESS) and not self.is_over:
             message = None if self.withholds_partials else message  # It may quote the result.
+            if message is not None and self.owner.services.masks_secrets:
+                message = reference_secrets.mask(message)
             event = CallProgress(**self._ids(), progress=progress, total=total, message=message)
             self._emit(event)
 
     def partial(self, value: object) -> None:
+        if not self.owner.services.masks_secrets:
+            self._emit_partial(value)
+            return
+        if self.partials is None:
+            self.partials = create_stream_masking()
+        for masked_value in self.partials.add(value):
+            self._emit_partial(masked_value)
+
+    def finish_partials(self) -> None:
+        """Emits the end of the partial results, which might have been the beginning of a secret."""
+        if self.partials is not None:
+            for masked_value in self.partials.finish():
+                self._emit_partial(masked_value)
+
+    def _emit_partial(self, value: object) -> None:
         if self.withholds_partials:
             return
         if self.owner.bus.has_subscribers(EventType.TOOL_CALL_PARTIAL) and not self.is_over:
@@ -278,11 +299,13 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
     ) -> ToolResult:
         """Returns the result of a stream. Emits each value as a partial result; stores the whole if it is too large."""
         collector = StreamCollector(self, self.spill, is_json=is_json)
+        if self.owner.services.masks_secrets:
+            values = create_stream_masking().mask_all(values)
         try:
             async with aclosing(values):
                 async for value in values:
                     if emit_partials:
-                        self.partial(value)
+                        self._emit_partial(value)
                     await collector.add(value)
             return self.complete(await collector.finish())
         except BaseException:

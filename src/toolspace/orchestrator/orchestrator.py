@@ -392,6 +392,7 @@ class ToolOrchestrator:
         quotas: Sequence[Quota] | None = None,
         quota_store: QuotaStore | None = None,
         hooks: Sequence[Hook] | None = None,
+        masks_secrets: bool | None = None,
     ) -> None:
         """Applies new settings. Running calls finish with the old ones."""
         services = self._services
@@ -407,8 +408,8 @@ class ToolOrchestrator:
         if context is not None:
             self.context = context
         decisions = {"policies": policies, "permissions": permissions, "policy_rules": policy_rules}
-        limits = {"quotas": quotas, "quota_store": quota_store}
-        for name, value in {**decisions, "approvals": approvals, **limits}.items():
+        stored_limits = {"quotas": quotas, "quota_store": quota_store, "masks_secrets": masks_secrets}
+        for name, value in {**decisions, "approvals": approvals, **stored_limits}.items():
             if value is not None:
                 setattr(services, name, value)
                 for layer in tuple(self._layers):

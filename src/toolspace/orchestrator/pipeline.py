@@ -31,6 +31,7 @@ from toolspace.orchestrator.stages.permission_and_validation import limits, perm
 from toolspace.orchestrator.stages.policy import ProgramApprovals, find_policy, policy
 from toolspace.orchestrator.stages.queue import QueueRegistry, queue
 from toolspace.orchestrator.stages.quota import find_quotas, quota
+from toolspace.orchestrator.stages.secrets import mask_secrets
 from toolspace.orchestrator.stages.timeout import timeout
 
 CallHandler = Callable[[Call], Coroutine[Any, Any, ToolResult]]
@@ -62,6 +63,8 @@ class CallServices(msgspec.Struct, kw_only=True, eq=False):
     quota_store: QuotaStore = msgspec.field(default_factory=MemoryQuotas)
     """Counts what the quotas limit."""
     defaults: CallDefaults = CallDefaults()
+    masks_secrets: bool = False
+    """Whether the configuration has references to secrets, whose values no result may contain."""
     deferred_completions: dict[str, CallEvent] = {}
     """By call id: completion events that the callers emit themselves, after they have updated their own state."""
     killed_count: int = 0
@@ -110,6 +113,7 @@ STAGES: tuple[Stage, ...] = (
     circuit_breaker,
     queue,
     timeout,
+    mask_secrets,  # Acts after the provider has returned.
     invoke,
 )
 _REQUESTED, _COMPLETED = EventType.TOOL_CALL_REQUESTED, EventType.TOOL_CALL_COMPLETED

@@ -150,8 +150,8 @@ class Gateway:
         self.toolspace.orchestrator.add_stage(usage.stage)
         await stack.enter_async_context(self.toolspace)
         self.ledger.on_stop_call = self.toolspace.cancel
-        self.pending_calls.hooks = SubmissionHooks(
-            self.toolspace.orchestrator.services.hooks, self.ledger, self._find_entry
+        self.pending_calls.hooks = self.sweeper.due_calls.hooks = SubmissionHooks(
+            self.toolspace.orchestrator.services, self.ledger, self._find_entry
         )
         self.open_runs = OpenRuns(self.ledger, self.toolspace.run)
         stack.push_async_callback(self.open_runs.aclose)

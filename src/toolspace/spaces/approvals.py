@@ -21,7 +21,7 @@ from toolspace.core.ids import new_id, now_ms
 from toolspace.core.result import PAUSES_RUN_KEY, ToolResult
 from toolspace.core.stored_records import ApprovalRecord, CallRecord, NewEvent, Visibility
 from toolspace.core.tool import PENDING_EXECUTION_TYPES
-from toolspace.errors import RefusedError, StorageError
+from toolspace.errors import RefusedError, StorageError, ToolPermissionError
 from toolspace.orchestrator.call import context_without_call
 from toolspace.spaces import call_events, call_transactions
 from toolspace.spaces.call_context import ApprovalGrant, GatewayCallHost, execution_target_of, timer_seconds
@@ -29,6 +29,7 @@ from toolspace.spaces.call_recorder import visibility_of
 from toolspace.spaces.call_transactions import StartedCall
 from toolspace.spaces.ledger import Effects
 from toolspace.spaces.pending_calls import PendingCalls
+from toolspace.spaces.submission_hooks import to_stored_result
 from toolspace.storage.database import Program
 from toolspace.storage.queries import approvals, calls, entities_and_spaces, messages, runs
 from toolspace.storage.queries.approvals import ApprovedCall, NewApproval
@@ -101,8 +102,9 @@ class GatewayApprovals:
         """
         if decision.reason is not None:
             decision = msgspec.structs.replace(decision, reason=json_text.storable_text(decision.reason)[:_MAX_REASON])
+        denial = None if decision.is_approved else await self._describe_denial(approval_id, decision, approver)
         approved_call, approval = await self._ledger.commit(
-            _decide, approval_id, decision, approver, self._ledger.node_id
+            _decide, approval_id, decision, approver, self._ledger.node_id, denial
         )
         if approved_call is not None:
             task = asyncio.get_running_loop().create_task(
@@ -111,6 +113,16 @@ class GatewayApprovals:
             self._background.add(task)
             task.add_done_callback(self._background.discard)
         return approval
+
+    async def _describe_denial(self, approval_id: str, decision: ApprovalDecision, approver: Approver) -> ToolResult:
+        """The failure of a call that is denied, as the error-hooks of its tool return it."""
+        reason = f"{ToolPermissionError.prefix}{decision.reason or 'the call was not approved'}"
+        denial = ToolResult(False, error=reason, error_kind="not_permitted", executed=False)
+        hooks = self._pending_calls.hooks
+        if hooks is None:
+            return denial
+        call = await self._ledger.read(_find_requested_call, approval_id, approver)
+        return denial if call is None else await hooks.process_outcome(call, denial)
 
     async def aclose(self) -> None:
         """Waits for approved calls that are executed here."""
@@ -264,9 +276,17 @@ def _open(effects: Effects, new: NewCall, *, approval: NewApproval) -> Program[S
 
 
 def _decide(
-    effects: Effects, approval_id: str, decision: ApprovalDecision, approver: Approver, node_id: str
+    effects: Effects,
+    approval_id: str,
+    decision: ApprovalDecision,
+    approver: Approver,
+    node_id: str,
+    denial: ToolResult | None,
 ) -> Program[tuple[ApprovedCall | None, ApprovalRecord]]:
-    """Returns the call if this process has to execute it now, and the decided approval."""
+    """Returns the call if this process has to execute it now, and the decided approval.
+
+    `denial`: the result of the call if it is denied.
+    """
     yield from calls.lock_paused_run(approval_id)
     approval = yield from approvals.find(approval_id)
     if approval is None:
@@ -305,11 +325,11 @@ def _decide(
     }
     visibility: Visibility = approved_call.execution["visibility"]
     _emit(effects, call, visibility, approval.approvers, "approval.decided", data)
-    if decision.is_approved:
+    if denial is None:
         yield from _continue(effects, call, approved_call)
     else:
-        reason = f"Permission denied: {decision.reason or 'the call was not approved'}"
-        yield from _resolve(effects, call, reason, is_error=True, error_kind="not_permitted")
+        result = to_stored_result(denial)
+        yield from _resolve(effects, call, result, is_error=not denial.ok, error_kind=denial.error_kind)
     decided_approval = yield from approvals.find(approval_id)
     assert decided_approval is not None
     return approved_call if is_executed_here else None, decided_approval
@@ -380,6 +400,15 @@ def _remember(
         reason=decision.reason,
         created_by=approver.name,
     )
+
+
+def _find_requested_call(approval_id: str, approver: Approver) -> Program[CallRecord | None]:
+    """Returns the call that an approver may decide about; None if it is decided. Raises as `_decide` does."""
+    approval = yield from approvals.find(approval_id)
+    if approval is None or approval.status != "requested":
+        return None
+    yield from _check_approver(approval, approver)
+    return (yield from calls.find(approval_id))
 
 
 def _check_approver(approval: ApprovalRecord, approver: Approver) -> Program[None]:

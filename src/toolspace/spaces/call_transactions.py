@@ -283,11 +283,13 @@ def resolve_from_memory(open_call: CallTransition, submission: Submission) -> tu
     return effects, transition.call
 
 
-def resolve_timer(effects: Effects, call_id: str, result: Any) -> Program[CallRecord | None]:
-    """Resolves a call of a `wait` tool whose time is over. None if it was not open any more."""
+def resolve_by_server(
+    effects: Effects, call_id: str, result: Any, *, is_error: bool = False, error_kind: ErrorKind | None = None
+) -> Program[CallRecord | None]:
+    """Resolves a call with a result that nobody submitted: its timer ended. None if it was not open any more."""
     yield from calls.lock_paused_run(call_id)
     transition = yield from calls.resolve(
-        call_id, result=result, is_error=False, source="server", submission=None, submitted_by=None
+        call_id, result=result, is_error=is_error, source="server", submission=None, error_kind=error_kind
     )
     if transition is None:
         return None
@@ -317,11 +319,20 @@ def end_call(
     reason: str,
     *,
     notify_agent: bool = True,
+    outcome: ToolResult | None = None,
 ) -> Program[CallRecord | None]:
-    """Ends an open call without a result. None if it was not open."""
+    """Ends an open call without a result. None if it was not open. `outcome`: what hooks return instead."""
     kind = "timeout" if status == "expired" else "canceled"
     yield from calls.lock_paused_run(call_id)
-    transition = yield from calls.end(call_id, status, error=reason, error_kind=kind, is_delivered=not notify_agent)
+    if outcome is not None and outcome.ok:
+        transition = yield from calls.resolve(
+            call_id, result=json_text.to_json_data(outcome.result), is_error=False, source="server", submission=None
+        )
+    else:
+        error, error_kind = (reason, kind) if outcome is None else (outcome.error or reason, outcome.error_kind or kind)
+        transition = yield from calls.end(
+            call_id, status, error=error, error_kind=error_kind, is_delivered=not notify_agent
+        )
     if transition is None:
         return None
     if transition.call.execution_target == "server":

@@ -420,8 +420,9 @@ class _Caller(NamedTuple):
     def deliver(self, call: CallRecord) -> ToolResult:
         """The result of a call that has ended, which goes back with the response."""
         self.host.deliver_inline(call.call_id)
-        if call.status == "resolved" and (handle := self.context.handle) is not None and handle.id == call.call_id:
-            handle.has_final_result = True  # The hooks have seen it when it was submitted.
+        handle = self.context.handle
+        if call.status in ("resolved", "expired") and handle is not None and handle.id == call.call_id:
+            handle.has_final_result = True  # The hooks have seen it before it was stored.
         return result_of(call)
 
     def is_cancelled(self) -> bool:

@@ -14,6 +14,7 @@ from functools import partial
 from toolspace.core import defaults
 from toolspace.errors import StorageError
 from toolspace.spaces import due_work
+from toolspace.spaces.due_calls import DueCalls
 from toolspace.spaces.heartbeats import HEARTBEAT_SECONDS, Heartbeats, ProcessMonitor, clean_up_after
 from toolspace.spaces.ledger import Ledger
 from toolspace.spaces.repeated_work import RepeatedWork
@@ -38,7 +39,8 @@ class Sweeper:
         self._monitor = ProcessMonitor(ledger)
         self._retention = Retention(ledger, event_retention=event_retention, retention=retention)
         self._fire_plans = partial(due_work.fire_plans, ledger.urgent_access)
-        self._end_calls = partial(due_work.end_timers_and_expired_calls, ledger.urgent_access)
+        self.due_calls = DueCalls(ledger)
+        self.due_calls.on_end = self.wake
         self._release_claims = partial(due_work.release_ended_claims, ledger, worker_grace=worker_grace)
         self._work = RepeatedWork()
         self._wakers: list[Callable[[], None]] = []
@@ -56,7 +58,7 @@ class Sweeper:
             await self._monitor.clean_up_all_others()
         self._wakers = [
             start("firing plans", self._fire_plans),
-            start("ending timers and expired calls", self._end_calls),
+            start("ending timers and expired calls", self.due_calls.end_all),
             start("releasing ended claims", self._release_claims),
         ]
         start("deleting old records", self._delete_old_records, retry_seconds=DELETE_EVERY_SECONDS)
@@ -67,6 +69,7 @@ class Sweeper:
         if self._stop_listening is not None:
             self._stop_listening()
         await self._work.aclose()
+        await self.due_calls.aclose()
         await self.heartbeats.aclose()
         try:
             # Ends calls whose end could not be stored. No other process does it after a normal exit.
@@ -81,7 +84,7 @@ class Sweeper:
 
     async def sweep(self) -> None:
         """Does everything that is due now."""
-        await self._end_calls()
+        await self.due_calls.end_all()
         await self._fire_plans()
         await self._release_claims()
 

@@ -350,10 +350,10 @@ def find(call_id: str) -> Program[CallRecord | None]:
     return _CALL.find("WHERE call_id = ?", call_id)
 
 
-def find_principal(call_id: str) -> Program[str | None]:
-    """For whom a call runs; None if that is not stored."""
-    rows = yield "SELECT principal FROM calls WHERE call_id = ?", (call_id,)
-    return rows[0][0] if rows else None
+def find_origin(call_id: str) -> Program[tuple[str | None, str | None]]:
+    """For whom a call runs, and the process that opened it; None if that is not stored."""
+    rows = yield "SELECT principal, node_id FROM calls WHERE call_id = ?", (call_id,)
+    return (rows[0][0], rows[0][1]) if rows else (None, None)
 
 
 def find_for_caller(call_id: str) -> Program[tuple[CallRecord, bool] | None]:
@@ -451,10 +451,9 @@ def list_open_of_agent(agent_entity_id: str) -> Program[list[str]]:
 # What is due: for the sweeper
 
 
-def list_expired(*, limit: int) -> Program[list[str]]:
-    """The ids of open calls that are past their expiry."""
-    select = f"SELECT call_id FROM calls WHERE status IN {OPEN} AND expires_at <= ? ORDER BY expires_at LIMIT ?"
-    return first_column(select, now_ms(), limit)
+def list_expired(*, limit: int) -> Program[list[CallRecord]]:
+    """The open calls that are past their expiry."""
+    return _CALL.select(f"WHERE status IN {OPEN} AND expires_at <= ? ORDER BY expires_at LIMIT ?", now_ms(), limit)
 
 
 def list_due(*, limit: int) -> Program[list[CallRecord]]:
