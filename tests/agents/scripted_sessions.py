@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.agents.agent_harness import AgentHarness
-from toolspace.core.language_model import ModelRequest
+from toolspace.core.language_model import ModelRequest, Usage
 from toolspace.core.stored_records import TaskRecord
 from toolspace.errors import ModelError
 from toolspace.models.scripted import ScriptedModel
@@ -25,9 +25,16 @@ def kind_of(request: ModelRequest) -> str:
 class ScriptedSessions:
     """Scripts by kind of session. After its script, a session says that it is done."""
 
-    def __init__(self, *, main: Sequence[Any] = (), task: Sequence[Any] = (), reflection: Sequence[Any] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        main: Sequence[Any] = (),
+        task: Sequence[Any] = (),
+        reflection: Sequence[Any] = (),
+        usage: Usage = Usage(requests=1),
+    ) -> None:
         self._scripts = {"main": list(main), "task": list(task), "reflection": list(reflection)}
-        self.model = ScriptedModel(self._respond)
+        self.model = ScriptedModel(self._respond, usage=usage)
 
     def requests_of(self, kind: str) -> list[ModelRequest]:
         """The requests of one kind of session, in order."""

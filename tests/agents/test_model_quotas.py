@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 
 from tests.agents.agent_harness import agent, run_agents
+from tests.agents.scripted_sessions import ScriptedSessions, wait_until_done
 from tests.setting_coverage import SettingCoverage
 from toolspace import Agent, Quota, Settings, ToolContext, Toolspace, tool
+from toolspace.builtin.memory import memory_tools
+from toolspace.config.agent_settings import ConsciousnessSettings
 from toolspace.core import quotas
-from toolspace.core.language_model import Usage
+from toolspace.core.language_model import ModelRequest, Usage
 from toolspace.core.times import parse_iso_time, to_milliseconds
 from toolspace.models.scripted import ScriptedModel, call
-from toolspace.storage.database import Database
+from toolspace.storage.database import Database, Program
 
 pytestmark = pytest.mark.spec("22.2")
 coverage = SettingCoverage("quotas[].")
@@ -118,6 +121,54 @@ async def test_the_run_of_a_gateway_fails_with_the_reason_and_its_events_are_don
             "I cannot answer: the budget for today is used up. It resets at 2100-03-02T00:00:00Z."
         )
     assert len(model.requests) == 2
+
+
+def _list_amounts() -> Program[list[int]]:
+    """What is counted for each quota and subject."""
+    return [row[0] for row in (yield "SELECT amount FROM quota_counters", ())]
+
+
+@pytest.mark.spec("11.4")
+async def test_the_summary_of_a_compaction_is_charged_to_its_run_and_to_the_daily_budgets(
+    database: Database, tmp_path: Path
+) -> None:
+    def respond(request: ModelRequest) -> str:
+        return "the gist" if request.system.startswith("You keep the memory") else "word " * 200
+
+    model = ScriptedModel(respond, usage=USAGE)
+    ada = agent("ada", model, consciousness=ConsciousnessSettings(max_tokens=300, min_recent_cycles=1))
+    quotas = [Quota(per="agent", tokens_per_day=350), Quota(per="principal", tokens_per_day=10_000)]
+    async with run_agents(database, ada, session_dir=tmp_path, quotas=quotas) as harness:
+        for number in range(1, 4):
+            await harness.send_message(f"message {number}")
+            await harness.wait_for_run(number)
+        first_run, second_run, third_run = await harness.runs()
+        assert [run.usage["requests"] for run in (first_run, second_run)] == [1, 2]
+        assert second_run.usage["inputTokens"] == 2 * USAGE.input_tokens
+        assert (third_run.status, third_run.usage["requests"]) == ("completed", 1)  # Its compaction waits.
+        summaries = [request for request in model.requests if request.system.startswith("You keep the memory")]
+        assert len(summaries) == 1
+        assert await harness.ledger.read(_list_amounts) == [400, 400]
+
+
+@pytest.mark.spec("11.5")
+async def test_tasks_and_reflections_are_charged_to_the_agent_and_the_person(database: Database, tmp_path: Path) -> None:
+    spawn = call("spawn_task", {"description": "look it up", "input": "How high is the Zugspitze?"})
+    scripts = ScriptedSessions(main=[spawn], task=["2,962 m"], reflection=["It went well."], usage=USAGE)
+    quotas = [Quota(per="agent", tokens_per_day=10_000), Quota(per="principal", tokens_per_day=10_000)]
+    async with run_agents(
+        database,
+        agent("ada", scripts.model),
+        tools=memory_tools,
+        session_dir=tmp_path,
+        context=ToolContext(memory_dir=tmp_path / "memory"),
+        quotas=quotas,
+    ) as harness:
+        await harness.send_message("How high is it?")
+        await wait_until_done(harness)
+        assert [len(scripts.requests_of(kind)) for kind in ("task", "reflection")] == [1, 1]
+        tokens = len(scripts.model.requests) * USAGE.tokens
+        assert await harness.ledger.read(_list_amounts) == [tokens, tokens]
 
 
 def test_the_limits_of_models_have_a_test() -> None:

@@ -12,18 +12,23 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from toolspace.agents import session_transactions
 from toolspace.agents.history import render_transcript, shorten_middle, shorten_text
+from toolspace.agents.model_quotas import ModelQuotas
 from toolspace.agents.session_transactions import SessionLease
 from toolspace.config.agent_settings import ConsciousnessSettings
 from toolspace.core import json_text
 from toolspace.core.language_model import (
     DEFAULT_SETTINGS,
+    NO_USAGE,
     Model,
     ModelRequest,
     ModelSettings,
     ModelTurn,
     ResultsTurn,
+    Usage,
     UserTurn,
 )
 from toolspace.errors import ModelError
@@ -56,8 +61,14 @@ async def compact(
     *,
     archive_dir: Path,
     settings: ModelSettings = DEFAULT_SETTINGS,
+    run_id: str | None = None,
+    quotas: ModelQuotas | None = None,
 ) -> bool:
-    """Compacts the conversation of a session if it is longer than `limits.max_tokens`. Returns whether it did."""
+    """Compacts the conversation of a session if it is longer than `limits.max_tokens`. Returns whether it did.
+
+    The summary is charged to `run_id`, the run of the last cycle, and to its `quotas`. If a daily budget is used up, the
+    conversation stays as it is until a later cycle.
+    """
     if await ledger.read(sessions.count_tokens, lease.session_id) <= limits.max_tokens:
         return False
     rows = await ledger.read(sessions.list_turns, lease.session_id)
@@ -65,6 +76,9 @@ async def compact(
     open_runs = await ledger.read(run_rows.list_open_of_agent, lease.agent_entity_id)
     old_rows = _select_old([row for row in rows if row.run_id not in open_runs], limits.min_recent_cycles)
     if not old_rows:
+        return False
+    if quotas is not None and (charge := await quotas.find_exhausted()) is not None:
+        _log.info("session %s: its older cycles are compacted later: %s", lease.session_id, charge.refusal)
         return False
     session = await ledger.read(sessions.find, lease.session_id)
     previous_summary, archives = _split_summary(session.summary if session is not None else None)
@@ -76,7 +90,11 @@ async def compact(
         _log.warning("session %s: its older cycles could not be archived and stay: %s", lease.session_id, error)
         return False
     names = [*(archive for archive in archives if archive != name), name][-_MAX_ARCHIVES:]
-    summary = f"{await _summarize(model, settings, previous_summary, old_rows)}{_ARCHIVES}{', '.join(names)}"
+    text, usage = await _summarize(model, settings, previous_summary, old_rows)
+    if quotas is not None and run_id is not None and usage != NO_USAGE:
+        await quotas.add(usage)
+        await ledger.write(run_rows.set_usage, run_id, msgspec.to_builtins(quotas.budget.usage))
+    summary = f"{text}{_ARCHIVES}{', '.join(names)}"
     await ledger.commit(_replace_by_summary, lease, old_rows[-1].seq + 1, summary, open_runs)
     _log.info("session %s: cycles up to %d were compacted", lease.session_id, old_rows[-1].cycle)
     return True
@@ -110,12 +128,15 @@ def _split_summary(summary: str | None) -> tuple[str, list[str]]:
     return text, names.split(", ")
 
 
-async def _summarize(model: Model, settings: ModelSettings, previous_summary: str, rows: Sequence[HistoryTurn]) -> str:
+async def _summarize(
+    model: Model, settings: ModelSettings, previous_summary: str, rows: Sequence[HistoryTurn]
+) -> tuple[str, Usage]:
+    usage = NO_USAGE
     transcript = shorten_middle(render_transcript(rows, max_result=_MAX_RESULT), _MAX_TRANSCRIPT)
     prompt = f"SUMMARY SO FAR:\n{previous_summary}\n\n{transcript}" if previous_summary else transcript
     try:
         turn = await model.respond(ModelRequest(system=_SUMMARIZE, turns=[UserTurn(prompt)], settings=settings))
-        summary = turn.text.strip()
+        summary, usage = turn.text.strip(), turn.usage
     except ModelError as error:
         _log.warning("%s could not summarize older cycles; keeping their first lines: %s", model.name, error)
         summary = ""
@@ -123,7 +144,7 @@ async def _summarize(model: Model, settings: ModelSettings, previous_summary: st
         first_rows = [next(group) for _, group in itertools.groupby(rows, key=lambda row: row.cycle)]
         lines = [f"- cycle {row.cycle}: {shorten_text(_one_line(row), 200)}" for row in first_rows]
         summary = "\n".join([*([previous_summary] if previous_summary else []), *lines])
-    return json_text.storable_text(summary[-_MAX_SUMMARY:])
+    return json_text.storable_text(summary[-_MAX_SUMMARY:]), usage
 
 
 def _one_line(row: HistoryTurn) -> str:

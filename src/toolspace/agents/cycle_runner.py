@@ -243,6 +243,8 @@ class CycleRunner:
             agent.spec.consciousness if agent.spec is not None else ConsciousnessSettings(),
             archive_dir=prepared_agent.session_dir,
             settings=prepared_agent.settings.model_settings,
+            run_id=loop.run_id,
+            quotas=loop.quotas,
         )
 
     async def _postpone(

@@ -20,6 +20,7 @@ from toolspace.agents.live_answer import AnswerPlace
 from toolspace.agents.live_output import LiveOutput
 from toolspace.agents.loop import AgentLoop, RunOutcome, changes_space, is_prebuilt_action
 from toolspace.agents.loop_hooks import LoopHooks, PlannedCall
+from toolspace.agents.model_quotas import ModelQuotas
 from toolspace.agents.paused_runs import mark_awaited_results
 from toolspace.agents.plain_answers import answer_space_of
 from toolspace.agents.prompt_builder import build_system_prompt, load_prompt_context, render_active_space
@@ -75,6 +76,8 @@ class DurableLoop(LoopHooks):
         self._planned_calls: Sequence[PlannedCall] = ()
         """The calls of the model's last turn."""
         self._tool_run: Run | None = None
+        self.quotas: ModelQuotas | None = None
+        """Counts what the run's models use; None before the loop starts."""
         self._output: LiveOutput | None = None
         self.last_text_id: str | None = None
         """The id under which the text of the model's last turn was published; None if it had no text."""
@@ -90,6 +93,7 @@ class DurableLoop(LoopHooks):
         stop_listening = self._ledger.waiters.listen(f"inbox:{self.lease.agent_entity_id}", self._on_inbox_event)
         try:
             loop = await self._create_loop()
+            self.quotas = loop.quotas
             loop.count_earlier_calls(self._earlier_calls)
             unfinished_turn = None
             if (turn := conversation.unfinished_turn) is not None:

@@ -109,7 +109,7 @@ class AgentLoop:
         self._hooks = hooks
         self._observer = observer
         self._output = output
-        self._quotas = ModelQuotas(prepared_agent.tools, context)
+        self.quotas = ModelQuotas(prepared_agent.tools, context, agent_run.budget)
         self._reviewer = prepared_agent.new_reviewer()
         self._has_reminded_of_report = False
         self._is_first_request = True
@@ -150,7 +150,7 @@ class AgentLoop:
                 return self._end("max_steps", reason=reason)
             if (reason := run.budget.exhausted_reason()) is not None:
                 return self._end("limit", reason=reason)
-            if (charge := await self._quotas.find_exhausted()) is not None:
+            if (charge := await self.quotas.find_exhausted()) is not None:
                 notice = (
                     f"I cannot answer: the budget for today is used up. It resets at {format_iso(charge.reset_at)}."
                 )
@@ -203,8 +203,7 @@ class AgentLoop:
                 if budget.exhausted_reason() is not None:
                     return None
                 turn = await self._request()
-                budget.add_usage(turn.usage)
-                await self._quotas.add(turn.usage)
+                await self.quotas.add(turn.usage)
                 return turn
         finally:
             run.is_waiting_for_model = False
@@ -305,8 +304,7 @@ class AgentLoop:
             return None
         review = await self._reviewer.review(failed, self.agent_run.turns)
         if review.usage is not None:
-            self.agent_run.budget.add_usage(review.usage)
-            await self._quotas.add(review.usage)
+            await self.quotas.add(review.usage)
         if review.verdict == "complete":
             return self._end("gave_up", turn.text, reason=review.assessment)
         if review.verdict == "replan":

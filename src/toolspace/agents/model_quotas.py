@@ -1,11 +1,12 @@
-"""Daily budgets: what the models of agents may use in a day, by agent and by principal, as `quotas` says.
+"""Counts what the models of a run use: in the budget of the run, and in the daily budgets of `quotas`.
 
-The loop asks before each request and adds what it used. Requests that run at the same time may exceed a quota by what
+The loop asks before each request and adds what it used, and so does the compaction after the run. Requests that run at the same time may exceed a quota by what
 each of them uses.
 """
 
 from __future__ import annotations
 
+from toolspace.agents.agent_run import RunBudget
 from toolspace.core.language_model import Usage
 from toolspace.core.quotas import QuotaCharge, unique_charges
 from toolspace.core.tool_context import ToolContext
@@ -13,11 +14,12 @@ from toolspace.orchestrator.orchestrator import ToolOrchestrator
 
 
 class ModelQuotas:
-    """The quotas on tokens and costs that hold for one run."""
+    """The budget of one run, and the quotas on tokens and costs, by agent and by principal, that hold for it."""
 
-    def __init__(self, tools: ToolOrchestrator, context: ToolContext) -> None:
+    def __init__(self, tools: ToolOrchestrator, context: ToolContext, budget: RunBudget) -> None:
         self._services = tools.services
         self._context = context
+        self.budget = budget
 
     async def find_exhausted(self) -> QuotaCharge | None:
         """The quota that is used up for today; None: more may be used."""
@@ -26,6 +28,7 @@ class ModelQuotas:
 
     async def add(self, usage: Usage) -> None:
         """Counts what a request has used."""
+        self.budget.add_usage(usage)
         if charges := self._charge(usage):
             await self._services.quota_store.add(charges)
 

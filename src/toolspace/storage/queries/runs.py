@@ -123,6 +123,11 @@ def record_step(run_id: str, number: int, usage: str | None) -> Program[bool]:
     return has_changed(update, number, usage, run_id)
 
 
+def set_usage(run_id: str, usage: Mapping[str, Any]) -> Program[None]:
+    """Stores what a run has used, also of one that has ended."""
+    yield "UPDATE runs SET usage = ? WHERE id = ?", (json_or_null(usage), run_id)
+
+
 def advance_step(run_id: str, step: int) -> Program[None]:
     """Stores the number of a step, unless the run has a higher one."""
     yield "UPDATE runs SET steps = ? WHERE id = ? AND steps < ?", (step, run_id, step)
