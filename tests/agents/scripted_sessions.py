@@ -14,6 +14,8 @@ from toolspace.models.scripted import ScriptedModel
 from toolspace.storage.database import Program
 from toolspace.storage.queries import tasks
 
+ONE_REQUEST = Usage(requests=1)
+
 
 def kind_of(request: ModelRequest) -> str:
     """The kind of session that makes a request: `main`, `task` or `reflection`."""
@@ -31,7 +33,7 @@ class ScriptedSessions:
         main: Sequence[Any] = (),
         task: Sequence[Any] = (),
         reflection: Sequence[Any] = (),
-        usage: Usage = Usage(requests=1),
+        usage: Usage = ONE_REQUEST,
     ) -> None:
         self._scripts = {"main": list(main), "task": list(task), "reflection": list(reflection)}
         self.model = ScriptedModel(self._respond, usage=usage)

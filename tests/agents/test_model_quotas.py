@@ -152,7 +152,9 @@ async def test_the_summary_of_a_compaction_is_charged_to_its_run_and_to_the_dail
 
 
 @pytest.mark.spec("11.5")
-async def test_tasks_and_reflections_are_charged_to_the_agent_and_the_person(database: Database, tmp_path: Path) -> None:
+async def test_tasks_and_reflections_are_charged_to_the_agent_and_the_person(
+    database: Database, tmp_path: Path
+) -> None:
     spawn = call("spawn_task", {"description": "look it up", "input": "How high is the Zugspitze?"})
     scripts = ScriptedSessions(main=[spawn], task=["2,962 m"], reflection=["It went well."], usage=USAGE)
     quotas = [Quota(per="agent", tokens_per_day=10_000), Quota(per="principal", tokens_per_day=10_000)]

@@ -375,6 +375,37 @@ def test_destructive_tools_that_no_policy_covers_are_a_warning(toolspace: Toolsp
     ]
 
 
+@pytest.mark.spec("20.1")
+def test_destructive_tools_that_only_one_agent_has_are_a_warning_too(toolspace: Toolspace, project: Path) -> None:
+    (project / "server.py").write_text(
+        "from mcp.server import MCPServer\n\nserver = MCPServer('disk')\n\n\n"
+        "@server.tool()\ndef erase() -> str:\n    return 'gone'\n\n\nserver.run()\n"
+    )
+    (project / "wipe.py").write_text(
+        "from toolspace import tool\nfrom toolspace.core.tool import Annotations\n\n"
+        "@tool(annotations=Annotations(destructive=True))\ndef wipe() -> str:\n    return 'gone'\n"
+    )
+    config = {
+        "agents": {
+            "ada": {
+                "system": "Help.",
+                "mcp": {"servers": {"disk": {"command": sys.executable, "args": ["server.py"]}}},
+            },
+            "bob": {"system": "Help.", "functions": ["./wipe.py"]},
+            "eve": {"system": "Help.", "mcp": {"servers": {"gone": {"command": "no-such-program"}}}},
+        }
+    }
+    messages = []
+    for policies in ([], [{"tool": "disk__*", "decision": "ask"}]):
+        (project / "toolspace.yaml").write_text(json.dumps({**config, "policies": policies}))
+        result = toolspace("doctor", "--json")
+        messages.append([check["found"] for check in list_checks(result, "warning") if check["what"] == "policies"])
+        [problem] = [check["found"] for check in list_checks(result, "problem") if check["what"] == "providers"]
+        assert problem.startswith("eve: gone: ")
+    message = "no policy covers these destructive tools"
+    assert messages == [[f"ada: {message}: disk__erase", f"bob: {message}: wipe"], [f"bob: {message}: wipe"]]
+
+
 @pytest.mark.spec("7.3")
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 def test_doctor_warns_of_inbox_events_that_wait_for_an_operator(

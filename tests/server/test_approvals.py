@@ -28,8 +28,9 @@ from toolspace.server.gateway import Gateway
 
 pytestmark = pytest.mark.spec("20.3")
 TOOLS = """
+from collections.abc import AsyncIterator
 from pathlib import Path
-from toolspace import tool
+from toolspace import tool, ToolContext
 
 LOG = Path(__file__).parent / "effects.txt"
 
@@ -42,6 +43,13 @@ def pay(amount: int, to: str = "shop") -> dict:
 @tool(visible=False)
 def look() -> str:
     return "seen"
+
+@tool(visible=False)
+async def ship(parcels: int, context: ToolContext) -> AsyncIterator[str]:
+    for number in range(1, parcels + 1):
+        context.report_progress(number, parcels, f"parcel {number}")
+        yield f"shipped {number} "
+    LOG.write_text(f"{context.run_id} {context.session_id}")
 """
 ASK = [{"tool": "pay", "decision": "ask", "reason": "money"}]
 
@@ -533,6 +541,47 @@ async def test_an_approved_call_belongs_to_the_session_that_made_it(tmp_path: Pa
         ada = entity_id_for("ada")
         memories = (await setup.api.get(f"/api/agents/{ada}/memories")).data["items"]
         assert [memory["sessionId"] for memory in memories] == [f"{ada}/user:{PERSON}"]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_a_call_that_is_approved_late_reports_its_progress_on_the_stream_of_its_run(
+    tmp_path: Path, is_restarted: bool
+) -> None:
+    """Its run has paused; with a restart, another process executes it."""
+    async with open_model_server() as model_server:
+        settings = shop_config(tmp_path, policies=[{"tool": "ship", "decision": "ask"}])
+        agents = {"ada": agent_config(model_server)}
+        model_server.script(tool_calls_turn(("ship", {"parcels": 2})), "Done.")
+        async with open_agent_gateway(tmp_path, model_server, agents=agents, **settings) as setup:
+            await setup.say("Ship them.")
+            [approval] = await wait_for_approvals(setup, 1)
+            if not is_restarted:
+                await _approve_and_check_progress(setup, approval, tmp_path)
+        if is_restarted:
+            path = write_config(tmp_path, **{**settings, "agents": agents})
+            async with Gateway.open(path, environ={}) as gateway, open_api(gateway) as api:
+                next_setup = AgentGateway(gateway, api, model_server, write_config)
+                await _approve_and_check_progress(next_setup, approval, tmp_path)
+
+
+async def _approve_and_check_progress(setup: Any, approval: Any, folder: Path) -> None:
+    await decide(setup, approval, "approve")
+    run = await setup.wait_for_run_end()
+    body = (await setup.api.get(f"/api/runs/{run['id']}/events?from=start&until=run.done")).body.decode()
+    events = [
+        (frame.partition("event: ")[2].partition("\n")[0], msgspec.json.decode(frame.partition("data: ")[2]))
+        for frame in body.split("\n\n")
+        if "\ndata: " in frame
+    ]
+    own_events = [(type, data) for type, data in events if data.get("toolCallId") == approval["id"]]
+    position = [type for type, _ in own_events].index("approval.decided")
+    later_types = [type for type, _ in own_events[position + 1 :]]
+    assert later_types[-1] == "tool.done"
+    assert {"tool.progress", "tool.streaming"} == set(later_types[:-1])
+    outputs = [data["output"] for type, data in own_events if "preliminary" in data]
+    assert "".join(outputs) == "shipped 1 shipped 2 "
+    assert (folder / "effects.txt").read_text() == f"{run['id']} session-{entity_id_for('ada')}"
+    assert "shipped 1 shipped 2 " in list_result_texts(setup.model_server.list_requests()[1])[0]
 
 
 async def test_streams_of_other_formats_have_the_approval(tmp_path: Path) -> None:

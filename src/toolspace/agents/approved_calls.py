@@ -34,13 +34,32 @@ async def execute_approved_call(
     )
     agent_name = stored_context["agentId"]
     if agent_name is None or agents.find(agent_name) is None:
-        return await tools.execute(approval.tool_name, approval.args, context=context, call_id=approval.id)
+        return await _execute(tools, approved_call, context)
     async with agents.acquire(agent_name) as prepared_agent:
         context.agent = AgentRun(prepared_agent.agent)
         if approval.agent_entity_id is not None:
             is_task = bool(stored_context["taskId"])
             session_id = host.session_id or approval.agent_entity_id
             context.tasks = TaskService(host.ledger, session_id, is_task=is_task)
-        return await prepared_agent.tools.execute(
-            approval.tool_name, approval.args, context=context, call_id=approval.id
-        )
+        window = prepared_agent.model.context_window
+        return await _execute(prepared_agent.tools, approved_call, context, context_window=window)
+
+
+async def _execute(
+    tools: ToolOrchestrator, approved_call: ApprovedCall, context: ToolContext, *, context_window: int | None = None
+) -> ToolResult:
+    """Executes the call. The call of a run gets a run of the same id: its own may be gone, or in another process."""
+    approval = approved_call.approval
+    if approval.run_id is None:
+        return await tools.execute(approval.tool_name, approval.args, context=context, call_id=approval.id)
+    # Without the policy of the run: it has let the call pass before the approval was asked for.
+    run = tools.run(id=approval.run_id, context=context, session=context.session_id or "")
+    if run.context_window is None:
+        run.context_window = context_window
+    try:
+        result = await tools.execute(approval.tool_name, approval.args, context=context, run=run, call_id=approval.id)
+    except BaseException:
+        run.trace.end("canceled")
+        raise
+    run.trace.end("ok" if result.ok else "error")
+    return result

@@ -66,8 +66,8 @@ async def compact(
 ) -> bool:
     """Compacts the conversation of a session if it is longer than `limits.max_tokens`. Returns whether it did.
 
-    The summary is charged to `run_id`, the run of the last cycle, and to its `quotas`. If a daily budget is used up, the
-    conversation stays as it is until a later cycle.
+    The summary is charged to `run_id`, the run of the last cycle, and to its `quotas`. If a daily budget is used up,
+    the conversation stays as it is until a later cycle.
     """
     if await ledger.read(sessions.count_tokens, lease.session_id) <= limits.max_tokens:
         return False

@@ -1,7 +1,7 @@
 """Counts what the models of a run use: in the budget of the run, and in the daily budgets of `quotas`.
 
-The loop asks before each request and adds what it used, and so does the compaction after the run. Requests that run at the same time may exceed a quota by what
-each of them uses.
+The loop asks before each request and adds what it used, and so does the compaction after the run. Requests that run at
+the same time may exceed a quota by what each of them uses.
 """
 
 from __future__ import annotations

@@ -198,6 +198,21 @@ class AgentRegistry:
             if open_agent.is_retired and not open_agent.active_runs:
                 self._close_toolspace(open_agent)
 
+    @contextlib.asynccontextmanager
+    async def open_tools(self, name: str) -> AsyncGenerator[ToolOrchestrator]:
+        """Opens the tools of an agent to inspect them, without its model. Raises `ToolNotFoundError`, `ConfigError`."""
+        agent = self.get(name)
+        if not agent.has_own_tools or self._make_tools is None:
+            yield self.shared_tools
+            return
+        await _load_tool_secrets(agent)
+        toolspace = self._make_tools(agent)
+        await toolspace.__aenter__()
+        try:
+            yield toolspace.orchestrator
+        finally:
+            await toolspace.aclose()
+
     async def _get_open_agent(self, name: str) -> _OpenAgent:
         agent = self.get(name)
         open_agent = self._open_agents.get(name)

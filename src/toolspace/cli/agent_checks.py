@@ -8,7 +8,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from toolspace.agents.agent import entity_id_for
+from toolspace.agents.agent import Agent, entity_id_for
+from toolspace.agents.offered_tools import AgentToolPolicy
 from toolspace.cli.check_result import CheckResult
 from toolspace.composition.from_config import select_builtins
 from toolspace.composition.process_secrets import resolve_process_secrets
@@ -16,10 +17,12 @@ from toolspace.config.agent_settings import AgentModelSettings
 from toolspace.config.configuration import AgentSpec, Config
 from toolspace.config.secret_references import load_secrets, resolve_secrets
 from toolspace.config.server_settings import EmbeddingSettings
+from toolspace.core.extension_points import Deny
 from toolspace.core.tool_collections import ToolSelection
-from toolspace.errors import ConfigError, ModelError, StorageError
-from toolspace.orchestrator.catalog import CatalogEntry
+from toolspace.core.tool_context import ToolContext
+from toolspace.errors import ConfigError, ModelError, StorageError, ToolspaceError
 from toolspace.orchestrator.effective_settings import ProviderRules, ToolSpellings, matches_name
+from toolspace.orchestrator.orchestrator import ToolOrchestrator
 from toolspace.orchestrator.policy_rules import compile_policy, effective_annotations
 from toolspace.toolspace import Toolspace
 
@@ -74,36 +77,50 @@ def _list_tools_not_offered(config: Config, agent: AgentSpec) -> tuple[str, ...]
     )
 
 
-def check_destructive_tools(config: Config, ts: Toolspace) -> Iterator[CheckResult]:
-    """Warns of destructive tools that an agent can call and no policy covers. `ts` has started its providers."""
+async def check_agent_tools(config: Config, ts: Toolspace) -> AsyncIterator[CheckResult]:
+    """Checks the sources of tools that only one agent has, and warns of destructive tools that no policy covers.
+
+    `ts` has started its providers.
+    """
+    shared_failures = ts.orchestrator.unavailable_providers()
     agents_by_tools: dict[tuple[str, ...], list[str]] = {}
     for agent in config.agents.values():
-        hidden_tools = _list_tools_not_offered(config, agent)
-        tools = tuple(
-            entry.tool.name
-            for entry in ts.orchestrator.entries()
-            if effective_annotations(entry).destructive
-            and not (entry.provider.kind == "builtin" and entry.tool.name in hidden_tools)
-            and not _is_covered(ts, entry, agent)
-        )
-        agents_by_tools.setdefault(tools, []).append(agent.name)
-    for tools, agents in agents_by_tools.items():
-        if tools:
-            names = ", ".join((*tools[:_MAX_LISTED], *(["…"] if len(tools) > _MAX_LISTED else [])))
-            message = f"{', '.join(agents)}: no policy covers these destructive tools: {names}"
+        try:
+            async with ts.agents.open_tools(agent.name) as tools:
+                for name, reason in tools.unavailable_providers().items():
+                    if name not in shared_failures:
+                        fix = f"correct {name} in {agent.path}, or set enabled: false"
+                        yield CheckResult("problem", "providers", f"{agent.name}: {name}: {reason}", fix)
+                names = tuple(_list_uncovered_tools(ts.agents.get(agent.name), tools))
+        except ToolspaceError as error:
+            yield CheckResult("problem", "agents", f"{agent.name}: {error}", f"correct its tools in {agent.path}")
+            continue
+        agents_by_tools.setdefault(names, []).append(agent.name)
+    for names, agents in agents_by_tools.items():
+        if names:
+            shown_names = ", ".join((*names[:_MAX_LISTED], *(["…"] if len(names) > _MAX_LISTED else [])))
+            message = f"{', '.join(agents)}: no policy covers these destructive tools: {shown_names}"
             fix = "add rules for them to policies, or policies: cautious; a harmless tool says destructive: false"
             yield CheckResult("warning", "policies", message, fix)
 
 
-def _is_covered(ts: Toolspace, entry: CatalogEntry, agent: AgentSpec) -> bool:
-    """Whether a rule, or the tool itself, decides on calls of an agent."""
-    explanation = ts.orchestrator.explain(entry.tool.name)
-    approval = explanation[1].approval if explanation is not None else None
-    policy = compile_policy(ts.orchestrator.services.policy_rules, entry, approval)
-    return policy.approval is not None or any(
-        rule.agents is None or any(matches_name(pattern, (agent.name,)) for pattern in rule.agents)
-        for rule in policy.rules
-    )
+def _list_uncovered_tools(agent: Agent, tools: ToolOrchestrator) -> Iterator[str]:
+    """The names of the destructive tools of an agent that no rule, and no setting of the tool, decides on."""
+    offered_tools, context = AgentToolPolicy(agent, tools), ToolContext()
+    for listed_entry in tools.entries():
+        name = listed_entry.tool.name
+        if isinstance(offered_tools.decide(listed_entry.tool, context), Deny):
+            continue
+        explanation = tools.explain(name)  # An inherited tool has the entry of the toolspace that it comes from.
+        if explanation is None or not effective_annotations(explanation[0]).destructive:
+            continue
+        policy = compile_policy(tools.services.policy_rules, explanation[0], explanation[1].approval)
+        is_covered = policy.approval is not None or any(
+            rule.agents is None or any(matches_name(pattern, (agent.name,)) for pattern in rule.agents)
+            for rule in policy.rules
+        )
+        if not is_covered:
+            yield name
 
 
 def describe_shared_conversation(agent_name: str) -> tuple[str, str]:

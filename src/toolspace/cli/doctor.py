@@ -27,8 +27,8 @@ import click
 import msgspec
 
 from toolspace.cli.agent_checks import (
+    check_agent_tools,
     check_agents,
-    check_destructive_tools,
     check_failed_events,
     check_session_scopes,
 )
@@ -219,7 +219,7 @@ async def _check_toolspace(options: Options, config: Config) -> AsyncIterator[Ch
                     yield CheckResult("warning", "providers", warning)
             for check in (*_check_providers(ts), *_check_servers(config, ts, started_at), *_check_services(config, ts)):
                 yield check
-            for check in check_destructive_tools(config, ts):
+            async for check in check_agent_tools(config, ts):
                 yield check
     except ToolspaceError as error:
         if "functions: " not in str(error):  # Those are reported already.

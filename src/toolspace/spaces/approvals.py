@@ -143,6 +143,10 @@ class GatewayApprovals:
             approval.tool_name, approval.tool_version, approval.principal, approval.digest, approval.policy_version
         )
         try:
+            if approval.run_id is not None:
+                record = await self._ledger.read(calls.find, approval.id)
+                if record is not None:
+                    host.resumed_calls[approval.id] = record
             result = await self._execute(approved_call, host)
         except Exception as error:
             _log.exception("Call %s: executing it after its approval failed", approval.id)

@@ -84,6 +84,8 @@ class GatewayCallHost:
     """Calls whose state is unknown, because the database did not answer."""
     stored_calls: dict[str, StartedCall] = field(init=False, default_factory=dict[str, StartedCall])
     """Calls that were stored before they are made, by id."""
+    resumed_calls: dict[str, CallRecord] = field(init=False, default_factory=dict[str, CallRecord])
+    """Calls of a run that are executed after their approval, by id, as they are stored."""
     duplicate_call_id: str | None = field(init=False, default=None)
     """A call whose id was in use already."""
     announced_calls: dict[str, tuple[str, ...]] = field(init=False, default_factory=dict[str, tuple[str, ...]])

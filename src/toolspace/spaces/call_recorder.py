@@ -68,6 +68,8 @@ class CallRecorder:
                 # Not visible: nobody may see it in a space that the run enters later.
                 await self._store_ended_call(call, host, "none", result)
                 return result
+            if (record := host.resumed_calls.pop(call.id, None)) is not None:
+                return await self._run_resumed(call, record, visibility, next)
             if is_pending:
                 result = await next(call)
                 if not host.has_opened(call.id):
@@ -93,13 +95,30 @@ class CallRecorder:
         except BaseException:
             # The caller is gone; the end of the call is stored nevertheless.
             if host.run_moves_on and not call.cancel_requested:
-                del self._running_calls[call.id]  # The process that continues the run handles it.
+                self._forget(running_call)  # The process that continues the run handles it.
             else:
                 outcome = call.outcome or call.fail("canceled", "the caller was canceled")
                 self._run_in_background(self._finish(running_call, outcome))
             raise
         await asyncio.shield(self._run_in_background(self._finish(running_call, result)))
         return result
+
+    async def _run_resumed(
+        self, call: Call, record: CallRecord, visibility: Visibility, next: CallHandler
+    ) -> ToolResult:
+        """Runs a call that was stored when its approval was asked for. `approvals.finish` stores its result."""
+        running_call = self._running_calls[call.id] = _RunningCall(record, visibility)
+        try:
+            return await next(call)
+        finally:
+            self._forget(running_call)
+            # The rest of its events comes before its end.
+            await asyncio.shield(self._run_in_background(self._store_events(running_call)))
+
+    def _forget(self, running_call: _RunningCall) -> None:
+        call_id = running_call.call.call_id
+        if self._running_calls.get(call_id) is running_call:  # Else it was approved, and is executed under the same id.
+            del self._running_calls[call_id]
 
     async def _start(self, call: Call, host: GatewayCallHost, visibility: Visibility) -> StartedCall | ToolResult:
         """Stores a call before it runs. Returns its result if it must not run."""
@@ -144,7 +163,7 @@ class CallRecorder:
         await self._end(call_id, result, ())
 
     async def _finish(self, running_call: _RunningCall, result: ToolResult) -> None:
-        del self._running_calls[running_call.call.call_id]
+        self._forget(running_call)
         async with running_call.lock:  # Waits for a flush: its events come first.
             events, running_call.events = running_call.events, []
         await self._end(running_call.call.call_id, result, events, run_id=running_call.call.run_id)
@@ -205,6 +224,9 @@ class CallRecorder:
 
     async def _flush(self, running_call: _RunningCall) -> None:
         await asyncio.sleep(_FLUSH_SECONDS)
+        await self._store_events(running_call)
+
+    async def _store_events(self, running_call: _RunningCall) -> None:
         async with running_call.lock:
             running_call.is_flushing = False
             events, running_call.events = running_call.events, []
