@@ -50,6 +50,32 @@ async def count_allowed(ts: Toolspace, name: str = "look", **context: Any) -> in
     return sum([(await ts.call(name, context=ToolContext(**context))).ok for _ in range(4)])
 
 
+async def test_a_quota_for_a_tool_or_agent_that_does_not_exist_is_a_warning(folder: Path) -> None:
+    quotas = [
+        {"tool": ["look", "lok", "read_*", "send_message", "agent__batch"], "callsPerDay": 9},
+        {"tool": ["gthub__*", "agent__nobody"], "callsPerDay": 9},
+        {"agent": ["ada", "ent_*", "ads*"], "callsPerDay": 9},
+        {"principal": "ent_ann", "key": "key_*", "callsPerDay": 9},
+    ]
+    path = write(folder, *quotas)
+    path.write_text(path.read_text() + "agents: {ada: {model: demo}}\n")
+    async with Toolspace.open(path, environ={"HOME": str(folder)}) as ts:
+        warnings = [warning for warning in ts.warnings if "quotas" in warning]
+    assert [warning.partition(" (")[2] for warning in warnings] == [
+        'quotas[0].tool): "lok" matches no tool',
+        'quotas[1].tool): "gthub__*" matches no tool',
+        'quotas[1].tool): "agent__nobody" matches no tool',
+        'quotas[2].agent): "ads*" matches no agent',
+    ]
+    # The tools of a server are known only after its start.
+    path.write_text(path.read_text() + "mcpServers: {gthub: {url: 'http://127.0.0.1:9/mcp'}}\n")
+    warnings = Toolspace.open(path, environ={"HOME": str(folder)}).warnings
+    assert [warning.partition("): ")[2] for warning in warnings if "quotas" in warning] == [
+        '"agent__nobody" matches no tool',
+        '"ads*" matches no agent',
+    ]
+
+
 @coverage.covers("callsPerMinute", "callsPerHour", "callsPerDay")
 async def test_calls_are_limited_by_minute_hour_and_day(folder: Path) -> None:
     for key in ("callsPerHour", "callsPerDay"):

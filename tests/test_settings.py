@@ -143,6 +143,26 @@ async def test_a_service_that_fails_is_not_called_for_a_while(open_toolspace: Op
                 assert ((statuses["rest__w"].next_probe_at or 0) > time.time() + 60) == (delay == "1h")
 
 
+@pytest.mark.spec("22.4")
+@coverage.covers(
+    "tools.overrides.<name>.circuitBreakerFailures",
+    "tools.overrides.<name>.circuitBreakerDelay",
+)
+async def test_a_tool_may_have_no_circuit_breaker_or_another_one(open_toolspace: OpenToolspace) -> None:
+    services = {"w": {"url": "http://127.0.0.1:9/"}, "other": {"url": "http://127.0.0.1:9/"}}
+    overrides = {
+        "rest__w": {"circuitBreakerFailures": 0},
+        "rest__other": {"circuitBreakerFailures": 1, "circuitBreakerDelay": "1h"},
+    }
+    async with open_toolspace(restTools=services, tools={"overrides": overrides}) as ts:
+        errors = [(await ts.call("rest__w")).error or "" for _ in range(7)]
+        assert not any("circuit breaker" in error for error in errors)
+        errors = [(await ts.call("rest__other")).error or "" for _ in range(2)]
+        assert ["circuit breaker" in error for error in errors] == [False, True]
+        status = dict(ts.orchestrator.circuits.statuses())["rest__other"]
+        assert (status.next_probe_at or 0) > time.time() + 1800
+
+
 @coverage.covers("defaults.toolSearchThreshold")
 async def test_many_definitions_are_replaced_by_a_search_tool(open_toolspace: OpenToolspace, folder: Path) -> None:
     def list_model_tools(ts: Toolspace) -> list[str]:
@@ -543,6 +563,8 @@ async def test_tools_of_a_provider_are_allowed_and_denied(open_toolspace: OpenTo
     "providers.<name>.cache",
     "providers.<name>.cacheScope",
     "providers.<name>.requestTimeoutMs",
+    "providers.<name>.circuitBreakerFailures",
+    "providers.<name>.circuitBreakerDelay",
 )
 async def test_a_provider_sets_queue_cache_and_timeout_of_its_tools(
     open_toolspace: OpenToolspace, folder: Path
@@ -559,6 +581,12 @@ async def test_a_provider_sets_queue_cache_and_timeout_of_its_tools(
     async with open_toolspace(providers={"a": {**plug, "cache": "1m", "cacheScope": "shared"}}) as ts:
         users = [ToolContext(user_id=user) for user in ("ann", "bob")]
         assert [(await ts.call("plug__counted", context=user)).result for user in users] == [1, 1]
+    breaker = {"requestTimeoutMs": 15, "circuitBreakerFailures": 1, "circuitBreakerDelay": "1h"}
+    async with open_toolspace(providers={"a": {**plug, **breaker}}) as ts:
+        errors = [(await ts.call("plug__slow")).error or "" for _ in range(2)]
+        assert ["circuit breaker" in error for error in errors] == [False, True]
+        [(_, status)] = ts.orchestrator.circuits.statuses()
+        assert (status.next_probe_at or 0) > time.time() + 1800
 
 
 @coverage.covers("storage.redis")

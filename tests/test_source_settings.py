@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from time import time as now
 from typing import Any
 
 import pytest
@@ -453,6 +454,23 @@ async def test_a_source_may_share_cached_results_among_principals(setup: SourceS
             for ts, name in ((mcp, "s__counted"), (http, "o__listCats")):
                 ann, bob = [await ts.call(name, context=ToolContext(user_id=user)) for user in ("ann", "bob")]
                 assert (ann.text == bob.text) is is_equal, name
+
+
+@pytest.mark.spec("22.4")
+@coverage.covers(
+    *(f"{section}.<name>.circuitBreaker{key}" for section in ("mcpServers", "openapi") for key in ("Failures", "Delay"))
+)
+@pytest.mark.parametrize("section", ["mcp", "openapi"])
+async def test_a_source_has_its_own_circuit_breaker(setup: SourceSetup, section: str) -> None:
+    open_source, name = {"mcp": (setup.mcp, "s__slow"), "openapi": (setup.openapi, "o__slow")}[section]
+    for failures, refused_count in ((1, 2), (2, 1), (0, 0)):
+        settings = {"circuitBreakerFailures": failures, "circuitBreakerDelay": "1h"}
+        async with open_source(requestTimeoutMs=80, **settings) as ts:
+            errors = [(await ts.call(name)).error or "" for _ in range(3)]
+            assert ["circuit breaker" in error for error in errors].count(True) == refused_count
+            statuses = list(ts.orchestrator.circuits.statuses())
+            assert len(statuses) == (1 if failures else 0)
+            assert all((status.next_probe_at or 0) > now() + 1800 for _, status in statuses)
 
 
 @coverage.covers("openapi.<name>.required")

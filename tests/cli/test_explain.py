@@ -155,3 +155,35 @@ def test_hooks_are_shown_with_their_lines(toolspace: Toolspace, tmp_path: Path) 
     }
     result = toolspace("call", "current_time", cwd=tmp_path)
     assert result.returncode == 0
+
+
+@pytest.mark.spec("22.4")
+def test_settings_of_a_service_name_their_lines(toolspace: Toolspace, tmp_path: Path) -> None:
+    operation = {"operationId": "list_cats", "responses": {"200": {"description": "ok"}}}
+    document = {
+        "openapi": "3.1.0",
+        "info": {"title": "cats", "version": "1"},
+        "servers": [{"url": "http://127.0.0.1:9"}],
+        "paths": {"/cats": {"get": operation}},
+    }
+    (tmp_path / "cats.json").write_text(json.dumps(document))
+    path = tmp_path / "cats.yaml"
+    path.write_text(
+        "defaults: {circuitBreakerDelay: 1m}\n"
+        "queues: {q: {concurrent: 1}}\n"
+        "openapi:\n"
+        "  cats:\n"
+        "    spec: ./cats.json\n"
+        "    queue: q\n"
+        "    circuitBreakerFailures: 2\n"
+        "tools: {overrides: {read_file: {timeout: 1s}}}\n"
+    )
+    settings = json.loads(toolspace("--config", str(path), "explain", "cats__list_cats", "--json").stdout)["settings"]
+    assert settings["queue"] == {"value": "q", "source": f"{path}:6 (openapi.cats.queue)"}
+    line = f"{path}:7 (openapi.cats.circuitBreakerFailures)"
+    assert settings["circuitBreakerFailures"] == {"value": 2, "source": line}
+    assert settings["circuitBreakerDelay"] == {"value": 60_000, "source": f"{path}:1 (defaults.circuitBreakerDelay)"}
+    path.write_text(path.read_text().replace("Failures: 2", "Failures: 0"))
+    rows = [line.split() for line in toolspace("--config", str(path), "explain", "cats__list_cats").stdout.splitlines()]
+    assert ["circuit", "breaker", "off", f"{path}:7", "(openapi.cats.circuitBreakerFailures)"] in rows
+    assert "circuitBreakerFailures" not in json.loads(toolspace("explain", "echo", "--json").stdout)["settings"]

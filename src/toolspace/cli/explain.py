@@ -25,13 +25,20 @@ from toolspace.core.times import format_duration
 from toolspace.orchestrator.catalog import CatalogEntry
 from toolspace.orchestrator.effective_settings import DEFAULT, EffectiveSettings, SourcedValue
 from toolspace.orchestrator.policy_rules import compile_policy
+from toolspace.orchestrator.stages.circuit_breaker import find_circuit_scope
 from toolspace.orchestrator.stages.quota import find_quotas
 from toolspace.toolspace import Toolspace
 
 T = TypeVar("T")
 _PROVIDER_KEYS = {"timeout": "requestTimeoutMs"}
 """Settings that have another key in the entry of a provider."""
-_LABELS = {"cacheScope": "cache scope", "maxBytes": "cap (bytes)", "queueRules": "queue's rules"}
+_LABELS = {
+    "cacheScope": "cache scope",
+    "maxBytes": "cap (bytes)",
+    "queueRules": "queue's rules",
+    "circuitBreakerFailures": "circuit breaker",
+    "circuitBreakerDelay": "breaker's delay",
+}
 
 _REPEATED_ROWS = ("alias", "hook", "quota", "rule")
 
@@ -99,6 +106,7 @@ class _Explanation:
             ),
             ExplainedSetting("visible", tool.visible, visible_source, _yes_no(tool.visible)),
         ]
+        rows += self._circuit_breaker()
         rows += self._hooks()
         if settings.queue.value in self._config.queues:
             rows.insert(2, self._queue(settings.queue.value or ""))
@@ -106,6 +114,16 @@ class _Explanation:
             ExplainedSetting("alias", alias, self._config.source("tools", "aliases", alias), alias)
             for alias in self._aliases()
         ]
+
+    def _circuit_breaker(self) -> Iterator[ExplainedSetting]:
+        settings = self._settings
+        if find_circuit_scope(self._entry) == "none":
+            return
+        yield self._row("circuitBreakerFailures", settings.circuit_breaker_failures, _format_failures)
+        if settings.circuit_breaker_failures.value:
+            yield self._row(
+                "circuitBreakerDelay", settings.circuit_breaker_delay, format_duration, lambda time: round(time * 1000)
+            )
 
     def _row(
         self,
@@ -198,15 +216,19 @@ class _Explanation:
     def _section(self) -> tuple[str, ...]:
         """Returns the key path of the provider's configuration."""
         # Found by its line, not by the namespace, which a provider may choose itself.
-        line = self._entry.rules.rules.source
-        matches = (name for name in self._config.providers if self._config.source("providers", name) == line)
-        name = next(matches, None)
-        return ("tools",) if name is None else ("providers", name)
+        config, line = self._config, self._entry.rules.rules.source
+        sections = {"providers": config.providers, "mcpServers": config.mcp_servers, "openapi": config.openapi}
+        paths = ((section, name) for section, entries in sections.items() for name in entries)
+        return next((path for path in paths if config.source(*path) == line), ("tools",))
 
     def _aliases(self) -> list[str]:
         targets = {alias: self._ts.orchestrator.explain(alias) for alias in self._config.tools.aliases}
         own_name = self._entry.tool.name
         return [alias for alias, match in targets.items() if match is not None and match[0].tool.name == own_name]
+
+
+def _format_failures(count: int | None) -> str:
+    return f"after {count} failures" if count else "off"
 
 
 def _document(requested_name: str, entry: CatalogEntry, rows: list[ExplainedSetting], tokens: int) -> dict[str, Any]:

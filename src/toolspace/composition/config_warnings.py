@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from toolspace.composition.providers import REST
 from toolspace.config.configuration import Config
 from toolspace.core.names import AGENT_NAMESPACE, RESERVED_AGENT_NAMES, SEPARATOR, agent_tool_name, sanitise
+from toolspace.core.prebuilt_actions import RESERVED_ACTION_NAMES
 from toolspace.core.tool import Tool
 from toolspace.core.tool_collections import BUILTIN_NAMES, TOOL_COLLECTIONS
 
 _AGENT_PREFIX = AGENT_NAMESPACE + SEPARATOR
+_ENTITY_PREFIX = "ent_"
 _ROUTER_NAMESPACE = "router"
 _UNUSED_SETTINGS = (("storage", "redis"),)
 
@@ -71,6 +73,39 @@ def list_unmatched_rules(config: Config, tools: Sequence[Tool]) -> list[str]:
         for alias, target in config.tools.aliases.items()
         if SEPARATOR not in target and not has_providers and target.casefold() not in targets
     ]
+
+
+def list_unmatched_quotas(config: Config, tools: Sequence[Tool]) -> list[str]:
+    """A warning for each tool or agent of a quota that does not exist: most likely it is misspelt.
+
+    Principals, keys and ids of entities are not checked: they exist only in the database of a gateway.
+    """
+    names = [tool.name.casefold() for tool in tools]
+    names += [*BUILTIN_NAMES, *RESERVED_ACTION_NAMES, *map(str.casefold, config.tools.aliases)]
+    names += (agent_tool_name(name).casefold() for name in (*RESERVED_AGENT_NAMES, *config.agents))
+    has_providers = any((config.providers, config.mcp_servers, config.rest_tools, config.openapi))
+    namespaces = _list_namespaces(config)
+    agent_names = list(map(str.casefold, config.agents))
+    warnings: list[str] = []
+    for position, quota in enumerate(config.quotas):
+        for pattern in quota.tool or ():
+            namespace, separator, _ = pattern.casefold().partition(SEPARATOR)
+            if fnmatch.filter(names, pattern.casefold()):
+                continue
+            if separator:
+                # The namespace of a plugin is unknown before it is built, and the tools of a server before its start.
+                may_match = bool(config.providers) or bool(fnmatch.filter(namespaces, namespace))
+                may_match = may_match and namespace != AGENT_NAMESPACE
+            else:
+                may_match = has_providers
+            if not may_match:
+                warnings.append(f'{config.source("quotas", position, "tool")}: "{pattern}" matches no tool')
+        warnings += [
+            f'{config.source("quotas", position, "agent")}: "{pattern}" matches no agent'
+            for pattern in quota.agent or ()
+            if not pattern.startswith(_ENTITY_PREFIX) and not fnmatch.filter(agent_names, pattern.casefold())
+        ]
+    return warnings
 
 
 def _list_namespaces(config: Config) -> list[str]:

@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from toolspace.composition.budgets import build_quotas, check_prices, list_unpriced_agents
-from toolspace.composition.config_warnings import list_missing_queues, list_unmatched_rules, list_unused_settings
+from toolspace.composition.config_warnings import (
+    list_missing_queues,
+    list_unmatched_quotas,
+    list_unmatched_rules,
+    list_unused_settings,
+)
 from toolspace.composition.hooks import build_hooks
 from toolspace.composition.policies import build_policy_rules
 from toolspace.composition.providers import ConfiguredProvider, belongs_to_one_provider, build_providers
@@ -147,6 +152,7 @@ def build_parts(
             *list_missing_queues(config, functions),
             *_list_tools_without_agent(config),
             *list_unmatched_rules(config, [*builtins, *functions, *definitions]),
+            *list_unmatched_quotas(config, [*builtins, *functions, *definitions]),
         ],
         agents=tuple(config.agents.values()),
         masks_secrets=bool(config.secret_references) if config.parent is None else None,

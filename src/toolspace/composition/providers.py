@@ -39,6 +39,8 @@ _RULE_FIELDS = (
     "cache",
     "cache_scope",
     "request_timeout",
+    "circuit_breaker_failures",
+    "circuit_breaker_delay",
     "enabled",
     "required",
 )
@@ -207,6 +209,8 @@ def _plan_providers(
                 queue=entry.queue,
                 cache=entry.cache,
                 cache_scope=entry.cache_scope,
+                circuit_breaker_failures=entry.circuit_breaker_failures,
+                circuit_breaker_delay=entry.circuit_breaker_delay,
                 source=source,
             ),
             tools_allowed=entry.tools_allowed,

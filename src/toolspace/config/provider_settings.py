@@ -52,6 +52,15 @@ Enabled = Annotated[bool, "Whether it is used at all."]
 Approval = Annotated[
     Literal["required", "none"] | None, types.choice("required", "none"), "`required`: a person approves each call."
 ]
+CircuitBreakerFailures = Annotated[
+    int | None,
+    types.integer(0),
+    "After how many transport errors or timeouts in a row its calls fail at once; 0: never. Without it "
+    "`defaults.circuitBreakerFailures`.",
+]
+CircuitBreakerDelay = Annotated[
+    Duration | None, "How long until its next call is let through; without it `defaults.circuitBreakerDelay`."
+]
 Headers = Annotated[Mapping[str, str], "HTTP headers to send.", SECRET]
 
 _EFFECTS = {
@@ -110,6 +119,8 @@ class ToolSourceSettings(Section, frozen=True, kw_only=True):
         "How long one call of its tools may take; without it `defaults.toolTimeout`.",
         SettingOptions(key="requestTimeoutMs", aliases=("requestTimeout",)),
     ] = None
+    circuit_breaker_failures: CircuitBreakerFailures = None
+    circuit_breaker_delay: CircuitBreakerDelay = None
 
 
 Transport = Literal["stdio", "http", "sse", "websocket"]

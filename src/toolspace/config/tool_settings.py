@@ -16,6 +16,8 @@ from toolspace.config.provider_settings import (
     Approval,
     Cache,
     CacheScopeSetting,
+    CircuitBreakerDelay,
+    CircuitBreakerFailures,
     McpServers,
     Priority,
     QueueName,
@@ -172,6 +174,8 @@ class ToolOverride(Section, frozen=True, kw_only=True):
     enabled: Annotated[bool | None, "Whether it is offered at all."] = None
     visible: Annotated[bool | None, "Whether its calls are shown in the active space."] = None
     approval: Approval = None
+    circuit_breaker_failures: CircuitBreakerFailures = None
+    circuit_breaker_delay: CircuitBreakerDelay = None
 
 
 class ToolDefinition(SingleToolSettings, frozen=True, kw_only=True):

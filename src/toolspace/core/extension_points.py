@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from toolspace.core.language_model import Turn
 
 
+CircuitScope = Literal["provider", "tool", "none"]
+
+
 class ToolProvider(ABC):
     """A source of tools. Write a subclass for a new kind of source; `toolspace.testing.ProviderContract` tests it.
 
@@ -33,7 +36,7 @@ class ToolProvider(ABC):
     """The kind of provider: `local`, `mcp`, `rest`, `agent`, …"""
     namespace: str = ""
     """The first part of its tools' full names; empty for tools with bare names."""
-    circuit_scope: Literal["provider", "tool", "none"] = "provider"
+    circuit_scope: CircuitScope = "provider"
     """What stops being called after repeated transport errors or timeouts: all its tools, or the tool; or nothing."""
     exact_names: bool = False
     """Whether its names follow the namespace without sanitising, because models are known to accept them."""

@@ -1,4 +1,4 @@
-"""The settings of a tool (timeout, queue, cache, result size), each with the place that set it.
+"""The settings of a tool (timeout, queue, cache, result size, circuit breaker), each with the place that set it.
 
 The composition root makes rules from the configuration; the catalog and the pipeline apply them. Reads no files.
 """
@@ -55,6 +55,9 @@ class ToolRules(msgspec.Struct, frozen=True, kw_only=True):
     visible: bool | None = None
     approval: str | None = None
     """`required`: a person has to approve each call. `none`: the tool's own setting does not hold."""
+    circuit_breaker_failures: int | None = None
+    """0: no circuit breaker."""
+    circuit_breaker_delay: float | None = None
     source: str = DEFAULT
     """Where these rules are written. The key of a rule is appended to it."""
 
@@ -158,6 +161,9 @@ class EffectiveSettings(msgspec.Struct, frozen=True, kw_only=True):
     cache_scope: SourcedValue[CacheScope]
     max_bytes: SourcedValue[int]
     approval: SourcedValue[str | None]
+    circuit_breaker_failures: SourcedValue[int | None]
+    """None or 0: no circuit breaker."""
+    circuit_breaker_delay: SourcedValue[float]
 
 
 def resolve_settings(
@@ -185,6 +191,8 @@ def resolve_settings(
         cache_scope=choose("cache_scope", tool.cache_scope, SourcedValue("principal")),
         max_bytes=choose("max_bytes", None, defaults.tool_response_max_bytes),
         approval=choose("approval", tool.approval, SourcedValue(None)),
+        circuit_breaker_failures=choose("circuit_breaker_failures", None, defaults.circuit_breaker_failures),
+        circuit_breaker_delay=choose("circuit_breaker_delay", None, defaults.circuit_breaker_delay),
     )
 
 

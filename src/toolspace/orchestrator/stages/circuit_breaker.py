@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from toolspace.core.extension_points import ToolProvider
+from toolspace.core.extension_points import CircuitScope, ToolProvider
 from toolspace.core.result import ToolResult
 from toolspace.core.times import format_iso
 from toolspace.core.tool import PENDING_EXECUTION_TYPES
@@ -30,10 +30,10 @@ _MAX_REASON = 300
 
 
 def circuit_breaker(stage: StageContext, next: CallHandler, /) -> CallHandler:
-    defaults = stage.services.defaults
-    threshold, delay = defaults.circuit_breaker_failures.value, defaults.circuit_breaker_delay.value
-    circuit = stage.services.circuits.get(stage.entry) if threshold is not None else None
-    if threshold is None or circuit is None:
+    settings = stage.settings
+    threshold, delay = settings.circuit_breaker_failures.value, settings.circuit_breaker_delay.value
+    circuit = stage.services.circuits.get(stage.entry) if threshold else None
+    if not threshold or circuit is None:
         return next
     provider, own_timeout = stage.entry.provider, stage.settings.timeout.value
 
@@ -150,6 +150,13 @@ class Circuit:
         self.opened_at = None
 
 
+def find_circuit_scope(entry: CatalogEntry) -> CircuitScope:
+    """Returns what shares the breaker of a tool: its provider, nobody else, or `none` if it has no breaker."""
+    if entry.tool.execution_type in PENDING_EXECUTION_TYPES:
+        return "none"
+    return "tool" if entry.tool.execution_type == "gateway" else entry.provider.circuit_scope
+
+
 class CircuitRegistry:
     """The circuit breakers of an orchestrator and its layers. A breaker keeps its state when settings change."""
 
@@ -158,12 +165,11 @@ class CircuitRegistry:
 
     def get(self, entry: CatalogEntry) -> Circuit | None:
         """Returns the breaker for the calls of a tool; None if the tool needs none."""
-        provider, tool = entry.provider, entry.tool
-        scope = "tool" if tool.execution_type == "gateway" else provider.circuit_scope
-        if scope == "none" or tool.execution_type in PENDING_EXECUTION_TYPES:
+        scope = find_circuit_scope(entry)
+        if scope == "none":
             return None
-        name = tool.name if scope == "tool" else entry.provider_name
-        return self._circuits.setdefault(provider, {}).setdefault(name, Circuit(name))
+        name = entry.tool.name if scope == "tool" else entry.provider_name
+        return self._circuits.setdefault(entry.provider, {}).setdefault(name, Circuit(name))
 
     def statuses(self) -> Iterator[tuple[str, CircuitStatus]]:
         """Iterates over the breakers of all tools that were called: the name of the provider or tool, and its state."""
