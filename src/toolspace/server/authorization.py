@@ -18,7 +18,7 @@ from toolspace.core.stored_records import CallRecord, Entity, RunRecord, Space
 from toolspace.server.responses import Problem, not_found
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.database import Program
-from toolspace.storage.queries import calls, entities_and_spaces, runs
+from toolspace.storage.queries import call_lists, calls, entities_and_spaces, runs
 
 if TYPE_CHECKING:
     from toolspace.server.requests import Request
@@ -220,12 +220,7 @@ def _find_run(run_id: str, entity_id: str | None) -> Program[tuple[RunRecord | N
     if run.space_id is None or not (yield from entities_and_spaces.is_member(run.space_id, entity_id)):
         return run, False
     # A run can move between spaces. The members of its present space may not see what it did in another one.
-    foreign_calls = yield (
-        "SELECT 1 FROM calls WHERE run_id = ? AND space_id IS NOT NULL AND space_id NOT IN "
-        "(SELECT space_id FROM members WHERE entity_id = ?) LIMIT 1",
-        (run_id, entity_id),
-    )
-    return run, not foreign_calls
+    return run, not (yield from call_lists.has_foreign_calls(run_id, entity_id))
 
 
 def _find_call(call_id: str, entity_id: str | None) -> Program[tuple[CallRecord | None, bool]]:

@@ -287,6 +287,34 @@ SESSION_SCOPE = (
     "CREATE INDEX tasks_session ON tasks (session_id, created_at)",
 )
 
+_INDEXES_OF_LISTS = (
+    # Of calls. The first is for every list and count by status; those of spaces and principals leave out most calls.
+    "CREATE INDEX calls_status ON calls (status, created_at)",
+    "CREATE INDEX calls_tool ON calls (tool_name, created_at)",
+    "CREATE INDEX calls_space ON calls (space_id, created_at, exposure) WHERE space_id IS NOT NULL",
+    "CREATE INDEX calls_principal ON calls (principal, created_at) WHERE principal IS NOT NULL",
+    """CREATE INDEX calls_open_of_principal ON calls (principal)
+        WHERE status IN ('waiting', 'pending') AND principal IS NOT NULL""",
+    "CREATE INDEX calls_awaited ON calls (wait_until) WHERE status = 'waiting' AND wait_until IS NOT NULL",
+    "CREATE INDEX runs_status ON runs (status, created_at)",
+    "CREATE INDEX runs_created ON runs (created_at)",
+    "DROP INDEX runs_space",
+    "CREATE INDEX runs_space ON runs (space_id, created_at) WHERE space_id IS NOT NULL",
+    # Of inboxes: one index for each status, in the order in which events are listed.
+    "DROP INDEX inbox_taken",
+    "CREATE INDEX inbox_processed ON inbox (agent_entity_id, priority, at, seq) WHERE status = 'processed'",
+    "CREATE INDEX inbox_failed ON inbox (agent_entity_id, priority, at, seq) WHERE status = 'failed'",
+    "DROP INDEX inbox_claimed",
+    "CREATE INDEX inbox_claimed ON inbox (agent_entity_id, claim) WHERE status = 'processing'",
+    "DROP INDEX approvals_requested",
+    "CREATE INDEX approvals_status ON approvals (status, created_at)",
+    "CREATE INDEX approval_rules_created ON approval_rules (created_at)",
+    "DROP INDEX entities_type",
+    "CREATE INDEX entities_type ON entities (type, id)",
+    "CREATE INDEX presence_left ON presence (left_at) WHERE left_at IS NOT NULL",
+    "CREATE INDEX keys_secret ON keys (id) WHERE kind = 'secret' AND revoked_at IS NULL",
+)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _FIRST,
     _SECOND,
@@ -300,6 +328,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _CALL_PRINCIPALS,
     _TOOL_BUDGETS,
     SESSION_SCOPE,
+    _INDEXES_OF_LISTS,
 )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from toolspace.core.ids import now_ms
 from toolspace.storage.database import Database, Program
-from toolspace.storage.queries import calls, entities_and_spaces, runs
+from toolspace.storage.queries import call_lists, calls, entities_and_spaces, runs
 from toolspace.storage.queries.calls import CallTransition, NewCall
 
 
@@ -357,7 +357,7 @@ async def test_calls_are_listed_newest_first_with_filters(database: Database) ->
     await database.run(lambda: _resolve("call_4"))
 
     async def ids(**filters: Any) -> list[str]:
-        return [call.call_id for call in await database.read(lambda: calls.list_calls(**filters))]
+        return [call.call_id for call in await database.read(lambda: call_lists.list_calls(**filters))]
 
     assert await ids(limit=2) == ["call_5", "call_4"]
     assert await ids(before="call_4", limit=2) == ["call_3", "call_2"]
@@ -374,3 +374,34 @@ async def test_calls_are_listed_newest_first_with_filters(database: Database) ->
         "call_2",
         "call_3",
     ]
+
+
+@pytest.mark.spec("26.2")
+async def test_calls_of_a_member_are_listed_newest_first_over_all_its_spaces(database: Database) -> None:
+    await database.run(lambda: entities_and_spaces.create_entity("joe", "human", "Joe", {}))
+    for space in ("one", "two", "three", "foreign"):
+        await database.run(lambda space=space: entities_and_spaces.create_space(space, space, {}))
+        if space != "foreign":
+            await database.run(lambda space=space: entities_and_spaces.add_member(space, "joe"))
+    spaces = ["one", "two", "foreign", "one", "one", "three", "two", "one"]
+    for number, space in enumerate(spaces):
+        new = _new(f"call_{number}", run_id=None, space_id=space, created_at=number // 2, visibility="full")
+        await database.run(lambda new=new: calls.create(new, seq=0, message_id=None))
+    hidden = _new("call_9", run_id=None, space_id="one", created_at=9, visibility="none")
+    await database.run(lambda: calls.create(hidden, seq=0, message_id=None))
+
+    expected = [f"call_{number}" for number in (7, 6, 5, 4, 3, 1, 0)]
+    for limit in (1, 2, 3, 10):
+        listed: list[str] = []
+        while page := await database.read(
+            lambda before=listed[-1] if listed else None, limit=limit: call_lists.list_calls(
+                member="joe", before=before, limit=limit
+            )
+        ):
+            assert len(page) <= limit
+            listed += [call.call_id for call in page]
+        assert listed == expected
+    of_tool = await database.read(lambda: call_lists.list_calls(member="joe", tool_name="another"))
+    assert of_tool == []
+    several = await database.read(lambda: call_lists.list_calls(statuses=("waiting", "resolved"), limit=3))
+    assert [call.call_id for call in several] == ["call_9", "call_7", "call_6"]

@@ -208,9 +208,7 @@ def _load_context(session_id: str, space_id: str) -> Program[tuple[Space, list[M
 def _merge_metadata(caller: ActionCaller, space_id: str | None, changes: Mapping[str, Any]) -> Program[dict[str, Any]]:
     space_id = caller.get_space_id(space_id)
     yield from _get_space(caller.session_id, space_id)
-    # Locks the row before it is read: no other transaction changes it in between.
-    rows = yield "UPDATE spaces SET metadata = metadata WHERE id = ? RETURNING metadata", (space_id,)
-    new_metadata = {**json_text.decode(rows[0][0]), **changes} if rows else dict(changes)
+    new_metadata = {**(yield from entities_and_spaces.lock_metadata(space_id)), **changes}
     new_metadata = {key: value for key, value in new_metadata.items() if value is not None}
     if (size := json_text.encoded_size(new_metadata)) > _MAX_METADATA:
         raise RefusedError("invalid", f"the metadata would have {size} bytes; a space has at most {_MAX_METADATA}")

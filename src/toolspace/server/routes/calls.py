@@ -35,7 +35,7 @@ from toolspace.server.routes.approvals import approver_of
 from toolspace.server.routing import RouteTable
 from toolspace.spaces.call_transactions import Submission
 from toolspace.storage.database import Program, read_page
-from toolspace.storage.queries import approvals, calls
+from toolspace.storage.queries import approvals, call_lists, calls
 
 _STATUSES: tuple[str, ...] = get_args(CallStatus)
 
@@ -161,7 +161,7 @@ async def list_calls(request: Request) -> dict[str, Any]:
         raise Problem(403, "principal requires a secret key; remove it", path="$.principal")
 
     def read(last: CallRecord | None, limit: int) -> Program[list[CallRecord]]:
-        return calls.list_calls(
+        return call_lists.list_calls(
             statuses=statuses,
             run_id=query.run_id,
             agent_entity_id=query.agent_entity_id,

@@ -7,7 +7,7 @@ call has its result.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 
@@ -136,16 +136,19 @@ def list_approvals(
         f"((approvals.approvers LIKE '%\"members\"%' AND {member}) OR approvals.approvers LIKE ? ESCAPE '\\' "
         "OR (approvals.approvers LIKE '%\"caller\"%' AND approvals.principal = ?))"
     )
-    conditions, values = where_clause(
-        (f"approvals.status IN ({placeholders(statuses)})", list(statuses) or None),
+    filters = (
         ("calls.space_id = ?", space_id),
         ("calls.run_id = ?", run_id),
         ("approvals.approvers LIKE '%\"caller\"%' AND approvals.principal = ?", principal),
         (is_approver, [entity_id, name, entity_id] if entity_id is not None else None),
         ("(approvals.created_at, approvals.id) < (SELECT created_at, id FROM approvals WHERE id = ?)", before),
     )
-    order = "ORDER BY approvals.created_at DESC, approvals.id DESC LIMIT ?"
-    return _APPROVAL.select(f"{conditions}{order}", *values, limit)
+    records: list[ApprovalRecord] = []
+    for status in dict.fromkeys(statuses or get_args(ApprovalStatus)):  # The index has those of one status in order.
+        conditions, values = where_clause(("approvals.status = ?", status), *filters)
+        order = "ORDER BY approvals.created_at DESC, approvals.id DESC LIMIT ?"
+        records += yield from _APPROVAL.select(f"{conditions}{order}", *values, limit)
+    return sorted(records, key=lambda record: (record.created_at, record.id), reverse=True)[:limit]
 
 
 # The calls that need approval

@@ -25,7 +25,6 @@ from toolspace.storage.queries.statement_builder import (
     insert_into,
     json_or_null,
     placeholders,
-    where_clause,
 )
 
 OPEN: Final = "('waiting', 'pending')"
@@ -393,30 +392,9 @@ def list_pausing(run_id: str) -> Program[list[str]]:
 # Lists of calls
 
 
-def list_calls(
-    *,
-    statuses: Sequence[str] = (),
-    run_id: str | None = None,
-    agent_entity_id: str | None = None,
-    space_id: str | None = None,
-    member: str | None = None,
-    tool_name: str | None = None,
-    principal: str | None = None,
-    before: str | None = None,
-    limit: int = 100,
-) -> Program[list[CallRecord]]:
-    """Calls, newest first. `member`: only visible ones in spaces of this entity. `before`: older than this call."""
-    conditions, values = where_clause(
-        ("run_id = ?", run_id),
-        ("agent_entity_id = ?", agent_entity_id),
-        ("space_id = ?", space_id),
-        ("tool_name = ?", tool_name),
-        ("principal = ?", principal),
-        (f"status IN ({placeholders(statuses)})", list(statuses) or None),
-        ("exposure = 'full' AND space_id IN (SELECT space_id FROM members WHERE entity_id = ?)", member),
-        ("(created_at, call_id) < (SELECT created_at, call_id FROM calls WHERE call_id = ?)", before),
-    )
-    return _CALL.select(f"{conditions}ORDER BY created_at DESC, call_id DESC LIMIT ?", *values, limit)
+def select_calls(clauses: str, *values: Any) -> Program[list[CallRecord]]:
+    """The calls of a SELECT with these clauses. For `call_lists` alone."""
+    return _CALL.select(clauses, *values)
 
 
 def count_open(principal: str) -> Program[int]:
@@ -471,7 +449,8 @@ def find_next_due() -> Program[int | None]:
 
 def list_overdue(*, before: int, limit: int) -> Program[list[str]]:
     """The ids of waiting calls whose callers should have stopped waiting before a time, and did not say so."""
-    return first_column("SELECT call_id FROM calls WHERE status = 'waiting' AND wait_until < ? LIMIT ?", before, limit)
+    conditions = "status = 'waiting' AND wait_until IS NOT NULL AND wait_until < ?"
+    return first_column(f"SELECT call_id FROM calls WHERE {conditions} LIMIT ?", before, limit)
 
 
 def list_orphaned(node_ids: Sequence[str], *, limit: int) -> Program[list[tuple[str, str]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from toolspace.core import json_text
 from toolspace.core.ids import now_ms
 from toolspace.core.stored_records import Entity, EntityType, Member, SessionScope, Space
 from toolspace.storage.database import Program
@@ -108,6 +109,12 @@ def update_space(
 def lock_space(space_id: str) -> Program[bool]:
     """Nobody adds a message to the space until the transaction ends. False if there is no such space."""
     return has_changed("UPDATE spaces SET last_seq = last_seq WHERE id = ?", space_id)
+
+
+def lock_metadata(space_id: str) -> Program[Mapping[str, Any]]:
+    """The metadata of a space, which nobody else changes until the transaction ends. Empty if the space is missing."""
+    rows = yield "UPDATE spaces SET metadata = metadata WHERE id = ? RETURNING metadata", (space_id,)
+    return json_text.decode(rows[0][0]) if rows else {}
 
 
 def delete_space(space_id: str) -> Program[bool]:

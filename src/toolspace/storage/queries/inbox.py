@@ -48,8 +48,9 @@ FAILED_EVENTS_BY_AGENT: Final = (
     "SELECT agent_entity_id, COUNT(*) FROM inbox WHERE status = 'failed' GROUP BY agent_entity_id ORDER BY 1"
 )
 """How many events of each agent wait for an operator."""
-_PENDING, _NOT_PENDING = "status = 'pending'", "status <> 'pending'"
-"""The two parts of an inbox that each have an index by agent."""
+_PENDING: Final = "status = 'pending'"
+_STATUSES: Final = ("pending", "processing", "processed", "failed")
+"""Each has an index by agent. Statements name the status as a literal: only then the index can be used."""
 
 
 def insert_rows_from(select: str) -> str:
@@ -183,9 +184,11 @@ def retry(agent_entity_id: str, event_id: str) -> Program[bool]:
     return has_changed(update, now_ms(), agent_entity_id, event_id)
 
 
-def delete_all(agent_entity_id: str) -> Program[None]:
-    for condition in (_PENDING, _NOT_PENDING):
-        yield f"DELETE FROM inbox WHERE agent_entity_id = ? AND {condition}", (agent_entity_id,)
+def delete_all(agent_entity_id: str, *, session_id: str | None = None) -> Program[None]:
+    """Deletes the events of an agent; only those of one session, if it is given."""
+    conditions, values = where_clause(("agent_entity_id = ?", agent_entity_id), ("session_id = ?", session_id))
+    for status in _STATUSES:
+        yield f"DELETE FROM inbox {conditions}AND status = '{status}'", values
 
 
 @long_running
@@ -203,14 +206,12 @@ def list_events(
     agent_entity_id: str, *, status: str | None = None, session_id: str | None = None, limit: int = 100
 ) -> Program[list[InboxEvent]]:
     """Events in the order in which they are claimed; only those of one status or session, if it is given."""
-    conditions, values = where_clause(
-        ("agent_entity_id = ?", agent_entity_id), ("status = ?", status), ("session_id = ?", session_id)
-    )
-    parts = (_PENDING, _NOT_PENDING) if status is None else (_PENDING if status == "pending" else _NOT_PENDING,)
+    conditions, values = where_clause(("agent_entity_id = ?", agent_entity_id), ("session_id = ?", session_id))
     rows: list[Row] = []
-    for part in parts:
-        clauses = f"{conditions}AND {part} ORDER BY priority, at, seq LIMIT ?"
-        rows += yield f"SELECT {_EVENT.sql}, seq FROM inbox {clauses}", (*values, limit)
+    for name in _STATUSES:
+        if status in (None, name):
+            clauses = f"{conditions}AND status = '{name}' ORDER BY priority, at, seq LIMIT ?"
+            rows += yield f"SELECT {_EVENT.sql}, seq FROM inbox {clauses}", (*values, limit)
     return _in_order(rows)[:limit]
 
 

@@ -121,7 +121,12 @@ def list_latest(
     space_id: str, *, limit: int = 50, offset: int = 0, complete_only: bool = False
 ) -> Program[tuple[list[Message], int]]:
     """The last messages of a space, oldest first, and how many it has; `offset` skips the newest ones."""
-    total: int = yield from first_value("SELECT COUNT(*) FROM messages WHERE space_id = ?", space_id)
+    # Not counted: the messages of a space have successive numbers.
+    first_and_last = ", ".join(
+        f"(SELECT seq FROM messages WHERE space_id = ? ORDER BY seq{order} LIMIT 1)" for order in ("", " DESC")
+    )
+    first_seq, last_seq = (yield f"SELECT {first_and_last}", (space_id, space_id))[0]
+    total: int = 0 if first_seq is None else last_seq - first_seq + 1
     condition = ""
     if complete_only:
         # Counted apart: all messages and the incomplete ones have an index each, the complete ones have none.

@@ -16,6 +16,7 @@ from toolspace.core.ids import agent_of_session, now_ms, scope_key_of, session_i
 from toolspace.core.language_model import Turn
 from toolspace.core.stored_records import AgentScope
 from toolspace.storage.database import Program
+from toolspace.storage.queries import inbox
 from toolspace.storage.queries.statement_builder import (
     Table,
     first_column,
@@ -123,10 +124,11 @@ def find_scope(agent_entity_id: str) -> Program[AgentScope]:
 
 def delete_scope(scope_key: str) -> Program[None]:
     """Deletes the sessions of a space or a person, and everything that belongs to them."""
-    session_ids = yield from first_column("SELECT id FROM sessions WHERE scope_key = ?", scope_key)
-    for session_id in session_ids:
-        for table in ("goals", "memories", "plans", "tasks", "inbox"):
+    select = "SELECT id FROM sessions WHERE scope_key = ? AND scope_key <> ''"
+    for session_id in (yield from first_column(select, scope_key)):
+        for table in ("goals", "memories", "plans", "tasks"):
             yield f"DELETE FROM {table} WHERE session_id = ?", (session_id,)
+        yield from inbox.delete_all(agent_of_session(session_id), session_id=session_id)
         yield "DELETE FROM sessions WHERE id = ?", (session_id,)
 
 
@@ -203,33 +205,26 @@ def list_interrupted(*, limit: int) -> Program[list[str]]:
 
 def list_with_waiting_inbox(*, limit: int) -> Program[list[tuple[str, int]]]:
     """The sessions of agents that nobody runs and whose inbox has events to claim, with their highest priority."""
-    now = now_ms()
-    events = (
-        "FROM inbox i WHERE i.agent_entity_id = s.id AND i.session_id = i.agent_entity_id AND i.status = 'pending' "
-        "AND i.available_at <= ?"
-    )
-    rows = yield (
-        f"SELECT s.id, (SELECT MIN(i.priority) {events}) AS first FROM sessions s WHERE s.kind = 'agent' "
-        f"AND s.scope_key = '' AND (s.node_id IS NULL OR s.lease_until < ?) AND EXISTS (SELECT 1 {events}) LIMIT ?",
-        (now, now, now, limit),
-    )
-    return [(row[0], row[1]) for row in rows] + (yield from _list_scoped_with_waiting_inbox(limit))
+    main_sessions = yield from _list_waiting("agent_entity_id", "session_id = agent_entity_id", limit)
+    return main_sessions + (yield from _list_waiting("session_id", "session_id <> agent_entity_id", limit))
 
 
-def _list_scoped_with_waiting_inbox(limit: int) -> Program[list[tuple[str, int]]]:
-    """As `list_with_waiting_inbox`, for sessions of spaces and people.
+def _list_waiting(column: str, condition: str, limit: int) -> Program[list[tuple[str, int]]]:
+    """As `list_with_waiting_inbox`, for events that meet a condition and whose session is in `column`.
 
-    There may be many more of them than pending events: the recursion goes through the index of those events and visits
+    There may be many more sessions than pending events: the recursion goes through the index of those events and visits
     each session with events once.
     """
     now = now_ms()
-    pending = "FROM inbox WHERE status = 'pending' AND session_id <> agent_entity_id"
+    # The index of the main sessions has the events of the others, too.
+    pending = "FROM inbox WHERE status = 'pending'" + (f" AND {condition}" if column == "session_id" else "")
     rows = yield (
-        f"WITH RECURSIVE waiting (id) AS (SELECT MIN(session_id) {pending} UNION ALL "
-        f"SELECT (SELECT MIN(session_id) {pending} AND session_id > waiting.id) FROM waiting WHERE id IS NOT NULL) "
-        f"SELECT * FROM (SELECT s.id, (SELECT MIN(priority) {pending} AND session_id = s.id AND available_at <= ?) "
-        "AS first FROM waiting JOIN sessions s ON s.id = waiting.id WHERE s.node_id IS NULL OR s.lease_until < ?) "
-        "AS ready WHERE first IS NOT NULL LIMIT ?",
+        f"WITH RECURSIVE waiting (id) AS (SELECT MIN({column}) {pending} UNION ALL "
+        f"SELECT (SELECT MIN({column}) {pending} AND {column} > waiting.id) FROM waiting WHERE id IS NOT NULL) "
+        f"SELECT * FROM (SELECT s.id, (SELECT MIN(priority) FROM inbox WHERE status = 'pending' AND {condition} "
+        f"AND {column} = s.id AND available_at <= ?) AS first FROM waiting JOIN sessions s ON s.id = waiting.id "
+        "WHERE s.kind = 'agent' AND (s.node_id IS NULL OR s.lease_until < ?)) AS ready "
+        "WHERE first IS NOT NULL LIMIT ?",
         (now, now, limit),
     )
     return [(row[0], row[1]) for row in rows]

@@ -137,3 +137,11 @@ def where_clause(*conditions: tuple[str, Any]) -> tuple[str, list[Any]]:
             clauses.append(condition)
             values += cast("list[Any]", value) if isinstance(value, list) else (value,)
     return f"WHERE {' AND '.join(clauses)} " if clauses else "", values
+
+
+def without_index(column: str) -> str:
+    """A text column as an expression, so that no index of it is used: another condition selects fewer rows.
+
+    SQLite has no statistics, and would take an index of a status that most rows have.
+    """
+    return f"COALESCE({column}, '')"

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from toolspace.errors import StorageError
 from toolspace.storage.migrations import migrate
+from toolspace.storage.planner_statistics import write_sqlite_statistics
 from toolspace.storage.private_files import make_private_folder
 from toolspace.storage.sqlite.group_commit import run_program
 
@@ -103,6 +104,7 @@ class DatabaseFile:
         writer.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
         try:
             run_program(writer, migrate)
+            run_program(writer, write_sqlite_statistics)
         except StorageError as error:
             raise StorageError(f"{self.path}: {error}") from error
         writer.execute("COMMIT")
