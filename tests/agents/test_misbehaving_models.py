@@ -31,10 +31,10 @@ from toolspace.errors import ModelError
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.server.routes.entities_and_spaces import (
     delete_entity_transaction,
-    delete_space_transaction,
     remove_member_transaction,
 )
 from toolspace.spaces import runs
+from toolspace.spaces.space_deletion import delete_space
 from toolspace.storage.database import Database
 from toolspace.storage.queries import entities_and_spaces, inbox, messages
 
@@ -466,7 +466,7 @@ async def test_deleting_a_space_during_a_message_does_not_break_the_run(
         if how == "the agent leaves":
             await harness.ledger.commit(remove_member_transaction, harness.space, harness.agent)
         else:
-            await harness.ledger.commit(delete_space_transaction, harness.space)
+            await harness.ledger.commit(delete_space, harness.space)
 
     model = SlowWriterModel(ModelTurn(calls=(call("send_message", {"text": "Hello"}, id="b"),)), before=goes)
     async with run_agents(database, agent("ada", model), session_dir=tmp_path) as harness:
@@ -487,7 +487,7 @@ async def test_deleting_a_space_before_streaming_does_not_break_the_run(
     monkeypatch.setattr(live_output, "FLUSH_SECONDS", 3600)
 
     async def goes() -> None:
-        await harness.ledger.commit(delete_space_transaction, harness.space)
+        await harness.ledger.commit(delete_space, harness.space)
 
     model = SlowWriterModel(ModelTurn(calls=(call("send_message", {"text": "Hello"}, id="b"),)), before=goes)
     async with run_agents(database, agent("ada", model), session_dir=tmp_path) as harness:

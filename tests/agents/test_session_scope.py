@@ -460,7 +460,8 @@ async def test_archives_belong_to_their_session(sqlite: Database, tmp_path: Path
 
 
 async def test_the_sessions_of_a_deleted_space_or_person_are_deleted(database: Database, tmp_path: Path) -> None:
-    from toolspace.server.routes.entities_and_spaces import delete_entity_transaction, delete_space_transaction
+    from toolspace.server.routes.entities_and_spaces import delete_entity_transaction
+    from toolspace.spaces.space_deletion import delete_space
 
     memory = call("set_memories", {"memories": [{"key": "fruit", "value": "apples"}]})
     agents = [
@@ -472,7 +473,7 @@ async def test_the_sessions_of_a_deleted_space_or_person_are_deleted(database: D
         await say(harness, CARLA, "apples")
         for agent_id in harness.agents:
             await harness.wait_for_run(agent=agent_id)
-        await harness.ledger.commit(delete_space_transaction, HERS)
+        await harness.ledger.commit(delete_space, HERS)
         await harness.ledger.commit(delete_entity_transaction, CARLA)
         for agent_id in harness.agents:
             assert await harness.ledger.read(goals_and_memories.list_memories_of_agent, agent_id) == []

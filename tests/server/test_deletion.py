@@ -12,10 +12,10 @@ from toolspace.core.stored_records import RunRecord
 from toolspace.errors import RefusedError
 from toolspace.server.routes.entities_and_spaces import (
     delete_entity_transaction,
-    delete_space_transaction,
     remove_member_transaction,
 )
 from toolspace.spaces import call_transactions, messaging, runs
+from toolspace.spaces.space_deletion import delete_space
 from toolspace.storage.database import Database
 from toolspace.storage.queries import entities_and_spaces, inbox
 from toolspace.storage.queries import runs as run_rows
@@ -32,7 +32,7 @@ async def test_open_calls_of_a_deleted_space_are_cancelled(database: Database) -
         call_task = asyncio.create_task(harness.call(run, "confirm"))
         await harness.wait_until_started(run)
         later = await harness.call(run, "later")
-        assert await harness.ledger.commit(delete_space_transaction, harness.space)
+        assert await harness.ledger.commit(delete_space, harness.space)
         assert (await call_task).error_kind == "canceled"
         (event,) = await harness.inbox()
         assert (event.data["callId"], event.data["status"]) == (later.call_id, "canceled")
@@ -41,14 +41,14 @@ async def test_open_calls_of_a_deleted_space_are_cancelled(database: Database) -
         assert record.space_id is None
         second_result = await harness.call(run, "confirm")
         assert "you are not in a space" in str(second_result.error)
-        assert not await harness.ledger.commit(delete_space_transaction, harness.space)
+        assert not await harness.ledger.commit(delete_space, harness.space)
 
 
 async def test_space_with_a_reused_id_shows_nothing_of_the_deleted_one(database: Database) -> None:
     async with service_harness(database) as harness:
         await harness.ledger.commit(messaging.send_message, harness.space, harness.person, "a secret")
         last = (await harness.events(f"space:{harness.space}"))[-1].id
-        await harness.ledger.commit(delete_space_transaction, harness.space)
+        await harness.ledger.commit(delete_space, harness.space)
         await harness.ledger.write(entities_and_spaces.create_space, harness.space, "Another", {})
         await harness.ledger.write(entities_and_spaces.add_member, harness.space, harness.person)
         assert await harness.events(f"space:{harness.space}") == []

@@ -26,6 +26,7 @@ _MOSTLY_NULL: Final = {
     ("calls", "due_at"),
     ("calls", "wait_until"),
     ("calls", "worker_id"),
+    ("spaces", "deleted_at"),
 }
 
 

@@ -29,6 +29,7 @@ from toolspace.storage.queries import (
     quotas,
     runs,
     sessions,
+    space_deletion,
     tasks,
     workers_and_presence,
 )
@@ -112,6 +113,12 @@ def seed() -> Iterator[Program[Any]]:
     yield entities_and_spaces.create_entity("ada", "agent", "Ada", {})
     yield entities_and_spaces.create_entity("ent_joe", "human", "Joe", {})
     yield entities_and_spaces.create_space("spc_1", "Tea", {})
+    yield entities_and_spaces.create_space("spc_deleted", "Old", {})
+    yield entities_and_spaces.create_space("spc_empty", "Empty", {})
+    yield messages.create("msg_0", "spc_deleted", "ada", "Hello", run_id="run_1", call_id="call_done")
+    yield events.append("space:spc_old", [NewEvent("message", {}, "full")])
+    for space_id in ("spc_deleted", "spc_empty"):
+        yield space_deletion.start(space_id)
     yield entities_and_spaces.add_member("spc_1", "ada")
     yield entities_and_spaces.add_member("spc_1", "ent_joe")
     yield create_session("ada", kind="agent")
@@ -127,11 +134,11 @@ def seed() -> Iterator[Program[Any]]:
     yield messages.create("msg_1", "spc_1", "ada", "Hello", status="running", run_id="run_1")
     yield messages.create("msg_2", "spc_1", "ada", "Bye", status="error", run_id="run_1")
     yield messages.create("msg_3", "spc_1", "ent_joe", "Hi", kind="tool", call_id="call_pending")
-    waiting = _call("call_waiting", "waiting", wait_until=1, due_at=1, expires_at=1)
+    overdue_call = _call("call_waiting", "waiting", wait_until=1, due_at=1, expires_at=1)
     for number, new in enumerate(
         (
             _call("call_pending", "pending", pauses_run=True, expires_at=1),
-            waiting,
+            overdue_call,
             _call("call_inline", "waiting"),
             _call("call_running", "running"),
             _call("call_done", "running", run_id=None),
@@ -295,6 +302,10 @@ def special_samples(run: RunProgram) -> dict[Callable[..., Any], list[Callable[[
         plans.save: [lambda: plans.save(_plan("plan_3", "ada"))],
         plans.advance: [lambda: plans.advance(run(plans.find("plan_1")), status="active", next_run_at=9)],
         sessions.list_cycle_starts: [lambda: sessions.list_cycle_starts(run(sessions.find("ada")), since=0, limit=5)],
+        space_deletion.delete_rows: [
+            lambda space_id=space_id: space_deletion.delete_rows(space_id, 10)
+            for space_id in ("spc_deleted", "spc_old", "spc_1", "spc_empty")
+        ],
         workers_and_presence.assign_calls: [
             lambda: workers_and_presence.assign_calls(
                 [

@@ -1,7 +1,7 @@
 """The sweeper: the background work of one process on the database, each kind in a task of its own.
 
 It sends heartbeats, cleans up after dead processes, fires plans, ends timers and expired calls, releases ended claims,
-and deletes old records. Every process runs one; several at once do no harm.
+and deletes old records and the rows of deleted spaces. Every process runs one; several at once do no harm.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 
 from toolspace.core import defaults
 from toolspace.errors import StorageError
-from toolspace.spaces import due_work
+from toolspace.spaces import due_work, space_deletion
 from toolspace.spaces.due_calls import DueCalls
 from toolspace.spaces.heartbeats import HEARTBEAT_SECONDS, Heartbeats, ProcessMonitor, clean_up_after
 from toolspace.spaces.ledger import Ledger
@@ -45,7 +45,7 @@ class Sweeper:
         self._work = RepeatedWork()
         self._wakers: list[Callable[[], None]] = []
         """Each starts the next round of one task."""
-        self._stop_listening: Callable[[], object] | None = None
+        self._stop_listening: list[Callable[[], object]] = []
 
     async def __aenter__(self) -> Sweeper:
         await self.heartbeats.register()
@@ -61,13 +61,20 @@ class Sweeper:
             start("ending timers and expired calls", self.due_calls.end_all),
             start("releasing ended claims", self._release_claims),
         ]
+        wake_deletion = start(
+            "deleting the rows of deleted spaces", partial(space_deletion.finish_deletions, self._ledger)
+        )
         start("deleting old records", self._delete_old_records, retry_seconds=DELETE_EVERY_SECONDS)
-        self._stop_listening = self._ledger.waiters.listen("plans", lambda _: self.wake())
+        listen = self._ledger.waiters.listen
+        self._stop_listening = [
+            listen("plans", lambda _: self.wake()),
+            listen(space_deletion.WAKE_KEY, lambda _: wake_deletion()),
+        ]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._stop_listening is not None:
-            self._stop_listening()
+        for stop_listening in self._stop_listening:
+            stop_listening()
         await self._work.aclose()
         await self.due_calls.aclose()
         await self.heartbeats.aclose()

@@ -315,6 +315,13 @@ _INDEXES_OF_LISTS = (
     "CREATE INDEX keys_secret ON keys (id) WHERE kind = 'secret' AND revoked_at IS NULL",
 )
 
+_SPACE_DELETION = (
+    "ALTER TABLE spaces ADD COLUMN deleted_at BIGINT",
+    "CREATE INDEX spaces_deleted ON spaces (id) WHERE deleted_at IS NOT NULL",
+    """CREATE INDEX runs_open ON runs (space_id)
+        WHERE status IN ('queued', 'running', 'waiting_tool') AND space_id IS NOT NULL""",
+)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _FIRST,
     _SECOND,
@@ -329,6 +336,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _TOOL_BUDGETS,
     SESSION_SCOPE,
     _INDEXES_OF_LISTS,
+    _SPACE_DELETION,
 )
 
 

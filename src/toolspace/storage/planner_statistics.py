@@ -62,6 +62,8 @@ _COLUMNS_OF_FEW_ROWS: Final = {
     "approvals": ("node_id",),
     "calls": ("due_at", "wait_until", "worker_id IS NOT NULL", "'waiting'"),
     "keys": ("revoked_at",),
+    "spaces": ("deleted_at",),
+    "runs": ("'running'",),
 }
 """Texts in the conditions of partial indexes that few rows are in."""
 _CONDITIONS_OF_MOST_ROWS: Final = ("'processed'", "IS NOT NULL", "<> ''")

@@ -392,15 +392,15 @@ async def test_calls_of_a_member_are_listed_newest_first_over_all_its_spaces(dat
 
     expected = [f"call_{number}" for number in (7, 6, 5, 4, 3, 1, 0)]
     for limit in (1, 2, 3, 10):
-        listed: list[str] = []
+        listed_ids: list[str] = []
         while page := await database.read(
-            lambda before=listed[-1] if listed else None, limit=limit: call_lists.list_calls(
+            lambda before=listed_ids[-1] if listed_ids else None, limit=limit: call_lists.list_calls(
                 member="joe", before=before, limit=limit
             )
         ):
             assert len(page) <= limit
-            listed += [call.call_id for call in page]
-        assert listed == expected
+            listed_ids += [call.call_id for call in page]
+        assert listed_ids == expected
     of_tool = await database.read(lambda: call_lists.list_calls(member="joe", tool_name="another"))
     assert of_tool == []
     several = await database.read(lambda: call_lists.list_calls(statuses=("waiting", "resolved"), limit=3))

@@ -8,7 +8,7 @@ import pytest
 
 from toolspace.errors import StorageError
 from toolspace.storage.database import Database
-from toolspace.storage.queries import entities_and_spaces, messages, runs
+from toolspace.storage.queries import entities_and_spaces, messages, runs, space_deletion
 
 
 async def _create_entities(database: Database) -> None:
@@ -101,8 +101,10 @@ async def test_deletion_removes_what_belongs_to_a_record(database: Database) -> 
     assert await database.read(lambda: runs.find("run_1")) is None
     assert await database.read(lambda: messages.find("msg_1")) is not None
 
-    assert await database.run(lambda: entities_and_spaces.delete_space("one")) is True
-    assert await database.run(lambda: entities_and_spaces.delete_space("one")) is False
+    assert await database.run(lambda: space_deletion.start("one")) is True
+    assert await database.run(lambda: space_deletion.start("one")) is False
+    while not await database.run(lambda: space_deletion.delete_rows("one", 10)):
+        pass
     assert await database.read(lambda: messages.find("msg_1")) is None
     assert await database.read(lambda: entities_and_spaces.is_member("one", "bob")) is False
 

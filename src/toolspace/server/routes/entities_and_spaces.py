@@ -30,11 +30,12 @@ from toolspace.server.redaction import redact_entity
 from toolspace.server.requests import Request
 from toolspace.server.responses import NO_CONTENT, Problem, Response, not_found
 from toolspace.server.routing import RouteTable
-from toolspace.spaces import call_transactions, runs
+from toolspace.spaces import call_transactions, runs, space_deletion
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program, long_running
-from toolspace.storage.queries import calls, entities_and_spaces, events, inbox, sessions
+from toolspace.storage.queries import calls, entities_and_spaces, inbox, sessions
 from toolspace.storage.queries import runs as run_queries
+from toolspace.storage.queries import space_deletion as deletion_rows
 
 T = TypeVar("T")
 
@@ -181,12 +182,13 @@ async def update_space(request: Request) -> Space:
     "DELETE",
     "/api/spaces/{spaceId}",
     "Delete a space, its memberships and its messages",
-    description="Its streams end. Calls that were visible there are visible in no space.",
+    description="Its streams end. Calls that were visible there are visible in no space. It is gone at once, but if it "
+    "has many messages, its id can be used again only when all of them are deleted.",
     status=204,
 )
 async def delete_space(request: Request) -> Response:
     space_id = request.params["spaceId"]
-    if not await request.ledger.commit(delete_space_transaction, space_id):
+    if not await request.ledger.commit(space_deletion.delete_space, space_id):
         raise not_found("Space", space_id)
     request.gateway.memberships.invalidate(space_id)
     request.gateway.hub.close_stream(space_stream(space_id))
@@ -260,6 +262,8 @@ def _create_entity(entity_id: str, body: NewEntity) -> Program[Entity]:
 
 def _create_space(space_id: str, body: NewSpace) -> Program[Space]:
     space = yield from entities_and_spaces.create_space(space_id, body.name, body.metadata)
+    if space is None and (yield from deletion_rows.is_started(space_id)):
+        raise RefusedError("conflict", f'Space "{space_id}" is being deleted; use its id again in a minute, or another')
     if space is None:
         raise RefusedError("conflict", f'Space "{space_id}" exists already; omit the id or choose another')
     for entity_id in body.members:
@@ -277,21 +281,6 @@ def _add_member(space_id: str, entity_id: str) -> Program[Member]:
     yield from entities_and_spaces.add_member(space_id, entity_id)
     members = yield from entities_and_spaces.list_members(space_id)
     return next(member for member in members if member.entity_id == entity_id)
-
-
-@long_running
-def delete_space_transaction(effects: Effects, space_id: str) -> Program[bool]:
-    """Deletes a space with its members, messages, events and sessions. Runs leave it; its open calls are cancelled."""
-    if not (yield from entities_and_spaces.lock_space(space_id)):
-        return False
-    yield from run_queries.clear_space(space_id)
-    for call_id in (yield from calls.remove_from_space(space_id)):
-        yield from call_transactions.end_call(
-            effects, call_id, "canceled", "the space in which it was asked was removed"
-        )
-    yield from events.delete_events_of_stream(space_stream(space_id))
-    yield from sessions.delete_scope(f"space:{space_id}")
-    return (yield from entities_and_spaces.delete_space(space_id))
 
 
 @long_running

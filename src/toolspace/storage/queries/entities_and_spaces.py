@@ -21,6 +21,8 @@ from toolspace.storage.queries.statement_builder import (
 
 _ENTITY = Table("entities", Entity, json=("metadata",))
 _SPACE = Table("spaces", Space, json=("metadata",))
+EXISTS = "deleted_at IS NULL"
+"""The condition for spaces that are not being deleted: see `space_deletion`."""
 _SET_NAME_AND_METADATA = "name = COALESCE(?, name), metadata = COALESCE(?, metadata) WHERE id = ?"
 
 
@@ -73,7 +75,7 @@ def create_space(space_id: str, name: str, metadata: Mapping[str, Any]) -> Progr
 
 
 def find_space(space_id: str) -> Program[Space | None]:
-    return _SPACE.find("WHERE id = ?", space_id)
+    return _SPACE.find(f"WHERE id = ? AND {EXISTS}", space_id)
 
 
 def list_spaces(
@@ -82,7 +84,7 @@ def list_spaces(
     """Spaces by id; only those of one member, or of two, if they are given."""
     of_member = "id IN (SELECT space_id FROM members WHERE entity_id = ?)"
     conditions, values = where_clause(("id > ?", after), (of_member, member), (of_member, other_member))
-    return _SPACE.select(f"{conditions}ORDER BY id LIMIT ?", *values, limit)
+    return _SPACE.select(f"{conditions}AND {EXISTS} ORDER BY id LIMIT ?", *values, limit)
 
 
 def count_spaces(member: str, *, other_member: str | None = None) -> Program[int]:
@@ -96,38 +98,21 @@ def count_spaces(member: str, *, other_member: str | None = None) -> Program[int
 
 def list_space_names(space_ids: Sequence[str]) -> Program[dict[str, str]]:
     """The names of the spaces that exist, by id."""
-    rows = yield f"SELECT id, name FROM spaces WHERE id IN ({placeholders(space_ids)})", tuple(space_ids)
+    select = f"SELECT id, name FROM spaces WHERE id IN ({placeholders(space_ids)}) AND {EXISTS}"
+    rows = yield select, tuple(space_ids)
     return {row[0]: row[1] for row in rows}
 
 
 def update_space(
     space_id: str, *, name: str | None = None, metadata: Mapping[str, Any] | None = None
 ) -> Program[Space | None]:
-    return _SPACE.update(_SET_NAME_AND_METADATA, name, json_or_null(metadata), space_id)
-
-
-def lock_space(space_id: str) -> Program[bool]:
-    """Nobody adds a message to the space until the transaction ends. False if there is no such space."""
-    return has_changed("UPDATE spaces SET last_seq = last_seq WHERE id = ?", space_id)
+    return _SPACE.update(f"{_SET_NAME_AND_METADATA} AND {EXISTS}", name, json_or_null(metadata), space_id)
 
 
 def lock_metadata(space_id: str) -> Program[Mapping[str, Any]]:
     """The metadata of a space, which nobody else changes until the transaction ends. Empty if the space is missing."""
-    rows = yield "UPDATE spaces SET metadata = metadata WHERE id = ? RETURNING metadata", (space_id,)
+    rows = yield f"UPDATE spaces SET metadata = metadata WHERE id = ? AND {EXISTS} RETURNING metadata", (space_id,)
     return json_text.decode(rows[0][0]) if rows else {}
-
-
-def delete_space(space_id: str) -> Program[bool]:
-    """Deletes a space with its members and messages.
-
-    Another space may get its id later, so calls and events that were visible here become invisible.
-    """
-    visible_calls = "SELECT call_id FROM messages WHERE space_id = ? AND call_id IS NOT NULL"
-    yield f"UPDATE calls SET visible = 0, exposure = 'none' WHERE call_id IN ({visible_calls})", (space_id,)
-    streams = "SELECT 'run:' || run_id FROM messages WHERE space_id = ? AND run_id IS NOT NULL"
-    yield f"UPDATE events SET exposure = 'none' WHERE stream IN ({streams})", (space_id,)
-    yield "UPDATE runs SET space_id = NULL WHERE space_id = ?", (space_id,)
-    return (yield from has_changed("DELETE FROM spaces WHERE id = ?", space_id))
 
 
 AGENTS_OF_SEVERAL_PEOPLE = (

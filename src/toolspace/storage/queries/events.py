@@ -123,11 +123,6 @@ def delete_old(before: int, limit: int) -> Program[int]:
     return len((yield from delete_selected("events", "stream, id", clauses, before, limit)))
 
 
-def delete_events_of_stream(stream: str) -> Program[None]:
-    """Deletes the events of a stream. Its counter stays, so no old id means another event."""
-    yield "DELETE FROM events WHERE stream = ?", (stream,)
-
-
 def _decode(row: Row) -> StoredEvent:
     stream, event_id, type, data, visibility, at = row
     return StoredEvent(stream, event_id, type, json_text.decode(data), at, visibility)

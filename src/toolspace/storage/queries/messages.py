@@ -10,6 +10,7 @@ from toolspace.core.ids import now_ms
 from toolspace.core.stored_records import Message, MessageKind, MessageStatus
 from toolspace.errors import RefusedError
 from toolspace.storage.database import Program
+from toolspace.storage.queries.entities_and_spaces import EXISTS
 from toolspace.storage.queries.statement_builder import Table, first_column, first_value, json_or_null
 
 _MESSAGE = Table("messages", Message, json=("content", "metadata"))
@@ -30,7 +31,7 @@ def create(
     call_id: str | None = None,
 ) -> Program[Message | None]:
     """Adds a message to a space. None if there is no such space; raises `RefusedError` if the id is in use."""
-    update = "UPDATE spaces SET last_seq = last_seq + 1 WHERE id = ? RETURNING last_seq"
+    update = f"UPDATE spaces SET last_seq = last_seq + 1 WHERE id = ? AND {EXISTS} RETURNING last_seq"
     seq = yield from first_value(update, space_id)
     if seq is None:
         return None
