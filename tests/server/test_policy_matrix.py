@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from tests.cli.conftest import environment
 from tests.cli.terminal import Terminal
 from tests.server.gateway_api import ApiClient, write_config
+from tests.server.gateway_process import start_gateway_process
 from tests.server.scripted_agents import (
     ROOM,
     AgentGateway,
@@ -276,6 +277,33 @@ async def test_an_mcp_client_is_asked_only_where_the_rule_names_the_caller(
     assert len(user.questions) == (1 if approvers == "caller" else 0)
     if user.questions:
         assert '"amount":7' in user.questions[0]
+
+
+@pytest.mark.parametrize("has_gateway", [False, True])
+async def test_an_mcp_server_without_a_store_says_where_a_call_can_be_approved(
+    tmp_path: Path, has_gateway: bool
+) -> None:
+    path = tmp_path / "toolspace.json"
+    path.write_text(json.dumps(shop_config(tmp_path)))
+    command = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "toolspace", "--config", str(path), "mcp"],
+        env=environment(),
+        cwd=tmp_path,
+    )
+    async with AsyncExitStack() as stack:
+        place = "start toolspace serve with this configuration"
+        if has_gateway:
+            gateway = await stack.enter_async_context(start_gateway_process(tmp_path, path))
+            place = f"connect this client to {gateway.url}/mcp, the gateway of this configuration"
+        client = await stack.enter_async_context(Client(stdio_client(command)))
+        result = await client.call_tool("pay", ARGUMENTS)
+    text = str(result.content)
+    assert result.is_error
+    assert 'the tool "pay" needs approval by operators' in text
+    assert place in text
+    assert "set approvers: caller in the rule" in text
+    assert read_payments(tmp_path) == []
 
 
 @pytest.mark.parametrize("answer", ["y", "n"])

@@ -10,8 +10,10 @@ import click
 from click.core import ParameterSource
 
 from toolspace.cli.event_loop import Interrupts, fast_loop_factory, is_loopback, run, tune_process, wait_for_signal
-from toolspace.cli.local_toolspace import started_toolspace
+from toolspace.cli.gateway_connection import find_local_gateway
+from toolspace.cli.local_toolspace import read_config, started_toolspace
 from toolspace.cli.options import Command, Options
+from toolspace.core.approvals import CALLER, ApprovalDecision, ApprovalRequest
 from toolspace.orchestrator.provider_startup import StartupWait
 from toolspace.providers.mcp.server_spec import FORWARD_TO_CALLER
 from toolspace.server.control_socket import serve_control_socket
@@ -133,8 +135,37 @@ async def _serve_http(options: Options, address: _HttpAddress, interrupts: Inter
 
 
 def _started_toolspace(options: Options, *, show_warnings: bool = True) -> AbstractAsyncContextManager[Toolspace]:
+    async def refuse(request: ApprovalRequest) -> ApprovalDecision:
+        return ApprovalDecision(False, await _explain_refusal(options, request))
+
     return started_toolspace(
-        options, show_warnings=show_warnings, startup_wait=_STARTUP_WAIT, callbacks=FORWARD_TO_CALLER
+        options,
+        show_warnings=show_warnings,
+        startup_wait=_STARTUP_WAIT,
+        callbacks=FORWARD_TO_CALLER,
+        on_approval=refuse,
+    )
+
+
+async def _explain_refusal(options: Options, request: ApprovalRequest) -> str:
+    """Says why a call that needs approval is refused here, and where it can be approved.
+
+    This process stores nothing, so a call cannot wait for a decision. A gateway can; the client has to call it there,
+    because its calls are made with a key of their own.
+    """
+    source = f" ({request.source})" if request.source else ""
+    reason = f'the tool "{request.tool.name}" needs approval by {", ".join(request.approvers)}{source}'
+    if CALLER in request.approvers:
+        return f"{reason}, and this client cannot be asked; use a client that supports elicitation"
+    gateway = await find_local_gateway(read_config(options))
+    place = (
+        f"connect this client to {gateway.url}/mcp, the gateway of this configuration"
+        if gateway is not None
+        else "start toolspace serve with this configuration, and connect this client to the /mcp of that gateway"
+    )
+    return (
+        f"{reason}, and toolspace mcp cannot wait for it; {place}: it keeps the call until somebody decides at "
+        "POST /api/approvals/{id}. If the user of this client may decide, set approvers: caller in the rule"
     )
 
 

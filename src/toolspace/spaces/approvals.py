@@ -149,14 +149,14 @@ class GatewayApprovals:
                     host.resumed_calls[approval.id] = record
             result = await self._execute(approved_call, host)
         except Exception as error:
-            _log.exception("Call %s: executing it after its approval failed", approval.id)
+            _log.exception("call %s: executing it after its approval failed", approval.id)
             result = ToolResult(False, error=f"{type(error).__name__}: {error}", error_kind="internal_error")
         while True:
             try:
                 await self._ledger.commit(finish, approval.id, result)
                 return
             except StorageError as error:
-                _log.warning("Call %s: storing its result failed, retrying: %s", approval.id, error)
+                _log.warning("call %s: storing its result failed, retrying: %s", approval.id, error)
                 await asyncio.sleep(_RETRY_SECONDS)
 
     def _new_call(

@@ -148,7 +148,7 @@ class CallRecorder:
         try:
             await self._ledger.write(runs.mark_budget_exceeded, run_id)
         except StorageError as error:
-            _log.warning("Run %s: toolBudgetExceeded is not stored: %s", run_id, error)
+            _log.warning("run %s: toolBudgetExceeded is not stored: %s", run_id, error)
 
     async def _abandon(self, call_id: str, start_task: asyncio.Task[StartedCall], result: ToolResult) -> None:
         """Ends a call that may have been stored, but did not run."""
@@ -178,7 +178,7 @@ class CallRecorder:
             await store()
         except StorageError as error:
             # The call had its effect, and the caller gets the result. The row is stored when the database is back.
-            _log.warning("Call %s: storing its end failed, retrying: %s", call_id, error)
+            _log.warning("call %s: storing its end failed, retrying: %s", call_id, error)
             self._run_in_background(self._retry(store))
 
     async def _retry(self, store: Callable[[], Awaitable[object]]) -> None:
@@ -198,7 +198,7 @@ class CallRecorder:
         try:
             await self._ledger.commit(_start_and_finish, new, result)
         except (RefusedError, StorageError) as error:
-            _log.warning("Call %s: not stored: %s", call.id, error)
+            _log.warning("call %s: not stored: %s", call.id, error)
 
     # Progress and partial results
 
@@ -237,7 +237,7 @@ class CallRecorder:
                     call_transactions.stream_events, running_call.call, running_call.visibility, events
                 )
             except StorageError as error:
-                _log.warning("Call %s: %d events are lost: %s", running_call.call.call_id, len(events), error)
+                _log.warning("call %s: %d events are lost: %s", running_call.call.call_id, len(events), error)
 
     async def aclose(self) -> None:
         self._is_closing = True

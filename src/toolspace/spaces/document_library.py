@@ -68,7 +68,7 @@ class DocumentLibrary:
         try:
             matches = await self._rank_by_meaning(self._embedder, query, by_words.matches)
         except ModelError as error:
-            _log.warning("The embedder failed; the matches of a search are ranked by words alone: %s", error)
+            _log.warning("the embedder failed; the matches of a search are ranked by words alone: %s", error)
             matches = by_words.matches
         return SearchMatches(matches[:limit], by_words.total)
 
@@ -111,7 +111,7 @@ class DocumentLibrary:
                 document_ids.discard(file.id)
         removed_count = await self._ledger.write(documents.delete, entity_id, sorted(stamps.keys() - document_ids))
         for reason in skipped_files:
-            _log.warning("File skipped: %s", reason)
+            _log.warning("file skipped: %s", reason)
         return SyncSummary(
             unchanged_count=len(document_ids) - written_count,
             written_count=written_count,
@@ -205,7 +205,7 @@ def _walk(root: Path) -> Iterator[_FileLocation]:
     try:
         root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        _log.warning("Folder %s cannot be read: %s", root, error.strerror or error)
+        _log.warning("folder %s cannot be read: %s", root, error.strerror or error)
         return
     try:
         for visit in walk_folder(root_fd, ToolContext()):

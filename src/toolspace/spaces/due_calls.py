@@ -96,7 +96,7 @@ class DueCalls:
             new_outcome = await hooks.process_outcome(call, outcome)
             await complete_all([self._transactions.commit(program, call.call_id, new_outcome)])
         except StorageError as error:
-            _log.warning("Call %s: ending it failed; the next round tries again: %s", call.call_id, error)
+            _log.warning("call %s: ending it failed; the next round tries again: %s", call.call_id, error)
         finally:
             self._ids_with_hooks.discard(call.call_id)
             self.on_end()

@@ -57,7 +57,7 @@ class Heartbeats:
 
     async def _send(self) -> None:
         if await self._write():
-            _log.warning("Other processes declared this one dead; registering its connections again")
+            _log.warning("other processes declared this one dead; registering its connections again")
             await self.on_declared_dead()
 
     async def _write(self) -> bool:
@@ -99,7 +99,7 @@ class ProcessMonitor:
             await self._clean_up(node_id)
 
     async def _clean_up(self, node_id: str) -> None:
-        _log.info("Process %s is dead; cleaning up after it", node_id)
+        _log.info("process %s is dead; cleaning up after it", node_id)
         await clean_up_after(self._ledger, node_id)
 
 

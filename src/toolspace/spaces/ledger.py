@@ -183,7 +183,7 @@ class Ledger(Transactions):
             elif kind == "c":
                 self.waiters.wake(f"call:{rest}")
             else:
-                _log.debug("Ignored a wake-up hint of an unknown kind: %s", hint)
+                _log.debug("ignored a wake-up hint of an unknown kind: %s", hint)
 
     def _handle_gap(self) -> None:
         self.hub.resync()

@@ -232,7 +232,7 @@ class PendingCalls:
             if not has_result and not is_stopping and not await self._is_served(call):
                 reason += "; no worker serves it"
         except StorageError as error:
-            _log.warning("Call %s: timed out, but the database does not answer; retrying: %s", call_id, error)
+            _log.warning("call %s: timed out, but the database does not answer; retrying: %s", call_id, error)
             self._run_in_background(self._give_up(call_id, is_cancelled=False, accepts_late_result=True))
         else:
             if has_result:
@@ -310,7 +310,7 @@ class PendingCalls:
                 try:
                     await self.ledger.write(calls.mark_delivered, call_ids)
                 except StorageError as error:
-                    _log.warning("Delivery of %d results could not be stored: %s", len(call_ids), error)
+                    _log.warning("delivery of %d results could not be stored: %s", len(call_ids), error)
                     if self._is_stopping:
                         return
                     # Otherwise these results would also go to the inbox, if this process were killed later.
@@ -389,7 +389,7 @@ class PendingCalls:
                 return
             except StorageError as error:
                 if self._is_stopping:
-                    _log.warning("Stopping with a call that is not up to date; the next start corrects it: %s", error)
+                    _log.warning("stopping with a call that is not up to date; the next start corrects it: %s", error)
                     return
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, 5.0)
@@ -472,7 +472,7 @@ class _Waiter:
             try:
                 row = await self._ledger.read(calls.find_for_caller, self.call_id)
             except StorageError as error:
-                _log.warning("Call %s: reading it failed, retrying in %s s: %s", self.call_id, _RETRY_SECONDS, error)
+                _log.warning("call %s: reading it failed, retrying in %s s: %s", self.call_id, _RETRY_SECONDS, error)
                 asyncio.get_running_loop().call_later(_RETRY_SECONDS, self.read_row)
             else:
                 if row is None:

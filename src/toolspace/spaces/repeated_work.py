@@ -57,9 +57,9 @@ async def _repeat(name: str, work: Callable[[], Awaitable[float]], awake: asynci
         try:
             seconds = await work()
         except StorageError as error:
-            _log.warning("Background work failed: %s. Retrying in %g s: %s", name, retry_seconds, error)
+            _log.warning("background work failed: %s. Retrying in %g s: %s", name, retry_seconds, error)
         except Exception:
-            _log.exception("Background work failed: %s. Retrying in %g s", name, retry_seconds)
+            _log.exception("background work failed: %s. Retrying in %g s", name, retry_seconds)
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await awake.wait()

@@ -52,5 +52,5 @@ def _compile(schema_text: str, tool_name: str) -> Any:
         measure_schema(schema)
         return compile_schema(schema, owner=f"the results of {tool_name!r}")
     except (SchemaTooLarge, ToolDefinitionError) as error:
-        _log.warning('Tool "%s": results are not checked: %s', tool_name, error)
+        _log.warning('tool "%s": results are not checked: %s', tool_name, error)
         return None

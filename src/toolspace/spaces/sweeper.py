@@ -82,7 +82,7 @@ class Sweeper:
             # Ends calls whose end could not be stored. No other process does it after a normal exit.
             await clean_up_after(self._ledger, self._ledger.node_id)
         except StorageError as error:
-            _log.warning("Process %s: removing it from the database failed: %s", self._ledger.node_id, error)
+            _log.warning("process %s: removing it from the database failed: %s", self._ledger.node_id, error)
 
     def wake(self) -> None:
         """Does at once what is due, because something is due sooner than expected."""

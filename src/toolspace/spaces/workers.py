@@ -237,9 +237,9 @@ class Workers:
                 await self._assign()
             except Exception as error:
                 if isinstance(error, StorageError):
-                    _log.warning("Assigning calls to workers failed, retrying in %s s: %s", _RETRY_SECONDS, error)
+                    _log.warning("assigning calls to workers failed, retrying in %s s: %s", _RETRY_SECONDS, error)
                 else:
-                    _log.exception("Assigning calls to workers failed, retrying in %s s", _RETRY_SECONDS)
+                    _log.exception("assigning calls to workers failed, retrying in %s s", _RETRY_SECONDS)
                 await asyncio.sleep(_RETRY_SECONDS)
                 self._wake_for_calls()
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypeVar
+from functools import partial
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -177,9 +178,21 @@ class DeletedResponse(ResponseBody, frozen=True, kw_only=True):
     """How many were deleted."""
 
 
+class _ItemKind(msgspec.Struct, Generic[T], frozen=True):
+    """Goals or memories: where they are stored, and how they are listed."""
+
+    table: Literal["goals", "memories"]
+    list_of_session: Callable[[str], Program[Sequence[T]]]
+    list_of_agent: Callable[[str], Program[Sequence[T]]]
+
+
+_GOALS = _ItemKind[Goal]("goals", goals_and_memories.list_goals, goals_and_memories.list_goals_of_agent)
+_MEMORIES = _ItemKind[Memory]("memories", goals_and_memories.list_memories, goals_and_memories.list_memories_of_agent)
+
+
 @routes.add("GET", f"{_AGENT}/goals", "List the goals of an agent, highest priority first", query=SessionQuery)
 async def list_goals(request: Request) -> ResultPage[Goal]:
-    return await _list_items(request, goals_and_memories.list_goals, goals_and_memories.list_goals_of_agent)
+    return await _list_items(request, _GOALS)
 
 
 @routes.add(
@@ -193,13 +206,8 @@ async def list_goals(request: Request) -> ResultPage[Goal]:
 )
 async def set_goals(request: Request) -> ResultPage[Goal]:
     body = await request.json(NewGoals)
-    session_id = await _get_session_id(request)
-
-    def change() -> Program[Sequence[Goal]]:
-        yield from goals_and_memories.set_goals(session_id, body.goals, clear=body.clear_existing)
-        return (yield from goals_and_memories.list_goals(session_id))
-
-    return ResultPage(items=await request.ledger.write(change), next=None)
+    store = partial(goals_and_memories.set_goals, changes=body.goals, clear=body.clear_existing)
+    return await _store_items(request, _GOALS, store)
 
 
 @routes.add(
@@ -210,14 +218,7 @@ async def set_goals(request: Request) -> ResultPage[Goal]:
     query=SessionQuery,
 )
 async def clear_goals(request: Request) -> DeletedResponse:
-    goals = (await list_goals(request)).items
-
-    def delete_all() -> Program[None]:
-        for goal in goals:
-            yield from goals_and_memories.delete_goals(goal.session_id, [goal.id])
-
-    await request.ledger.write(delete_all)
-    return DeletedResponse(deleted=len(goals))
+    return await _delete_items(request, _GOALS)
 
 
 @routes.add("DELETE", f"{_AGENT}/goals/{{goalId}}", "Delete a goal of an agent", query=SessionQuery)
@@ -229,7 +230,7 @@ async def delete_goal(request: Request) -> DeletedResponse:
 
 @routes.add("GET", f"{_AGENT}/memories", "List the memories of an agent, ordered by key", query=SessionQuery)
 async def list_memories(request: Request) -> ResultPage[Memory]:
-    return await _list_items(request, goals_and_memories.list_memories, goals_and_memories.list_memories_of_agent)
+    return await _list_items(request, _MEMORIES)
 
 
 @routes.add(
@@ -242,13 +243,8 @@ async def list_memories(request: Request) -> ResultPage[Memory]:
 )
 async def set_memories(request: Request) -> ResultPage[Memory]:
     body = await request.json(NewMemories)
-    session_id = await _get_session_id(request)
-
-    def change() -> Program[Sequence[Memory]]:
-        yield from goals_and_memories.set_memories(session_id, [(memory.key, memory.value) for memory in body.memories])
-        return (yield from goals_and_memories.list_memories(session_id))
-
-    return ResultPage(items=await request.ledger.write(change), next=None)
+    values = [(memory.key, memory.value) for memory in body.memories]
+    return await _store_items(request, _MEMORIES, partial(goals_and_memories.set_memories, values=values))
 
 
 @routes.add(
@@ -259,14 +255,7 @@ async def set_memories(request: Request) -> ResultPage[Memory]:
     query=SessionQuery,
 )
 async def clear_memories(request: Request) -> DeletedResponse:
-    memories = (await list_memories(request)).items
-
-    def delete_all() -> Program[None]:
-        for memory in memories:
-            yield from goals_and_memories.delete_memories(memory.session_id, [memory.key])
-
-    await request.ledger.write(delete_all)
-    return DeletedResponse(deleted=len(memories))
+    return await _delete_items(request, _MEMORIES)
 
 
 @routes.add(
@@ -290,15 +279,32 @@ async def _get_session_id(request: Request) -> str:
     return await get_session_id(request, request.query(SessionQuery).session)
 
 
-async def _list_items(
-    request: Request,
-    list_of_session: Callable[[str], Program[Sequence[T]]],
-    list_of_agent: Callable[[str], Program[Sequence[T]]],
-) -> ResultPage[T]:
+async def _list_items(request: Request, kind: _ItemKind[T]) -> ResultPage[T]:
     """Returns the items of the session that the query names, or of all sessions of the agent."""
     session_id = await _get_session_id(request)
-    list_items = list_of_agent if request.query(SessionQuery).session is None else list_of_session
+    list_items = kind.list_of_agent if request.query(SessionQuery).session is None else kind.list_of_session
     return ResultPage(items=await request.ledger.read(list_items, session_id), next=None)
+
+
+async def _store_items(request: Request, kind: _ItemKind[T], store: Callable[[str], Program[object]]) -> ResultPage[T]:
+    """Stores items of the session that the query names, by default the main one, and returns all of its items."""
+    session_id = await _get_session_id(request)
+
+    def change() -> Program[Sequence[T]]:
+        yield from store(session_id)
+        return (yield from kind.list_of_session(session_id))
+
+    return ResultPage(items=await request.ledger.write(change), next=None)
+
+
+async def _delete_items(request: Request, kind: _ItemKind[Any]) -> DeletedResponse:
+    """Deletes the items of the session that the query names, or of all sessions of the agent."""
+    session_id = await _get_session_id(request)
+    if request.query(SessionQuery).session is None:
+        delete = partial(goals_and_memories.delete_all_of_agent, kind.table, entity_id=session_id)
+    else:
+        delete = partial(goals_and_memories.delete_all, kind.table, session_id=session_id)
+    return DeletedResponse(deleted=await request.ledger.write(delete))
 
 
 # Plans

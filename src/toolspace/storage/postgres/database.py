@@ -211,7 +211,7 @@ class PostgresDatabase(Database):
             try:
                 on_commit(result)
             except Exception:
-                _log.exception("A transaction is committed, but notifying subscribers of it failed")
+                _log.exception("a transaction is committed, but notifying subscribers of it failed")
         return result
 
     async def aclose(self) -> None:
@@ -224,7 +224,7 @@ class PostgresDatabase(Database):
             await asyncio.wait_for(self._pool.close(), _POOL_TIMEOUT)
         except self._errors as error:
             reason = describe_error(error, _POOL_TIMEOUT)
-            _log.warning("Closing the connections to PostgreSQL at %s failed: %s", self.address, reason)
+            _log.warning("closing the connections to PostgreSQL at %s failed: %s", self.address, reason)
         finally:
             self._pool.terminate()
 
@@ -241,7 +241,7 @@ class PostgresDatabase(Database):
             except (_ConflictError, _ConnectionLostError) as error:
                 if attempt == _ATTEMPTS:
                     raise
-                _log.debug("Attempt %d of %d failed, trying again: %s", attempt, _ATTEMPTS, error)
+                _log.debug("attempt %d of %d failed, trying again: %s", attempt, _ATTEMPTS, error)
             # A random delay, so that the same programs do not meet again.
             await asyncio.sleep(random.uniform(0, 0.002 * 2**attempt))
             attempt += 1
@@ -272,7 +272,7 @@ class PostgresDatabase(Database):
                     await connection.execute("ROLLBACK", timeout=_ROLLBACK_TIMEOUT)
                 return
             except self._errors as rollback_error:
-                _log.debug("Rollback at %s failed, closing the connection: %s", self.address, rollback_error)
+                _log.debug("rollback at %s failed, closing the connection: %s", self.address, rollback_error)
         # In an unknown state: the server rolls back when the connection ends.
         with suppress(self._driver.InterfaceError):  # The pool has closed it already.
             connection.terminate()

@@ -100,16 +100,16 @@ class PostgresWakeUps(WakeUps):
             try:
                 await self._send_forever(connection)
             except self._errors as error:
-                _log.warning("Wake-ups of PostgreSQL at %s: connection lost, reconnecting: %s", self.address, error)
+                _log.warning("wake-ups of PostgreSQL at %s: connection lost, reconnecting: %s", self.address, error)
             except asyncio.CancelledError:
                 await self._disconnect(connection)
                 raise
             except Exception:  # Without this task, no process would learn what the others change.
-                _log.exception("Wake-ups of PostgreSQL at %s failed, reconnecting", self.address)
+                _log.exception("wake-ups of PostgreSQL at %s failed, reconnecting", self.address)
             finally:
                 connection.terminate()
             connection = await self._reconnect()
-            _log.info("Wake-ups of PostgreSQL at %s: connected again", self.address)
+            _log.info("wake-ups of PostgreSQL at %s: connected again", self.address)
             self._call(self._on_gap)
 
     async def _reconnect(self) -> Any:
@@ -195,7 +195,7 @@ class PostgresWakeUps(WakeUps):
         try:
             node, *hints = json_text.decode(payload)
         except (ValueError, TypeError):
-            _log.warning("Channel %s of PostgreSQL at %s: ignored an unknown payload", channel, self.address)
+            _log.warning("channel %s of PostgreSQL at %s: ignored an unknown payload", channel, self.address)
             return
         if node != self._node and hints:
             self._call(self._on_hints, hints)
@@ -206,7 +206,7 @@ class PostgresWakeUps(WakeUps):
         try:
             listener(*arguments)
         except Exception:
-            _log.exception("Handling wake-ups failed")
+            _log.exception("handling wake-ups failed")
 
 
 def _ignore(*_: object) -> None: ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -165,6 +165,16 @@ def delete_memories(session_id: str, keys: Sequence[str]) -> Program[int]:
             "DELETE FROM memories WHERE session_id = ? AND key = ?", session_id, key
         )
     return deleted_count
+
+
+def delete_all(table: Literal["goals", "memories"], *, session_id: str) -> Program[int]:
+    """Deletes the goals or memories of a session; returns how many there were."""
+    return count_changes(f"DELETE FROM {table} WHERE session_id = ?", session_id)
+
+
+def delete_all_of_agent(table: Literal["goals", "memories"], *, entity_id: str) -> Program[int]:
+    """Deletes the goals or memories of all sessions of an agent; returns how many there were."""
+    return count_changes(f"DELETE FROM {table} WHERE entity_id = ?", entity_id)
 
 
 def _apply_change(session_id: str, before: Goal | None, change: GoalChange, at: int) -> Goal:

@@ -129,7 +129,7 @@ def run_checkpoint(connection: sqlite3.Connection, path: Path) -> bool:
         (page_size,) = connection.execute("PRAGMA page_size").fetchone()
         _, frames, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
     except sqlite3.Error as error:
-        _log.warning("Checkpoint of %s failed: %s", path, error)
+        _log.warning("checkpoint of %s failed: %s", path, error)
         return False
     return frames * page_size >= CHECKPOINT_BYTES
 

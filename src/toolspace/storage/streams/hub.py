@@ -204,7 +204,7 @@ class _AllStreams:
                 try:
                     events = await self._hub.load(stream, after, PAGE)
                 except Exception as error:  # The subscribers see a gap in the ids; nothing depends on these events.
-                    _log.warning("Stream %s: reading events failed, skipping them: %s", stream, error)
+                    _log.warning("stream %s: reading events failed, skipping them: %s", stream, error)
                     self._expected_ids.pop(stream, None)
                     continue
                 for event in events:

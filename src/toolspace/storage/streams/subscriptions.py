@@ -338,7 +338,7 @@ class Topic:
                     events = await self.load(self.ring.last, PAGE)
                 except Exception as error:
                     pause = _RETRY_SECONDS[min(failures, len(_RETRY_SECONDS) - 1)]
-                    _log.warning("Stream %s: reading events failed, retrying in %s s: %s", self.stream, pause, error)
+                    _log.warning("stream %s: reading events failed, retrying in %s s: %s", self.stream, pause, error)
                     self._is_stale = True
                     await asyncio.sleep(pause)
                     failures += 1

@@ -104,7 +104,7 @@ async def logout(name: str, spec: ServerSpec, store: TokenStore) -> bool:
             async with auth.open_http() as http:
                 await revoke_login(stored_login, auth.settings, http)
         except ProviderError as error:  # It is deleted here in any case, and expires there.
-            _log.warning("Server %r: the login is deleted, but was not revoked: %s", name, error)
+            _log.warning("server %r: the login is deleted, but was not revoked: %s", name, error)
     return was_removed
 
 
@@ -286,7 +286,7 @@ class _OAuth(HttpAuth):
         return stored_login
 
     def _warn_not_saved(self, error: ProviderError) -> None:
-        _log.warning("Server %r: the login is valid only until this program ends: %s", self._name, error)
+        _log.warning("server %r: the login is valid only until this program ends: %s", self._name, error)
 
     def _check_login_possible(self, challenge: AuthChallenge, *, had_login: bool) -> None:
         """Raises if no login can help, or if nobody can log in."""
