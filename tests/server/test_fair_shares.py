@@ -225,6 +225,34 @@ async def test_one_tool_key_has_a_limited_number_of_pending_calls(tmp_path: Path
 
 
 @pytest.mark.spec("21.1")
+async def test_pending_calls_of_one_key_are_counted_over_all_gateways_and_restarts(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    definition = {"name": "ask", "executionType": "external", "isAsync": True, "inputSchema": {"type": "object"}}
+    config = {"storage": {"url": postgres_url}, "tools": [definition], "server": {"maxPendingCallsPerCaller": 20}}
+
+    async def open_calls(program: ApiClient, count: int) -> int:
+        """How many of so many calls at once are accepted."""
+        replies = await asyncio.gather(*(program.post("/api/tools/ask/call", {"args": {}}) for _ in range(count)))
+        return [reply.status for reply in replies].count(202)
+
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+    async with serve(folders[0], **config) as (_, api):
+        program = await create_key(api)
+        async with serve(folders[1], **config) as (_, other_api):
+            other_program = other_api.with_headers(authorization=program.headers["authorization"])
+            counts = await asyncio.gather(open_calls(program, 15), open_calls(other_program, 15))
+            # Both may have counted at the same moment, just before the last call.
+            assert 20 <= sum(counts) <= 21
+            assert await open_calls(program, 2) == await open_calls(other_program, 2) == 0
+    # A restart does not begin anew.
+    async with serve(folders[0], **config) as (_, api):
+        assert await open_calls(api.with_headers(authorization=program.headers["authorization"]), 2) == 0
+
+
+@pytest.mark.spec("21.1")
 async def test_operators_filter_statistics_by_principal_which_is_no_label_of_a_metric(tmp_path: Path) -> None:
     async with serve(tmp_path) as (_, api):
         program = await create_key(api)

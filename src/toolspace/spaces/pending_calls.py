@@ -161,9 +161,9 @@ class PendingCalls:
         self, caller: _Caller, new: NewCall, seconds: float, *, start: StartProgram = call_transactions.start
     ) -> ToolResult:
         call_id = new.call_id
-        await self._open_call_limit.check(caller.context.limited_principal)
-        waiter = await self._open(caller, new, start)
-        del new, start  # Thousands may wait: what is in the row need not be in memory, too.
+        open_call = partial(self._open, caller, new, start)
+        waiter = await self._open_call_limit.open(caller.context.limited_principal, open_call)
+        del new, start, open_call  # Thousands may wait: what is in the row need not be in memory, too.
         if waiter is None:
             return _pending_result(call_id)
         self._waiters[call_id] = waiter
@@ -183,8 +183,7 @@ class PendingCalls:
             self._check_idle()
         if isinstance(outcome, CallRecord):
             return caller.deliver(outcome)
-        # Other processes make a call pending if they declare this one dead: for the caller it is as if it were
-        # stopping.
+        # Other processes make a call pending if they declare this one dead. For its caller, this one is stopping.
         is_stopping = outcome is _STOPPING or outcome is _MADE_PENDING
         try:
             return await self._stop_waiting(caller, call_id, seconds, is_stopping=is_stopping)

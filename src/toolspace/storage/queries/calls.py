@@ -397,10 +397,10 @@ def select_calls(clauses: str, *values: Any) -> Program[list[CallRecord]]:
     return _CALL.select(clauses, *values)
 
 
-def count_open(principal: str) -> Program[int]:
-    """How many calls of a principal are open: someone else submits their results."""
-    rows = yield f"SELECT COUNT(*) FROM calls WHERE principal = ? AND status IN {OPEN}", (principal,)
-    return rows[0][0]
+def count_open(principal: str, *, limit: int) -> Program[int]:
+    """How many calls of a principal are open: someone else submits their results. Counts up to `limit`."""
+    open_calls = f"SELECT 1 FROM calls WHERE principal = ? AND status IN {OPEN} LIMIT ?"
+    return (yield from first_value(f"SELECT COUNT(*) FROM ({open_calls}) AS open_calls", principal, limit))
 
 
 def list_of_run(run_id: str, *, after: int = 0, limit: int = 1000) -> Program[list[tuple[CallRecord, Visibility]]]:
