@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from toolspace.core.tool_context import CallerClient as CallerClient
     from toolspace.core.tool_context import ElicitationResult as ElicitationResult
     from toolspace.core.tool_context import ToolContext as ToolContext
+    from toolspace.core.tool_export import explain_export as explain_export
     from toolspace.errors import ConfigError as ConfigError
     from toolspace.errors import ProviderError as ProviderError
     from toolspace.errors import ToolCanceledError as ToolCanceledError
@@ -121,6 +122,7 @@ _EXPORTS = {
     "toolspace.core.result": "AudioPart ImagePart JsonPart ResourcePart TextPart ToolResult",
     "toolspace.core.call_statistics": "ToolStats",
     "toolspace.core.tool": "Annotations FunctionTool Tool ToolCategory tool",
+    "toolspace.core.tool_export": "explain_export",
     "toolspace.errors": (
         "ConfigError ProviderError ToolCanceledError ToolDefinitionError ToolError ToolExecutionError "
         "ToolLimitError ToolNameConflict ToolNotFoundError ToolPermissionError ToolTimeoutError "

@@ -24,8 +24,9 @@ from toolspace.core.call_statistics import ToolStats
 from toolspace.core.extension_points import ConversationStore, OutputStore, ResultCache, ToolProvider
 from toolspace.core.names import did_you_mean
 from toolspace.core.result import ToolResult
-from toolspace.core.tool import Tool, ToolFormat, as_tool, export_tools
+from toolspace.core.tool import Tool, as_tool
 from toolspace.core.tool_context import ToolContext
+from toolspace.core.tool_export import ToolFormat, export_tools
 from toolspace.errors import ToolspaceError
 from toolspace.orchestrator.call import Arguments
 from toolspace.orchestrator.effective_settings import ProviderRules
@@ -380,9 +381,11 @@ class Toolspace:
         """The tool of a name, an alias or another spelling of it; None if there is none."""
         return self.orchestrator.find(name)
 
-    def to_llm_tools(self, format: ToolFormat = "openai", *, run: Run | None = None) -> list[dict[str, Any]]:
+    def to_llm_tools(
+        self, format: ToolFormat = "openai", *, run: Run | None = None, strict: bool = False
+    ) -> list[dict[str, Any]]:
         """The tool definitions for a model. If all would cost too many tokens: a search tool, and what it found."""
-        return export_tools(self.orchestrator.tools_for_model(run), format)
+        return export_tools(self.orchestrator.tools_for_model(run), format, strict=strict)
 
     def search(self, query: str, limit: int = 10) -> list[tuple[Tool, float]]:
         """The tools that match a query best, with their scores."""

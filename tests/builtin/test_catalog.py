@@ -17,7 +17,7 @@ from toolspace.builtin.catalog import (
     tool_collections,
 )
 from toolspace.builtin.task_tools import agent_tools, session_tools, task_tools
-from toolspace.core.tool import export_tools
+from toolspace.core.tool_export import export_tools
 
 
 def names(tools: Sequence[Any]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from toolspace.core.tool import ToolFormat
+from toolspace.core.tool_export import ToolFormat
 from toolspace.integrations import opentelemetry
 
 ROOT = Path(__file__).parents[2]

@@ -297,3 +297,15 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
         "success 0.25 None",
         "error (tool failed: division by zero) execution_error",
     ]
+
+
+@pytest.mark.spec("1.9")
+async def test_arguments_whose_names_models_refuse_have_other_names_for_the_model() -> None:
+    schema = {"type": "object", "properties": {"filter[x]": {"type": "integer"}}, "required": ["filter[x]"]}
+    query = Tool("query", "Queries.", schema, handler=lambda parameters, context: parameters["filter[x]"])
+    async with Toolspace(tools=[query]) as ts:
+        [langchain_tool] = to_langchain_tools(ts)
+        message = await langchain_tool.ainvoke(tool_call("query", {"filter_x": 4}))
+
+    assert message.content == "4"
+    assert list(convert_to_openai_tool(langchain_tool)["function"]["parameters"]["properties"]) == ["filter_x"]

@@ -449,3 +449,15 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / "pydantic_ai_agent.py"), run_name="__main__")
 
     assert "celsius" in capsys.readouterr().out
+
+
+@pytest.mark.spec("1.9")
+async def test_arguments_whose_names_models_refuse_have_other_names_for_the_model() -> None:
+    schema = {"type": "object", "properties": {"filter[x]": {"type": "integer"}}, "required": ["filter[x]"]}
+    query = Tool("query", "Queries.", schema, handler=lambda parameters, context: parameters["filter[x]"])
+    model = ScriptedFunctionModel([tool_call("query", {"filter_x": 4})], "done")
+    async with Toolspace(tools=[query]) as ts:
+        messages = await run_agent(ToolspaceToolset(ts), model)
+
+    assert [part.content for part in tool_returns(messages)] == ["4"]
+    assert list(model.calls[0].function_tools[0].parameters_json_schema["properties"]) == ["filter_x"]

@@ -18,7 +18,6 @@ from toolspace.models.request_encoding import (
     encode_arguments,
     normalize_turns,
     split_turn,
-    to_object_schema,
 )
 
 texts = st.sampled_from(["", " ", "a", "b\n", "\x00", "ä"])
@@ -132,7 +131,12 @@ def test_a_turn_is_split_in_its_order() -> None:
                     {"properties": {"b": {}}, "required": ["c"]},
                 ]
             },
-            {"type": "object", "properties": {"a": {}, "c": {}, "b": {}}, "required": ["c"]},
+            {
+                "type": "object",
+                "properties": {"a": {}, "c": {}, "b": {}},
+                "required": ["c"],
+                "description": "give one of these sets of parameters: a, c; c",
+            },
         ),
         (
             {
@@ -147,7 +151,7 @@ def test_a_turn_is_split_in_its_order() -> None:
     ],
 )
 def test_schemas_become_plain_objects(schema: dict[str, Any], normalized_turns: dict[str, Any]) -> None:
-    assert to_object_schema(schema) == normalized_turns
+    assert Tool("t", "", schema).model_schema.schema == normalized_turns
 
 
 def test_tools_are_encoded_once_for_the_same_tuple() -> None:

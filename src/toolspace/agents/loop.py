@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -18,9 +18,11 @@ from toolspace.agents.agent_run import AgentRun, Handoff, PreparedAgent
 from toolspace.agents.failure_review import FailedCall
 from toolspace.agents.history import shorten
 from toolspace.agents.loop_hooks import LoopHooks, LoopObserver, PlannedCall
+from toolspace.agents.model_names import RestoringListener, restore_call
 from toolspace.agents.model_quotas import ModelQuotas
 from toolspace.agents.structured_output import FINAL_REPORT, OutputCheck
 from toolspace.core import json_text
+from toolspace.core.argument_names import ArgumentNames
 from toolspace.core.language_model import (
     Media,
     ModelCall,
@@ -179,9 +181,20 @@ class AgentLoop:
         """The calls of a turn, with new ids, or with the ids that they were stored with."""
         hooks, find = self._hooks, self._prepared_agent.tools.find
         return [
-            PlannedCall(call, call_ids[index] if index < len(call_ids) else hooks.get_call_id(index), find(call.name))
+            PlannedCall(
+                restore_call(call, self._find_names(call.name)),
+                call_ids[index] if index < len(call_ids) else hooks.get_call_id(index),
+                find(call.name),
+            )
             for index, call in enumerate(turn.calls)
         ]
+
+    def _find_names(self, tool_name: str) -> ArgumentNames | None:
+        """The names under which the model has the arguments of a tool, if they are not those of the tool."""
+        tool = self._prepared_agent.tools.find(tool_name)
+        if tool is not None and self._output is not None and tool.name == FINAL_REPORT:
+            tool = self._output.describe_report(tool)
+        return tool.argument_names if tool is not None else None
 
     def count_earlier_calls(self, calls: Sequence[ModelCall]) -> None:
         """Counts the calls that earlier processes made in this run, so that the limit of equal calls still holds."""
@@ -189,7 +202,10 @@ class AgentLoop:
             tool = self._prepared_agent.tools.find(name)
             if tool is not None and is_limited_when_repeated(tool):
                 with suppress(Exception):  # Invalid calls, and those of a tool with a broken schema, were not counted.
-                    values = tool.validator.from_mapping(json_text.parse_arguments(arguments))
+                    values = json_text.parse_arguments(arguments)
+                    if tool.argument_names is not None:
+                        values = cast("dict[str, Any]", tool.argument_names.restore(values))
+                    values = tool.validator.from_mapping(values)
                     self.tool_run.count_equal_call(tool, values)
 
     # Asking the model
@@ -243,6 +259,13 @@ class AgentLoop:
 
     def _new_listener(self) -> ModelListener | None:
         """The listener of the hooks and that of the observer, as one."""
+        listener = self._join_listeners()
+        # Only tools whose arguments have other names for models need the wrapper, and nearly none do.
+        if listener is None or all(self._find_names(tool.name) is None for tool in self._list_tools()):
+            return listener
+        return RestoringListener(listener, self._find_names)
+
+    def _join_listeners(self) -> ModelListener | None:
         listener = self._hooks.new_listener()
         if self._observer is None:
             return listener

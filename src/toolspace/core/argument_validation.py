@@ -111,7 +111,8 @@ class SchemaValidator:
         places: PlaceTree | None = {} if errors.are_complete else None
         for error in errors.errors if errors.are_complete else ():
             if error.kind.name in _COERCIBLE_ERRORS:
-                places = add_place(places, error.instance_path)
+                path: list[str | int] = error.instance_path
+                places = add_place(places, path if _exists(values, path) else ())
         coerced_values = coerce(self._schema, values, places)
         if isinstance(coerced_values, dict) and self._validator.is_valid(coerced_values):
             return cast("dict[str, Any]", coerced_values)
@@ -296,6 +297,16 @@ def coerce(schema: Schema, value: object, invalid_places: PlaceTree | None = Non
     Only `invalid_places` are changed; None means everywhere. What cannot be coerced stays, for validation to report.
     """
     return _Coercion(schema).coerce(schema, value, invalid_places, 0)
+
+
+def _exists(value: Any, path: Iterable[str | int]) -> bool:
+    """Whether a value has this place. The library leaves empty keys out of its paths."""
+    try:
+        for step in path:
+            value = value[step]
+    except (KeyError, IndexError, TypeError):
+        return False
+    return True
 
 
 def add_place(places: PlaceTree | None, path: Sequence[str | int]) -> PlaceTree | None:

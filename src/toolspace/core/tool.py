@@ -1,4 +1,4 @@
-"""Tools: `Tool`, `FunctionTool` and the decorator `@tool`, and their definitions in the formats of model APIs.
+"""Tools: `Tool`, `FunctionTool` and the decorator `@tool`. `core.tool_export` writes them in the formats of model APIs.
 
 Everything that offers, lists or calls tools uses it. It runs nothing.
 """
@@ -8,15 +8,16 @@ from __future__ import annotations
 import enum
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from inspect import CO_OPTIMIZED
 from types import MethodType
-from typing import Any, Literal, Self, TypedDict, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, cast, overload
 
 import msgspec
 
-from toolspace.core import function_schema, json_text
+from toolspace.core import function_schema
+from toolspace.core.argument_names import ArgumentNames
 from toolspace.core.argument_validation import SchemaValidator, Validator
 from toolspace.core.function_signature import (
     FunctionSignature,
@@ -29,6 +30,9 @@ from toolspace.core.function_signature import (
 )
 from toolspace.core.names import is_local_name
 from toolspace.errors import ToolDefinitionError
+
+if TYPE_CHECKING:
+    from toolspace.core.model_schemas import ModelSchema
 
 
 class ToolCategory(enum.StrEnum):
@@ -68,7 +72,6 @@ NO_ANNOTATIONS = Annotations()
 _ANNOTATION_NAMES = {name.casefold(): name for name in ("readOnly", "destructive", "idempotent", "openWorld")}
 EMPTY_SCHEMA: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
-ToolFormat = Literal["openai", "openai-responses", "anthropic", "gemini", "mcp"]
 ToolHandler = Callable[..., Any]
 """Runs a tool that was defined by a JSON Schema: `handler(parameters, context)`, plain or async."""
 
@@ -81,7 +84,8 @@ class Tool:
     """
 
     __slots__ = (
-        "_description", "_input_schema", "_output_schema", "_validator", "annotations", "approval", "cache",
+        "_argument_names", "_description", "_input_schema", "_model_schema", "_output_schema", "_validator",
+        "annotations", "approval", "cache",
         "cache_scope", "category", "execution", "execution_type", "expires_after", "handler", "has_small_results",
         "is_async", "name", "pauses_run", "priority", "queue", "tags", "timeout", "version", "visible",
         "when_unserved",
@@ -119,6 +123,8 @@ class Tool:
         self._input_schema: Mapping[str, Any] | None = input_schema
         self._output_schema: Mapping[str, Any] | None = output_schema
         self._validator: Validator | None = None
+        self._argument_names: ArgumentNames | Literal[False] | None = None
+        self._model_schema: ModelSchema | None = None
         self.handler = handler
         self.category = category if isinstance(category, ToolCategory) else _category(category, name)
         self.execution_type: ExecutionType = execution_type
@@ -170,6 +176,23 @@ class Tool:
             self._validator = SchemaValidator(self.input_schema, tool=self.name)
         return self._validator
 
+    @property
+    def argument_names(self) -> ArgumentNames | None:
+        """The names under which models get its arguments; None if models get the names of the input schema."""
+        names = self._argument_names
+        if names is None:
+            names = self._argument_names = ArgumentNames.of(self.input_schema) or False
+        return names or None
+
+    @property
+    def model_schema(self) -> ModelSchema:
+        """The input schema in the form that models get, and what that form does not say."""
+        if self._model_schema is None:
+            from toolspace.core.model_schemas import build_model_schema
+
+            self._model_schema = build_model_schema(self.input_schema, self.argument_names)
+        return self._model_schema
+
     def replace(self, **changes: Any) -> Self:
         """Returns a copy with some fields changed. It shares the schema and the validator if they do not change."""
         copy = type(self).__new__(type(self))
@@ -178,7 +201,7 @@ class Tool:
                 if hasattr(self, slot):
                     setattr(copy, slot, getattr(self, slot))
         if "input_schema" in changes:
-            copy._validator = None
+            copy._validator = copy._argument_names = copy._model_schema = None
         if "annotations" in changes:
             changes["annotations"] = to_annotations(changes["annotations"], self.name)
         for field in ("description", "input_schema", "output_schema"):
@@ -267,7 +290,7 @@ class FunctionTool(Tool):
             return self
         bound = self.replace(function=MethodType(self.function, instance))
         bound._signature = None if self._signature is None else without_first_parameter(self._signature)
-        bound._validator = None
+        bound._validator = bound._argument_names = bound._model_schema = None
         if not self._own_schema:
             bound._input_schema = None
         return bound
@@ -356,20 +379,6 @@ def as_tool(item: Tool | Callable[..., Any]) -> Tool:
     return item if isinstance(item, Tool) else FunctionTool(item)
 
 
-def export_tools(tools: Iterable[Tool], format: ToolFormat = "openai") -> list[dict[str, Any]]:
-    """Returns the tools in the format of an API. For Gemini, the list is the value of `functionDeclarations`."""
-    try:
-        convert = _FORMATS[format]
-    except KeyError:
-        raise ValueError(f"unknown tool format {format!r}; it is one of {', '.join(_FORMATS)}") from None
-    return [convert(tool) for tool in tools]
-
-
-def definition_text(tool: Tool) -> str:
-    """Returns the text that a model is charged for if it sees the tool."""
-    return json_text.encode(_declaration(tool, "parameters"))
-
-
 def _category(text: str, tool: str) -> ToolCategory:
     try:
         return ToolCategory(text)
@@ -388,32 +397,6 @@ def caller_locals(function: Callable[..., Any]) -> Mapping[str, Any] | None:
         frame = frame.f_back  # The body of a class: its methods also see the names of the function around it.
         names = {**frame.f_locals, **names}
     return names
-
-
-def _declaration(tool: Tool, schema_key: str) -> dict[str, Any]:
-    return {"name": tool.name, "description": tool.description, schema_key: tool.input_schema}
-
-
-def _mcp_definition(tool: Tool) -> dict[str, Any]:
-    wire = _declaration(tool, "inputSchema")
-    if "type" not in tool.input_schema:
-        wire["inputSchema"] = {"type": "object", **tool.input_schema}
-    if tool.output_schema is not None:
-        wire["outputSchema"] = tool.output_schema
-    if hints := msgspec.to_builtins(tool.annotations):
-        wire["annotations"] = {f"{name}Hint": hint for name, hint in hints.items()}
-    return wire
-
-
-_FORMATS: dict[str, Callable[[Tool], dict[str, Any]]] = {
-    "openai": lambda tool: {"type": "function", "function": _declaration(tool, "parameters")},
-    # The Responses API defaults to `strict`, which does not allow optional parameters.
-    "openai-responses": lambda tool: {"type": "function", **_declaration(tool, "parameters"), "strict": False},
-    "anthropic": lambda tool: _declaration(tool, "input_schema"),
-    # `parameters` accepts only a subset of OpenAPI; this field accepts JSON Schema.
-    "gemini": lambda tool: _declaration(tool, "parametersJsonSchema"),
-    "mcp": _mcp_definition,
-}
 
 
 def to_annotations(value: object, tool_name: str) -> Annotations:

@@ -76,7 +76,7 @@ class ToolspaceTool(BaseTool):
         langchain_tool = cls(
             name=tool.name,
             description=tool.description,
-            args_schema=dict(tool.input_schema),
+            args_schema=dict(tool.model_schema.schema),
             tags=list(tool.tags) or None,
             metadata={"category": str(tool.category)},
         )

@@ -114,7 +114,7 @@ def _definition(tool: Tool) -> ToolDefinition:
     return ToolDefinition(
         name=tool.name,
         description=tool.description or None,
-        parameters_json_schema=dict(tool.input_schema),
+        parameters_json_schema=dict(tool.model_schema.schema),
         return_schema=dict(tool.output_schema) if tool.output_schema is not None else None,
         metadata={
             "category": str(tool.category),

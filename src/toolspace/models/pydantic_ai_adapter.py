@@ -26,7 +26,7 @@ from toolspace.errors import ModelError
 from toolspace.models.errors import build_error, response_error
 from toolspace.models.http import ModelEndpoint
 from toolspace.models.prices import find_price
-from toolspace.models.request_encoding import media_data, normalize_turns, split_turn, to_object_schema
+from toolspace.models.request_encoding import media_data, normalize_turns, split_turn
 from toolspace.models.streaming import StreamedResponse
 
 _THINKING_PART = "pydantic"
@@ -73,7 +73,7 @@ class PydanticAIModel(Model):
                 tools.ToolDefinition(
                     name=tool.name,
                     description=tool.description,
-                    parameters_json_schema=dict(to_object_schema(tool.input_schema)),
+                    parameters_json_schema=dict(tool.model_schema.schema),
                 )
                 for tool in request.tools
             ]

@@ -1,7 +1,7 @@
 """Encodes conversations and tools in the forms that all providers accept.
 
 Providers differ in what they refuse: empty texts, a call without a result, a result without a call, duplicate ids, a
-conversation that the model begins, schemas with alternatives at the top. The encoded request has none of these. Used by
+conversation that the model begins. The encoded request has none of these. Used by
 the model adapters. Sends nothing.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -17,7 +17,8 @@ from toolspace.core import json_text
 from toolspace.core.language_model import Media, ModelCall, ModelToolResult, ModelTurn, ResultsTurn, Turn, UserTurn
 from toolspace.core.names import is_local_name, sanitise
 from toolspace.core.result import AudioPart, ImagePart
-from toolspace.core.tool import Tool, ToolFormat, export_tools
+from toolspace.core.tool import Tool
+from toolspace.core.tool_export import ToolFormat, export_tools
 
 PDF = "application/pdf"
 IMAGES_AND_PDF = frozenset(("image/png", "image/jpeg", "image/gif", "image/webp", PDF))
@@ -221,9 +222,6 @@ def _accepted_media(media: Sequence[Media], accepted_types: frozenset[str]) -> t
 
 # Tools
 
-_COMBINATORS = ("oneOf", "anyOf", "allOf")
-_REFUSED_KEYWORDS = (*_COMBINATORS, "not", "enum", "if", "then", "else")
-"""Keywords that providers refuse at the top of a tool's schema."""
 _MAX_CACHED = 16
 _MAX_BRIEF_DESCRIPTION = 1000
 """Characters of a description that every provider accepts."""
@@ -257,7 +255,7 @@ class ToolEncoder:
         if cached is not None:  # It references the tuple, so that no other tuple can have this id.
             return cached
         exported_tools = [
-            _adapt_definition(definition, brief=brief) for definition in export_tools(tools, self._format)
+            _shorten_definition(definition, brief=brief) for definition in export_tools(tools, self._format)
         ]
         definitions: Any = exported_tools if self._finish is None else self._finish(exported_tools)
         if len(self._cache) >= _MAX_CACHED:
@@ -267,44 +265,8 @@ class ToolEncoder:
         return encoded
 
 
-def to_object_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema whose top is a plain object, as providers require it.
-
-    Alternatives at the top become one object with all their properties; those are required that each alternative
-    requires. The model may then write arguments that the tool refuses; it reads the error and tries again.
-    """
-    if schema.get("type") == "object" and not any(word in schema for word in _REFUSED_KEYWORDS):
-        return schema if "properties" in schema else {**schema, "properties": {}}
-    result = {key: value for key, value in schema.items() if key not in _REFUSED_KEYWORDS}
-    properties: dict[str, Any] = dict(_as_mapping(schema.get("properties")))
-    required: list[str] = list(schema.get("required") or ())
-    for combinator in _COMBINATORS:
-        options = [_as_mapping(option) for option in cast("list[Any]", schema.get(combinator) or [])]
-        for option in options:
-            for name, value in _as_mapping(option.get("properties")).items():
-                properties.setdefault(name, value)
-        if option_required := [set[str](option.get("required") or ()) for option in options]:
-            first = option_required[0]
-            is_union = combinator == "allOf"
-            shared = first.union(*option_required) if is_union else first.intersection(*option_required)
-            required += sorted(shared - set(required))
-    result |= {"type": "object", "properties": properties}
-    if required:
-        result["required"] = required
-    if result.get("additionalProperties") is False and len(properties) > len(_as_mapping(schema.get("properties"))):
-        del result["additionalProperties"]
-    return result
-
-
-def _adapt_definition(definition: dict[str, Any], *, brief: bool) -> dict[str, Any]:
+def _shorten_definition(definition: dict[str, Any], *, brief: bool) -> dict[str, Any]:
     inner: dict[str, Any] = definition.get("function") or definition
-    for key in ("parameters", "input_schema"):
-        if key in inner:
-            inner[key] = to_object_schema(inner[key])
     if brief and len(inner["description"]) > _MAX_BRIEF_DESCRIPTION:
         inner["description"] = f"{inner['description'][:_MAX_BRIEF_DESCRIPTION]}…"
     return definition
-
-
-def _as_mapping(value: object) -> Mapping[str, Any]:
-    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}

@@ -30,7 +30,7 @@ from toolspace.core.language_model import (
 )
 from toolspace.core.sse_decoder import SseDecoder, SseEvent
 from toolspace.core.token_count import estimate_tokens
-from toolspace.core.tool import ToolFormat
+from toolspace.core.tool_export import ToolFormat
 from toolspace.errors import ModelError
 from toolspace.models.errors import build_error, connection_error, event_error
 from toolspace.models.http import ModelEndpoint, ModelHttpClient, encode_body, read_body, read_error

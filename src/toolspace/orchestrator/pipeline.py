@@ -27,7 +27,12 @@ from toolspace.orchestrator.stages.circuit_breaker import CircuitRegistry, circu
 from toolspace.orchestrator.stages.hooks import HookRegistry, after_hooks, before_hooks, error_hooks
 from toolspace.orchestrator.stages.invoke import WorkerThreads, invoke
 from toolspace.orchestrator.stages.large_results import budget, cap
-from toolspace.orchestrator.stages.permission_and_validation import limits, permission, validate
+from toolspace.orchestrator.stages.permission_and_validation import (
+    limits,
+    permission,
+    restore_names,
+    validate,
+)
 from toolspace.orchestrator.stages.policy import ProgramApprovals, find_policy, policy
 from toolspace.orchestrator.stages.queue import QueueRegistry, queue
 from toolspace.orchestrator.stages.quota import find_quotas, quota
@@ -127,7 +132,8 @@ def compile_handler(
     handler: CallHandler = _no_invoke_stage
     for stage in reversed(stages):
         handler = stage(context, handler)
-    return handler
+    # Outside of all stages: events, records and policies see the tool's own names, too.
+    return restore_names(context, handler)
 
 
 def compile_failure(
@@ -156,6 +162,8 @@ def compile_instant(entry: CatalogEntry, services: CallServices) -> InstantHandl
     if find_cached is None or entry.denial_reason is not None or services.permissions or services.policies:
         return None
     if services.hooks.select(entry.spellings).before or find_quotas(services, entry):
+        return None
+    if entry.tool.argument_names is not None:
         return None
     if not find_policy(context).always_allows:
         return None

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from toolspace.core.extension_points import Deny, Policy, TokenCounter, ToolProvider
 from toolspace.core.token_count import estimate_tokens
-from toolspace.core.tool import Tool, definition_text
+from toolspace.core.tool import Tool
 from toolspace.core.tool_context import ToolContext
+from toolspace.core.tool_export import definition_text
 
 if TYPE_CHECKING:
     from toolspace.orchestrator.catalog import CatalogEntry

@@ -28,8 +28,9 @@ from toolspace.core.function_signature import execution_style
 from toolspace.core.names import did_you_mean, short_hash
 from toolspace.core.prebuilt_actions import PrebuiltAction
 from toolspace.core.result import ToolResult, get_content_parts, join_parts
-from toolspace.core.tool import FunctionTool, Tool, ToolCategory, ToolFormat, as_tool, check_local_name, export_tools
+from toolspace.core.tool import FunctionTool, Tool, ToolCategory, as_tool, check_local_name
 from toolspace.core.tool_context import ToolContext
+from toolspace.core.tool_export import ToolFormat, export_tools
 from toolspace.errors import ConfigError, RegistrationError, ToolExecutionError, ToolNameConflict, ToolNotFoundError
 
 _SPECIFICATION = re.compile(r"(?:(?P<file>.+\.py)|(?P<module>[^\W\d]\w*(?:\.[^\W\d]\w*)*))(?::(?P<name>\w+))?")
@@ -143,9 +144,9 @@ class ToolRegistry(ToolProvider):
     def list_by_category(self, category: ToolCategory | str) -> Sequence[Tool]:
         return [tool for tool in self._tools.values() if tool.category == category]
 
-    def to_llm_tools(self, format: ToolFormat = "openai") -> Sequence[dict[str, Any]]:
-        """The tool definitions in the format of a model API."""
-        return export_tools(self._tools.values(), format)
+    def to_llm_tools(self, format: ToolFormat = "openai", *, strict: bool = False) -> Sequence[dict[str, Any]]:
+        """The tool definitions in the format of a model API. `strict`: for OpenAI, where the schema allows it."""
+        return export_tools(self._tools.values(), format, strict=strict)
 
     def get_stats(self) -> ToolStats:
         return self._stats.summary(self._tools.values())

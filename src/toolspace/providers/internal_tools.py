@@ -296,7 +296,7 @@ def _build_find_tools(search: ToolSearch) -> Callable[..., Any]:
             context.run.discovered_tools.update(dict.fromkeys(match.name for match in matches))
         return {
             "tools": [
-                {"name": match.name, "description": match.description, "parameters": match.input_schema}
+                {"name": match.name, "description": match.description, "parameters": match.model_schema.schema}
                 for match in matches
             ]
         }

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.core.provider_schema_rules import find_violations
 from tests.http_servers import http_server
 from tests.peers.install import npm_package
+from toolspace import Settings
 from toolspace.core.argument_validation import compile_schema
 from toolspace.core.names import qualify_all
 from toolspace.errors import ProviderError
@@ -87,6 +89,16 @@ async def test_every_3_0_and_3_1_example_is_read_without_warnings() -> None:
         provider = await read(file, base_url="https://example.com")
         assert provider.warnings == (), file.name
         check(provider)
+
+
+@pytest.mark.spec("1.9")
+async def test_no_tool_of_a_real_document_makes_a_provider_of_models_refuse_the_request() -> None:
+    for file in (github(), *examples()):
+        spec = OpenApiSpec(spec=str(file), base_url="https://example.com")
+        async with Toolspace(
+            providers=[OpenApiProvider("api", spec)], settings=Settings(tool_search_threshold=10**9)
+        ) as ts:
+            assert find_violations(ts) == [], file.name
 
 
 async def test_an_example_is_the_same_in_json_and_yaml() -> None:

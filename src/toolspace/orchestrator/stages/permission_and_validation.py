@@ -1,4 +1,7 @@
-"""The stages `permission`, `validate` and `limits`: decide whether a call may run, before it reaches the provider."""
+"""The stages `permission`, `validate` and `limits`: decide whether a call may run, before it reaches the provider.
+
+`restore_names` acts before all stages.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +45,23 @@ def permission(stage: StageContext, next: CallHandler, /) -> CallHandler:
     if denial_reason is not None:
         return deny
     return run if permissions or stage.in_run else next
+
+
+def restore_names(stage: StageContext, next: CallHandler, /) -> CallHandler:
+    """Gives arguments their own names, if models get other ones for this tool."""
+    try:
+        names = stage.entry.tool.argument_names
+    except Exception:
+        return next  # The schema of this tool cannot be built: `validate` reports it.
+    if names is None:
+        return next
+
+    def run(call: Call) -> Coroutine[Any, Any, ToolResult]:
+        if call.arguments:
+            call.arguments = names.restore(call.arguments)
+        return next(call)
+
+    return run
 
 
 def validate(stage: StageContext, next: CallHandler, /) -> CallHandler:

@@ -18,8 +18,9 @@ from toolspace.core.argument_validation import InvalidArguments, SchemaValidator
 from toolspace.core.events import ToolsChanged
 from toolspace.core.names import did_you_mean
 from toolspace.core.result import ToolResult
-from toolspace.core.tool import FunctionTool, Tool, export_tools
+from toolspace.core.tool import FunctionTool, Tool
 from toolspace.core.tool_context import CallerClient, ToolContext
+from toolspace.core.tool_export import export_tools
 from toolspace.orchestrator import call as calls
 from toolspace.orchestrator.call import Arguments, is_running_loop
 from toolspace.orchestrator.policy_rules import compile_policy
