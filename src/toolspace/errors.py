@@ -10,6 +10,7 @@
     ├── StorageError            stored data cannot be read or written
     │   ├── UnstorableValueError  a value that no supported database can store
     │   └── StorageUnavailable  the database does not respond; a later retry may succeed
+    │       ├── StorageDamaged  files of the database are damaged
     │       └── StorageInDoubt  the connection broke during a commit, which may have happened or not
     ├── ModelError              a model did not respond: no key, refused, overloaded; `kind` says which
     ├── ApiError, GatewayUnreachable  a gateway refuses or does not respond; in `toolspace.client.errors`
@@ -94,6 +95,10 @@ class UnstorableValueError(StorageError):
 
 class StorageUnavailable(StorageError):
     """The database does not respond. Nothing was acknowledged; a later retry may succeed."""
+
+
+class StorageDamaged(StorageUnavailable):
+    """The files of the database are damaged: a part of what was stored cannot be read."""
 
 
 class StorageInDoubt(StorageUnavailable):

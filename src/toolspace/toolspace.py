@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
@@ -18,7 +19,7 @@ import msgspec
 from toolspace.composition import maintenance
 from toolspace.composition.settings import Settings
 from toolspace.composition.tool_sources import SourceRules, ToolSources
-from toolspace.config.find_and_watch import default_state_dir, list_state_paths
+from toolspace.config.find_and_watch import default_state_dir, list_state_paths, mark_user_state
 from toolspace.core.approvals import ApprovalCallback
 from toolspace.core.call_statistics import ToolStats
 from toolspace.core.extension_points import ConversationStore, OutputStore, ResultCache, ToolProvider
@@ -254,7 +255,8 @@ class Toolspace:
             if self._conversations is None and self._conversation_dir is not None:
                 from toolspace.storage.disk_conversations import DiskConversations
 
-                self._conversations = DiskConversations(self._conversation_dir)
+                mark = partial(mark_user_state, self.state_dir) if self.config_path is None else None
+                self._conversations = DiskConversations(self._conversation_dir, before_create=mark)
             registry = AgentRegistry(
                 self.orchestrator,
                 make_tools=self._create_for,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,20 @@ def test_init_writes_a_file_that_loads_and_says_what_to_try(toolspace: Toolspace
     assert load_config(tmp_path / "toolspace.yaml", environ={}).path is not None
     assert "toolspace list\n" in result.stderr
     assert "toolspace doctor\n" in result.stderr
+
+
+@pytest.mark.spec("25.1")
+def test_init_creates_a_state_directory_that_git_ignores(toolspace: Toolspace, tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    folder.mkdir()
+    subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
+    assert toolspace("init", str(folder), "--no-import").returncode == 0
+    (folder / ".toolspace" / "toolspace.db").touch()
+    status = subprocess.run(
+        ["git", "-C", str(folder), "status", "--porcelain"], capture_output=True, text=True, check=True
+    )
+    assert status.stdout.split() == ["??", "toolspace.yaml"]
+    assert toolspace("init", str(folder), "--no-import", "--force").returncode == 0
 
 
 def test_init_refuses_to_replace_a_file_unless_it_is_forced(toolspace: Toolspace, project: Path) -> None:

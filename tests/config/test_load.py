@@ -35,10 +35,15 @@ def test_without_a_file_all_settings_have_their_defaults(tmp_path: Path, monkeyp
     assert config.source("defaults", "toolTimeout") == "default"
 
 
-def test_the_state_directory_follows_the_xdg_standard(load: Any, tmp_path: Path) -> None:
-    assert load("", XDG_STATE_HOME="/var/state").state_dir == Path("/var/state/toolspace")
-    assert load("", XDG_STATE_HOME="relative", HOME="/h").state_dir == Path("/h/.local/state/toolspace")
-    assert load("storage: {dir: ./state}", XDG_STATE_HOME="/var/state").state_dir == tmp_path / "state"
+@pytest.mark.parametrize(
+    ("environ", "path"),
+    [
+        ({"XDG_STATE_HOME": "/var/state"}, "/var/state/toolspace"),
+        ({"XDG_STATE_HOME": "relative", "HOME": "/h"}, "/h/.local/state/toolspace"),
+    ],
+)
+def test_the_state_directory_without_a_file_follows_the_xdg_standard(environ: dict[str, str], path: str) -> None:
+    assert load_config(None, environ=environ).state_dir == Path(path)
 
 
 @pytest.mark.spec("5.1")

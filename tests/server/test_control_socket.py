@@ -115,7 +115,8 @@ async def test_a_gateway_gives_its_own_user_its_url_and_a_key(config: Path, stat
             elsewhere = await control_socket.find_gateway(state, tmp_path / "other.yaml")
             files = [path for path in state.rglob("*") if path.is_file() and b"only_in_memory" in path.read_bytes()]
 
-    assert gateway == elsewhere == local_gateway
+    assert gateway == local_gateway
+    assert elsewhere is None  # Another configuration with the same state directory.
     assert files == []
     assert "only_in_memory" not in repr(gateway)
     assert await control_socket.find_gateway(state, config) is None
@@ -187,7 +188,7 @@ async def test_an_unusable_socket_folder_does_not_stop_the_program(config: Path,
 
 
 async def test_a_killed_process_leaves_no_socket_and_no_server(config: Path, tmp_path: Path) -> None:
-    state = tmp_path / "state" / "toolspace"
+    state = config.parent / ".toolspace"
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(PROGRAM), str(config), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )

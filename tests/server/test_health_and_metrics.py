@@ -37,6 +37,14 @@ async def test_it_is_not_ready_while_it_stops(gateway: Gateway, api: ApiClient) 
     assert (await api.get("/health")).status == 200
 
 
+async def test_it_is_not_ready_once_damage_was_found(gateway: Gateway, api: ApiClient) -> None:
+    gateway.ledger.database.report_damage("page 3 is never used")
+    reply = await api.with_headers().get("/ready")
+
+    assert reply.status == 503
+    assert reply.data["reasons"] == ["the database is damaged; toolspace doctor says more"]
+
+
 @pytest.mark.spec("15.3")
 async def test_it_is_not_ready_while_the_disk_is_full(api: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as full:

@@ -45,7 +45,7 @@ from toolspace.config.provider_settings import McpServerSettings, OpenApiSetting
 from toolspace.config.secret_references import find_readable_file
 from toolspace.core.extension_points import ToolProvider
 from toolspace.core.secret_masking import mask_secrets
-from toolspace.errors import ConfigError, StorageError, ToolspaceError
+from toolspace.errors import ConfigError, StorageDamaged, StorageError, ToolspaceError
 from toolspace.providers.functions import load_functions
 from toolspace.providers.mcp.server_spec import ServerStatus
 from toolspace.providers.plugins import MountedProvider
@@ -53,6 +53,8 @@ from toolspace.toolspace import Toolspace
 
 _DATABASE = "database"
 _DATABASE_SECONDS = 10.0
+_PAGE_CHECK_SECONDS = 60.0
+"""How long the pages of an SQLite database are checked at most."""
 _VERSION_QUERY = "SELECT COALESCE(MAX(version), 0) FROM migrations"
 _LOW_SPACE, _NO_SPACE = 500 * 1024 * 1024, 20 * 1024 * 1024
 _EXTRAS = {
@@ -266,6 +268,13 @@ async def _check_database(config: Config) -> CheckResult:
 def _check_sqlite(file: Path) -> CheckResult:
     import sqlite3
 
+    from toolspace.storage.sqlite.damage import ADVICE, find_page_damage
+    from toolspace.storage.sqlite.database_file import check_idle_files
+
+    try:
+        check_idle_files(file)
+    except StorageDamaged as error:
+        return CheckResult("problem", _DATABASE, str(error), ADVICE)
     if not file.exists():
         return CheckResult("ok", _DATABASE, f"{file}: created when the gateway first starts (toolspace serve)")
     fix = f"move {file} away, or set storage.url to another file"
@@ -277,8 +286,13 @@ def _check_sqlite(file: Path) -> CheckResult:
             if "migrations" not in tables:
                 return CheckResult("problem", _DATABASE, f"{file} is a database of another program", fix)
             (version,) = connection.execute(_VERSION_QUERY).fetchone()
+            damage, _ = find_page_damage(connection, _PAGE_CHECK_SECONDS)
+            if damage is not None:
+                return CheckResult("problem", _DATABASE, f"{file} is damaged: {damage}", ADVICE)
     except sqlite3.Error as error:
-        return CheckResult("problem", _DATABASE, f"{file} cannot be read: {error}", fix)
+        return CheckResult(
+            "problem", _DATABASE, f"{file} cannot be read: {error}", f"{fix}; if it is damaged, {ADVICE}"
+        )
     return _check_version(f"{file}, SQLite {sqlite3.sqlite_version}", version)
 
 

@@ -15,7 +15,7 @@ from toolspace.cli.editor_import import ImportedServer, ImportResult, import_ser
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import first_line
 from toolspace.config.documentation import render_starter_file
-from toolspace.config.find_and_watch import CONFIG_NAMES
+from toolspace.config.find_and_watch import CONFIG_NAMES, PROJECT_STATE_FOLDER
 from toolspace.core.names import did_you_mean
 from toolspace.core.secret_masking import mask_secrets
 
@@ -62,6 +62,7 @@ def command(options: Options, path: str, force: bool, no_import: bool, clients: 
     if import_result.servers:
         text += "\n" + format_servers(import_result.servers, environment.home)
     _write(target, text, force=force)
+    _create_state_folder(target.absolute().parent / PROJECT_STATE_FOLDER)
     if options.json:
         options.output.document({"path": str(target.absolute()), **_import_document(import_result)})
         return 0
@@ -92,6 +93,18 @@ def _write(target: Path, text: str, *, force: bool) -> None:
         raise click.UsageError(f"{target} exists already; --force replaces it") from None
     except OSError as error:
         raise click.UsageError(f"{target} cannot be written: {error.strerror or error}") from None
+
+
+def _create_state_folder(folder: Path) -> None:
+    """Creates the state directory of the project, with a file that makes git ignore it."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        with (folder / ".gitignore").open("x", encoding="utf-8") as file:
+            file.write("# The state of Toolspace: nothing in this folder belongs into version control.\n*\n")
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise click.UsageError(f"{folder} cannot be created: {error.strerror or error}") from None
 
 
 # Report

@@ -33,6 +33,8 @@ COMMANDS = {
     "keys": "List the API keys of a running gateway; create or revoke one.",
     "mcp": "Serve the tools over MCP, on stdio or over HTTP.",
     "init": "Write a commented toolspace.yaml; import servers of editors.",
+    "backup": "Write a backup of the gateway's data to a file.",
+    "restore": "Load a backup into the database of this configuration.",
     "doctor": "Check installation and configuration; say how to fix problems.",
     "completion": "Print the shell completion script.",
 }

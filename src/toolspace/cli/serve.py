@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shlex
@@ -10,6 +11,7 @@ import socket
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,6 +24,7 @@ from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import CommandOutput, show_status
 from toolspace.config.configuration import Config
+from toolspace.config.find_and_watch import find_config
 from toolspace.config.load import load_config
 from toolspace.config.secret_references import resolve_secrets
 from toolspace.config.server_settings import ServerSettings
@@ -159,24 +162,25 @@ def print_startup_message(options: Options, gateway: Gateway, url: str) -> None:
     database = describe_database(gateway.config.storage.url, gateway.config.state_dir)
     keys = gateway.first_keys
     if options.json:
-        options.output.document(_startup_document(url, database, keys))
+        options.output.document(_startup_document(url, database, gateway.config.state_dir, keys))
         return
-    output = options.output
+    output, command = options.output, command_name(gateway.config.path)
     output.line(url)
     output.note("")
     output.note(f"Toolspace gateway {__version__} with {len(gateway.toolspace.list_tools())} tools; Ctrl-C stops it.")
     output.note(f"  data   {database}")
+    output.note(f"  state  {gateway.config.state_dir}")
     output.note(f"  MCP    {url}/mcp")
     output.note(f"  API    {url}/openapi.json; docs/gateway.md has a tutorial")
     output.note("")
     if keys is not None:
-        print_keys(output, keys)
+        print_keys(output, keys, command=command)
     elif gateway.config.server.secret_key is not None:
-        output.note(f"The secret key is the value of server.secretKey. To create another: {_command_name()} keys new")
+        output.note(f"The secret key is the value of server.secretKey. To create another: {command} keys new")
     else:
-        output.note(f"The keys were shown at the first start. To create another: {_command_name()} keys new")
+        output.note(f"The keys were shown at the first start. To create another: {command} keys new")
     output.note("")
-    for line in _agent_lines(gateway):
+    for line in _agent_lines(gateway, command):
         output.note(line)
     output.note("Try it:")
     output.note(f"  {example_command(url, keys.secret if keys is not None else None)}")
@@ -191,9 +195,9 @@ def example_command(url: str, key: str | None) -> str:
     return f"curl -s {url}/api/tools/{name}/call -H {header} -H 'content-type: application/json' -d {body}"
 
 
-def print_keys(output: CommandOutput, keys: InitialKeys, *, as_results: bool = True) -> None:
+def print_keys(output: CommandOutput, keys: InitialKeys, *, command: str, as_results: bool = True) -> None:
     """Prints new keys: to standard output, or with `as_results=False` to standard error."""
-    output.note(f"Keys, shown only once ({_command_name()} keys new creates more):")
+    output.note(f"Keys, shown only once ({command} keys new creates more):")
     for label, value in (("secret", keys.secret), ("public", keys.public), ("JWT", keys.jwt_secret)):
         if value is not None:
             (output.line if as_results else output.err)(f"  {label:<6} {value}")
@@ -201,7 +205,7 @@ def print_keys(output: CommandOutput, keys: InitialKeys, *, as_results: bool = T
         output.note("The JWT secret is not a token: it signs the tokens of users (docs/access.md).")
 
 
-def _agent_lines(gateway: Gateway) -> Iterator[str]:
+def _agent_lines(gateway: Gateway, command: str) -> Iterator[str]:
     """Yields which agents there are, which model they use, and how to chat with them."""
     demo = gateway.demo_agent
     names = sorted(gateway.config.agents)
@@ -209,7 +213,7 @@ def _agent_lines(gateway: Gateway) -> Iterator[str]:
         return
     if demo is None:
         if (error := _find_model_error(gateway, names[:_MAX_NAMES])) is not None:
-            yield f"Agents without a usable model ({_command_name()} doctor says more):"
+            yield f"Agents without a usable model ({command} doctor says more):"
             yield f"  {error}"
             yield ""
         more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
@@ -224,7 +228,7 @@ def _agent_lines(gateway: Gateway) -> Iterator[str]:
             yield f"  {PROVIDERS[provider].key_variables[0]:<18} {provider}:{PROVIDERS[provider].default_model}"
         yield "To chat with it without a model, in another terminal:"
     name = f" {shlex.quote(names[0])}" if len(names) > 1 else ""
-    yield f"  {_command_name()} chat{name}"
+    yield f"  {command} chat{name}"
     yield ""
 
 
@@ -247,16 +251,23 @@ def _find_model_error(gateway: Gateway, names: Sequence[str]) -> str | None:
     return f"{', '.join(errors)}: {next(iter(errors.values()))}" if errors else None
 
 
-def _command_name() -> str:
-    """Returns how to start this program from the same terminal: after `make run` it is not on the PATH."""
+def command_name(config: Path | None) -> str:
+    """Returns how to start this program from the same folder, for this configuration.
+
+    After `make run` it is not on the PATH.
+    """
     script = sys.argv[0]
-    if shutil.which("toolspace") is not None or os.path.basename(script) != "toolspace":
-        return "toolspace"
-    return shlex.quote(script)
+    is_on_path = shutil.which("toolspace") is not None or os.path.basename(script) != "toolspace"
+    name = "toolspace" if is_on_path else shlex.quote(script)
+    if config is None or find_config(Path.cwd()) == config:
+        return name
+    with contextlib.suppress(ValueError):
+        config = config.relative_to(Path.cwd())
+    return f"{name} --config {shlex.quote(str(config))}"
 
 
-def _startup_document(url: str, database: str, keys: InitialKeys | None) -> dict[str, Any]:
-    document: dict[str, Any] = {"url": url, "mcp": f"{url}/mcp", "data": database}
+def _startup_document(url: str, database: str, state_dir: Path, keys: InitialKeys | None) -> dict[str, Any]:
+    document: dict[str, Any] = {"url": url, "mcp": f"{url}/mcp", "data": database, "state": str(state_dir)}
     if keys is not None:
         values = {"secretKey": keys.secret, "publicKey": keys.public, "jwtSecret": keys.jwt_secret}
         document["keys"] = {name: value for name, value in values.items() if value is not None}

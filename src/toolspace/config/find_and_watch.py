@@ -1,4 +1,4 @@
-"""Finds the configuration file of a directory and the user's state directory, and watches files for changes.
+"""Finds the configuration file of a directory and the state directory, and watches files for changes.
 
 Used by `Toolspace` and the CLI. Reads no file.
 """
@@ -6,15 +6,23 @@ Used by `Toolspace` and the CLI. Reads no file.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 CONFIG_NAMES = ("toolspace.yaml", "toolspace.yml", "toolspace.json", "toolspace.toml")
 MAX_WAIT = 10
 """How many checks a change may take to settle before it is reported nevertheless."""
+PROJECT_STATE_FOLDER = ".toolspace"
+"""The state directory of a project, beside its configuration file."""
+STATE_MARKER = "without-configuration"
+"""A file in the user's state directory: the state there belongs to commands without a configuration file."""
 _STATE_FOLDERS = ("conversations", "logins", "outputs", "run", "sessions")
 _STATE_DATABASES = ("toolspace.db", "cache.db")
+_LASTING_STATE = ("toolspace.db", "conversations", "logins", "sessions")
+"""What cannot be made again, unlike caches and outputs."""
 _SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal")
 REMOVED_AFTER = 3
 """After how many checks a missing file counts as removed: editors remove it for a moment while they save."""
@@ -46,6 +54,46 @@ def default_state_dir(environ: Mapping[str, str] | None = None) -> Path:
         return Path(state) / "toolspace"
     home = environ.get("HOME")
     return (Path(home) if home else Path.home()) / ".local" / "state" / "toolspace"
+
+
+class StateLocation(NamedTuple):
+    """The state directory of a configuration."""
+
+    path: Path
+    new_path: Path | None = None
+    """Where the state belongs, if `path` is the directory that all projects of a user shared in earlier versions."""
+
+
+def find_state_dir(config_path: Path | None, environ: Mapping[str, str] | None = None) -> StateLocation:
+    """The state directory of a configuration without `storage.dir`: `.toolspace` beside its file.
+
+    Without a file it is the user's state directory. That directory is also used for a project without state of its
+    own, if an earlier version has left state there.
+    """
+    user_dir = default_state_dir(environ)
+    if config_path is None:
+        return StateLocation(user_dir)
+    project_dir = config_path.parent / PROJECT_STATE_FOLDER
+    is_left_over = _has_any(user_dir, _LASTING_STATE) and not (user_dir / STATE_MARKER).exists()
+    if is_left_over and not _has_any(project_dir, (*_STATE_FOLDERS, *_STATE_DATABASES)):
+        return StateLocation(user_dir, project_dir)
+    return StateLocation(project_dir)
+
+
+def mark_user_state(state_dir: Path) -> None:
+    """Marks a state directory that has no lasting state yet. Call it before something lasting is stored there.
+
+    Without the mark, state in the user's state directory would look like that of earlier versions, which shared it
+    among all projects.
+    """
+    if not _has_any(state_dir, _LASTING_STATE):
+        with contextlib.suppress(OSError):  # Whoever stores something next reports it.
+            state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (state_dir / STATE_MARKER).touch(mode=0o600)
+
+
+def _has_any(folder: Path, names: Iterable[str]) -> bool:
+    return any(os.path.lexists(folder / name) for name in names)
 
 
 def key_memory_root(memory_dir: str | Path) -> Path:

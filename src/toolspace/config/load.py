@@ -7,6 +7,7 @@ The main file may describe agents, or refer to files that do; all of them are re
 from __future__ import annotations
 
 import os
+import shlex
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,7 +39,7 @@ from toolspace.config.file_formats import (
     format_value,
     read_document,
 )
-from toolspace.config.find_and_watch import default_state_dir
+from toolspace.config.find_and_watch import StateLocation, find_state_dir
 from toolspace.config.secret_references import SecretReference
 from toolspace.config.server_settings import NotificationSettings
 from toolspace.config.tool_settings import ToolSettings
@@ -63,6 +64,7 @@ def load_config(path: Path | None, *, environ: Mapping[str, str] | None = None) 
     main.check_references(settings)
     resolver = _AgentResolver(file, main, settings, environ)
     resolver.check()
+    state = StateLocation(settings.storage.dir) if settings.storage.dir else find_state_dir(path, environ)
     config = Config(
         defaults=defaults,
         queues=settings.queues,
@@ -83,7 +85,7 @@ def load_config(path: Path | None, *, environ: Mapping[str, str] | None = None) 
         demo=settings.demo,
         path=path,
         base_dir=base_dir,
-        state_dir=settings.storage.dir or default_state_dir(environ),
+        state_dir=state.path,
         document=file.document,
         origins=file.context.origins,
     )
@@ -92,10 +94,18 @@ def load_config(path: Path | None, *, environ: Mapping[str, str] | None = None) 
         config,
         agents=agents,
         agent=agents[resolver.main_agent] if resolver.main_agent is not None else None,
-        warnings=(*overrides.warnings, *resolver.warnings()),
+        warnings=(*overrides.warnings, *resolver.warnings(), *_describe_old_state(state)),
         secret_values=resolver.find_secrets().union(_find_override_secrets(overrides.values)),
         secret_references=resolver.list_secret_references(),
     )
+
+
+def _describe_old_state(state: StateLocation) -> Iterator[str]:
+    if state.new_path is not None:
+        yield (
+            f"storage.dir: the state is still in {state.path}, which all your projects shared; to move it to this "
+            f"project, stop the gateway and run: mv {shlex.quote(str(state.path))} {shlex.quote(str(state.new_path))}"
+        )
 
 
 def _resolve_functions(functions: tuple[str, ...], context: ReadingContext) -> tuple[str, ...]:

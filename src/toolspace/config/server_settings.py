@@ -43,7 +43,9 @@ class StorageSettings(Section, frozen=True, kw_only=True):
     """`postgresql://…`, or `sqlite:///` and an absolute path. None: SQLite in the state directory."""
     redis: Annotated[str | None, "A Redis for events, queues and cache of several replicas.", SECRET] = None
     dir: Annotated[
-        Path | None, "The state directory; without it `$XDG_STATE_HOME/toolspace`, else `~/.local/state/toolspace`."
+        Path | None,
+        "The state directory; without it `.toolspace` beside the configuration file; without a file "
+        "`$XDG_STATE_HOME/toolspace`, else `~/.local/state/toolspace`.",
     ] = None
     """As written; `Config.state_dir` has the value in force."""
     cache: Annotated[CacheKind, "Where cached results are stored."] = "memory"

@@ -101,13 +101,9 @@ async def ask_processes(state_dir: Path, config_path: Path | None, request: Cont
 
 
 async def find_gateway(state_dir: Path, config_path: Path | None) -> LocalGateway | None:
-    """Returns the running gateway of this configuration, else another one with the same state directory, or None."""
-    request = ControlRequest("gateway")
-    for prefix in (_prefix(config_path), ""):
-        for response in await _ask_all(state_dir, prefix, request):
-            if response.gateway is not None:
-                return response.gateway
-    return None
+    """Returns the running gateway of this configuration, or None. Gateways of other configurations do not count."""
+    responses = await ask_processes(state_dir, config_path, ControlRequest("gateway"))
+    return next((response.gateway for response in responses if response.gateway is not None), None)
 
 
 async def _ask_all(state_dir: Path, prefix: str, request: ControlRequest) -> list[ControlResponse]:

@@ -24,6 +24,7 @@ from toolspace.agents.registry import AgentRegistry
 from toolspace.agents.subagent_run_recorder import open_stored_recorder
 from toolspace.composition.process_secrets import resolve_process_secrets
 from toolspace.config.configuration import AgentSpec, Config
+from toolspace.config.find_and_watch import mark_user_state
 from toolspace.config.load import load_config
 from toolspace.config.secret_references import load_secrets
 from toolspace.core.language_model import Embedder
@@ -124,7 +125,11 @@ class Gateway:
                 retention=server.retention,
             )
         )
-        self.readiness = Readiness(lambda: self.ledger.read(presence.list_topics), self._check_writable)
+        self.readiness = Readiness(
+            lambda: self.ledger.read(presence.list_topics),
+            self._check_writable,
+            is_damaged=lambda: database.damage is not None,
+        )
         stack.push_async_callback(self.readiness.aclose)
         self.pending_calls = PendingCalls(
             self.ledger,
@@ -292,6 +297,8 @@ async def _open_database(config: Config) -> tuple[Database, WakeUps | None]:
     if file is not None:
         from toolspace.storage.sqlite.database import SqliteDatabase
 
+        if config.path is None:
+            await asyncio.to_thread(mark_user_state, config.state_dir)
         return await SqliteDatabase.open(file), None
     from toolspace.storage.postgres.database import PostgresDatabase  # asyncpg is an optional dependency.
     from toolspace.storage.postgres.wakeups import PostgresWakeUps

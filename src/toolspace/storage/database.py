@@ -13,6 +13,7 @@ and the objects that were made for this attempt.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 from urllib.parse import parse_qs
 
 from toolspace.core.stored_records import NewEvent, StoredEvent
+
+_log = logging.getLogger("toolspace.storage")
 
 T = TypeVar("T")
 DeferredT = TypeVar("DeferredT", bound="DeferredWrites")
@@ -81,6 +84,8 @@ class Database(ABC):
     """Whether other processes write to it too, so that this process needs wake-ups from them."""
     observer: Callable[[OperationKind, Sequence[float], Sequence[BaseException]], None] | None = None
     """Called after programs have ended, with the seconds that each took, including waits, and the errors."""
+    damage: str | None = None
+    """What is damaged, once something was found."""
 
     @property
     def urgent_access(self) -> Database:
@@ -123,6 +128,12 @@ class Database(ABC):
     @abstractmethod
     def read(self, program: Callable[[], Program[T]]) -> Awaitable[T]:
         """Runs a program that only reads, beside the writers. It sees every write that was acknowledged before."""
+
+    def report_damage(self, error: BaseException | str) -> None:
+        """Remembers the first damage, and logs it."""
+        if self.damage is None:
+            self.damage = str(error)
+            _log.error("the database is damaged: %s; toolspace doctor says more", self.damage)
 
     def check_free_space(self) -> None:
         """Raises `StorageUnavailable` if this process can tell that the disk is nearly full."""

@@ -12,7 +12,7 @@ import fcntl
 import hashlib
 import os
 import secrets
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -41,8 +41,10 @@ _decoder = msgspec.json.Decoder(_StoredConversation)
 class DiskConversations(ConversationStore):
     """Keeps conversations as files under `root`. A save is on the disk when it returns."""
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, before_create: Callable[[], None] | None = None) -> None:
+        """`before_create` is called, in a thread, before the folder `root` is created."""
         self._root = Path(root)
+        self._before_create = before_create
         self._locks = ConversationLocks()
 
     @contextlib.asynccontextmanager
@@ -109,6 +111,8 @@ class DiskConversations(ConversationStore):
         """Opens the folder. Turns errors into `StorageError`, except that a file does not exist."""
         try:
             if create:
+                if self._before_create is not None and not self._root.is_dir():
+                    self._before_create()
                 private_files.make_private_folder(self._root)
             folder = private_files.open_root(self._root)
             try:

@@ -340,8 +340,12 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 )
 
 
-def migrate() -> Program[int]:
-    """Applies the missing migrations; returns how many. Only one process at a time may run it."""
+def migrate(newest: int | None = None) -> Program[int]:
+    """Applies the missing migrations; returns how many. Only one process at a time may run it.
+
+    `newest` stops after the migration of that number, to load the rows of an older backup.
+    """
+    newest = len(MIGRATIONS) if newest is None else newest
     yield "CREATE TABLE IF NOT EXISTS migrations (version BIGINT PRIMARY KEY, applied_at BIGINT NOT NULL)", ()
     rows = yield "SELECT COALESCE(MAX(version), 0) FROM migrations", ()
     version: int = rows[0][0]
@@ -350,8 +354,8 @@ def migrate() -> Program[int]:
             f"the database is at version {version}, this program knows versions up to {len(MIGRATIONS)}; "
             "start the version that wrote it, or a newer one"
         )
-    for number in range(version + 1, len(MIGRATIONS) + 1):
+    for number in range(version + 1, newest + 1):
         for statement in MIGRATIONS[number - 1]:
             yield statement, ()
         yield "INSERT INTO migrations (version, applied_at) VALUES (?, ?)", (number, now_ms())
-    return len(MIGRATIONS) - version
+    return newest - version

@@ -31,7 +31,7 @@ from toolspace.cli.local_toolspace import config_environment, config_path, read_
 from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import show_status
-from toolspace.cli.serve import print_keys
+from toolspace.cli.serve import command_name, print_keys
 from toolspace.client.client import ToolspaceClient
 from toolspace.client.errors import Conflict, GatewayUnreachable, NotFound
 from toolspace.client.transport import LocateGateway
@@ -148,7 +148,7 @@ async def _start_gateway(options: Options, stack: AsyncExitStack) -> GatewayAddr
     for warning in gateway.toolspace.warnings:
         output.warning(warning)
     if gateway.first_keys is not None:
-        print_keys(output, gateway.first_keys, as_results=False)
+        print_keys(output, gateway.first_keys, command=command_name(gateway.config.path), as_results=False)
     output.note(f"No gateway was running, so this one runs until you leave: {url}")
     return GatewayAddress(local.url, local.key, is_local=True)
 

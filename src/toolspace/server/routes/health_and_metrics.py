@@ -24,6 +24,7 @@ STOPPING = "the gateway is stopping"
 STARTING = "the gateway is starting"
 DATABASE_DOWN = "the database does not respond"
 DATABASE_READ_ONLY = "the database cannot be written"
+DATABASE_DAMAGED = "the database is damaged; toolspace doctor says more"
 _CHECK_SECONDS = 2.0
 """How long the database may take to respond to a check."""
 _CACHE_SECONDS = 0.5
@@ -35,9 +36,10 @@ routes = RouteTable("operations")
 
 
 class Readiness:
-    """Whether this process can serve requests: it is started, and its database can be read and written.
+    """Whether this process can serve requests: it is started, and its database is whole, can be read and written.
 
-    `read` and `write` try the database and raise if it fails; a full disk can still be read.
+    `read` and `write` try the database and raise if it fails; a full disk can still be read. `is_damaged` says whether
+    damage was found.
     """
 
     def __init__(
@@ -45,11 +47,13 @@ class Readiness:
         read: Callable[[], Awaitable[object]],
         write: Callable[[], Awaitable[object]],
         *,
+        is_damaged: Callable[[], bool] = lambda: False,
         timeout: float = _CHECK_SECONDS,
     ) -> None:
         self.is_started = False
         self.is_stopping = False
         self._checks = ((read, DATABASE_DOWN), (write, DATABASE_READ_ONLY))
+        self._is_damaged = is_damaged
         self._timeout = timeout
         self._check_task: asyncio.Task[str | None] | None = None
         self._checked_at = -1e9
@@ -59,6 +63,8 @@ class Readiness:
         reasons = [STOPPING] if self.is_stopping else [] if self.is_started else [STARTING]
         if not self.is_stopping and (reason := await self._check_database()) is not None:
             reasons.append(reason)
+        if self._is_damaged():
+            reasons.append(DATABASE_DAMAGED)
         return reasons
 
     async def aclose(self) -> None:

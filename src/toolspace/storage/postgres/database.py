@@ -17,7 +17,7 @@ from functools import lru_cache, partial
 from types import CodeType
 from typing import Any, Final, Self, TypeVar
 
-from toolspace.errors import StorageError, StorageInDoubt, StorageUnavailable, UnstorableValueError
+from toolspace.errors import StorageDamaged, StorageError, StorageInDoubt, StorageUnavailable, UnstorableValueError
 from toolspace.storage.database import (
     FOR_UPDATE,
     SKIP_LOCKED,
@@ -50,6 +50,8 @@ _BEGIN_WRITE: Final = "BEGIN"
 _BEGIN_READ: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _QUESTION_MARK: Final = re.compile(r"'[^']*'|\?")
 
+DAMAGE_STATES: Final = ("XX001", "XX002")
+"""States of errors about pages or indexes whose contents are wrong."""
 _CONFLICT: Final = ("40001", "40P01", "23503")
 """SQLSTATEs of conflicts between writers. The last: a row was deleted before the program referred to it; the next
 attempt sees that."""
@@ -292,7 +294,7 @@ class PostgresDatabase(Database):
                 except StopIteration as stop:
                     await self._execute(connection, "COMMIT", is_commit=True)
                     return stop.value
-                rows = await self._fetch(connection, _translate(sql), values)
+                rows = await self._fetch(connection, translate(sql), values)
         finally:
             steps.close()
 
@@ -306,7 +308,7 @@ class PostgresDatabase(Database):
         try:
             sql, values = next(steps)
             if sql.startswith("SELECT"):
-                rows = await self._fetch(connection, _translate(sql), values)
+                rows = await self._fetch(connection, translate(sql), values)
                 steps.send(rows)
         except StopIteration as stop:
             return stop.value
@@ -349,6 +351,10 @@ class PostgresDatabase(Database):
             return _ConnectionLostError(f"the connection to PostgreSQL at {self.address} was lost: {reason}")
         if state.startswith(_UNAVAILABLE) or isinstance(error, OSError):
             return StorageUnavailable(f"PostgreSQL at {self.address} does not answer: {reason}")
+        if state in DAMAGE_STATES:
+            storage_error = StorageDamaged(f"PostgreSQL at {self.address} reports damage: {reason}")
+            self.report_damage(storage_error)
+            return storage_error
         if state.startswith(_UNSTORABLE) or isinstance(error, self._driver.DataError):
             # Without the value, which may be a secret.
             return UnstorableValueError(
@@ -372,7 +378,7 @@ def _migrate_exclusively() -> Program[int]:
 
 
 @lru_cache(maxsize=4096)
-def _translate(sql: str) -> str:
+def translate(sql: str) -> str:
     """The SQL of a program in the syntax of PostgreSQL."""
     count = 0
 

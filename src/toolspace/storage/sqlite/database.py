@@ -22,8 +22,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
-from toolspace.errors import StorageError, StorageUnavailable
+from toolspace.errors import StorageDamaged, StorageError, StorageUnavailable
 from toolspace.storage.database import Database, DeferredT, DeferredWrites, OperationKind, Program
+from toolspace.storage.sqlite.damage import find_page_damage
 from toolspace.storage.sqlite.database_file import BUSY_MS, DatabaseFile, run_checkpoint
 from toolspace.storage.sqlite.group_commit import (
     BatchWriter,
@@ -96,6 +97,12 @@ class SqliteDatabase(Database):
             threading.Thread(target=run, args=(connection,), name=f"toolspace-{name}", daemon=True)
             for name, run, connection in (*work, urgent_reads, *reads)
         ]
+        if file.check_connection is not None:
+            self._threads.append(
+                threading.Thread(
+                    target=self._check_pages, args=(file.check_connection,), name="toolspace-check", daemon=True
+                )
+            )
         for thread in self._threads:
             thread.start()
 
@@ -162,6 +169,8 @@ class SqliteDatabase(Database):
 
     def _join_threads(self) -> None:
         self._checkpoint_due.set()
+        if self._file.check_connection is not None:
+            self._file.check_connection.interrupt()
         for thread in self._threads:
             thread.join()
         self._file.close()
@@ -244,6 +253,8 @@ class SqliteDatabase(Database):
     def _settle(self, batch: Sequence[Job], kind: OperationKind = "write") -> None:
         for job in batch:
             job.settle()
+            if isinstance(job.error, StorageDamaged):
+                self.report_damage(job.error)
         if self.observer is not None:
             now = time.perf_counter()
             self.observer(kind, [now - job.queued_at for job in batch], [job.error for job in batch if job.error])
@@ -320,6 +331,16 @@ class SqliteDatabase(Database):
             if copied_jobs != self._committed_jobs:
                 copied_jobs = self._committed_jobs
                 self._log_is_long = run_checkpoint(connection, self._file.path)
+
+    def _check_pages(self, connection: sqlite3.Connection) -> None:
+        """Checks all pages of a database that is too large to be checked before the start."""
+        try:
+            damage, _ = find_page_damage(connection)
+        except sqlite3.Error:  # The database was closed meanwhile.
+            return
+        if damage is not None:
+            with contextlib.suppress(RuntimeError):  # The loop is closed.
+                self._loop.call_soon_threadsafe(self.report_damage, damage)
 
     def _read(self, reads: _ReadQueue, connection: sqlite3.Connection) -> None:
         while (job := reads.get()) is not None:

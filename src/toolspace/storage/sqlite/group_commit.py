@@ -17,14 +17,15 @@ import msgspec
 
 from toolspace.core.ids import now_ms
 from toolspace.core.stored_records import StoredEvent
-from toolspace.errors import StorageError, StorageUnavailable, UnstorableValueError
+from toolspace.errors import StorageDamaged, StorageError, StorageUnavailable, UnstorableValueError
 from toolspace.storage.database import DeferredWrites, Program, Row, RowBatch, StaleError, Statement
 from toolspace.storage.queries import calls, events, inbox
 
 _log = logging.getLogger("toolspace.storage")
 T = TypeVar("T")
 
-_UNAVAILABLE_NAMES: Final = "BUSY LOCKED NOMEM READONLY INTERRUPT IOERR CORRUPT FULL CANTOPEN PROTOCOL NOTADB"
+_DAMAGED: Final = frozenset((sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB))
+_UNAVAILABLE_NAMES: Final = "BUSY LOCKED NOMEM READONLY INTERRUPT IOERR FULL CANTOPEN PROTOCOL"
 _UNAVAILABLE: Final = frozenset(getattr(sqlite3, f"SQLITE_{name}") for name in _UNAVAILABLE_NAMES.split())
 """Codes of errors that are not the fault of the statement."""
 _RETURNING_1: Final = " RETURNING 1"
@@ -172,6 +173,8 @@ def to_storage_error(error: BaseException) -> BaseException:
     if not isinstance(error, sqlite3.Error):
         return error
     code: int = getattr(error, "sqlite_errorcode", 0)
+    if code & 0xFF in _DAMAGED:
+        return StorageDamaged(f"the database is damaged: {error}")
     if code & 0xFF in _UNAVAILABLE:
         return StorageUnavailable(f"the database does not answer: {error}")
     return StorageError(f"the database refuses this: {error}")
