@@ -148,6 +148,8 @@ ROWS: dict[str, AccessRow] = {
     ),
     "GET /api/calls": AccessRow("/api/calls", other_status=200),
     "GET /api/calls/{callId}": AccessRow("/api/calls/{confirm}"),
+    "POST /api/calls/ack": AccessRow("/api/calls/ack", {"callIds": ["none"]}),
+    "POST /api/calls/{callId}/ack": AccessRow("/api/calls/none/ack", good=404),
     "POST /api/calls/{callId}/cancel": AccessRow("/api/calls/{made}/cancel", make=_call),
     "POST /api/calls/{callId}/result": AccessRow("/api/calls/{made}/result", RESULT, make=_call),
     "GET /api/approvals": AccessRow("/api/approvals"),

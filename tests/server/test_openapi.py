@@ -39,6 +39,7 @@ KNOWN = {
 }
 """Ids of existing records, so that not every generated request is a 404."""
 SCHEMA_NAMES = """
+AcknowledgeCallsBody AcknowledgedCalls RefusedCall
     AgentEntity ApprovalResponse ApprovalRule DecisionBody Page_AgentEntity_
     Call CallAnswer CallBody CallSaid Claim Claimed Deleted DeletedPlans Document DocumentBody Done DoneAnswer
     Entity EntityChange Goal Health History InboxEvent KeyShape Leave Me Member Memory Message NewDocument

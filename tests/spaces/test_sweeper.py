@@ -16,8 +16,8 @@ from toolspace.spaces.plans import NewPlan
 from toolspace.spaces.retention import Retention
 from toolspace.spaces.sweeper import Sweeper
 from toolspace.storage.database import Database, Program
+from toolspace.storage.queries import call_delivery, inbox, workers_and_presence
 from toolspace.storage.queries import calls as call_rows
-from toolspace.storage.queries import inbox, workers_and_presence
 from toolspace.storage.queries import runs as run_rows
 from toolspace.storage.queries.calls import NewCall
 
@@ -72,7 +72,7 @@ async def test_calls_of_a_dead_process_end_or_go_to_the_inbox(database: Database
             await harness.ledger.commit(call_transactions.start, new)
         for new in (answered_call, delivered_call):
             await harness.submit(new.call_id, "here")
-        await harness.ledger.write(call_rows.mark_delivered, [delivered_call.call_id])
+        await harness.ledger.write(call_delivery.mark_delivered, [delivered_call.call_id])
         await _kill(harness)
         await _clean_up(harness)
         assert (await harness.get_call(waiting_call.call_id)).status == "pending"

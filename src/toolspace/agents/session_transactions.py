@@ -24,8 +24,8 @@ from toolspace.errors import ToolspaceError
 from toolspace.spaces import announced_calls, call_transactions, messaging, runs
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program
+from toolspace.storage.queries import call_delivery, entities_and_spaces, inbox, sessions
 from toolspace.storage.queries import calls as call_rows
-from toolspace.storage.queries import entities_and_spaces, inbox, sessions
 from toolspace.storage.queries import runs as run_rows
 from toolspace.storage.queries.calls import NewCall
 from toolspace.storage.queries.sessions import HistoryTurn, NewTurn, SessionKind, StoredTurn
@@ -244,7 +244,7 @@ def adopt_calls(
         if match is not None:
             adopted_calls[call_id] = match
             # A result that was meant for the waiting process is in the conversation now, so not in the inbox, too.
-            yield from call_rows.mark_delivered([call_id])
+            yield from call_delivery.mark_delivered([call_id])
     return adopted_calls
 
 

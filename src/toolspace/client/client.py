@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Literal, Self
 
+from toolspace.client.acknowledgements import Acknowledgements
 from toolspace.client.events import EventSubscription
 from toolspace.client.resources import (
     AgentsApi,
@@ -68,9 +69,10 @@ class ToolspaceClient:
         self._transport = Transport(url, credentials, timeout=timeout, attempts=attempts, locate=locate)
         self.entities = EntitiesApi(self._transport)
         self.spaces = SpacesApi(self._transport)
-        self.agents = AgentsApi(self._transport)
-        self.runs = RunsApi(self._transport)
-        self.tools = ToolsApi(self._transport)
+        self._acknowledgements = Acknowledgements(self._transport)
+        self.agents = AgentsApi(self._transport, self._acknowledgements)
+        self.runs = RunsApi(self._transport, self._acknowledgements)
+        self.tools = ToolsApi(self._transport, self._acknowledgements)
         self.calls = CallsApi(self._transport)
         self.approvals = ApprovalsApi(self._transport)
         self.servers = ServersApi(self._transport)
@@ -132,7 +134,22 @@ class ToolspaceClient:
         await self.aclose()
 
     async def aclose(self) -> None:
+        await self._acknowledgements.aclose()
         await self._transport.aclose()
+
+
+class CallingApi(ApiResource):
+    """A part of the API that calls tools, and acknowledges that it has their results."""
+
+    def __init__(self, transport: Transport, acknowledgements: Acknowledgements) -> None:
+        super().__init__(transport)
+        self._acknowledgements = acknowledgements
+
+    async def _call(self, path: str, body: object, **options: Any) -> CallResult:
+        result = await self._send(CallResult, "POST", path, body, no_timeout=True, **options)
+        if result.acknowledge:
+            self._acknowledgements.add(result.acknowledge)
+        return result
 
 
 class ToolInfo(Record, frozen=True):
@@ -163,6 +180,8 @@ class CallResult(Record, frozen=True):
     extras: Mapping[str, Any] = {}
     status: Literal["pending"] | None = None
     pending_tool_call_id: str | None = None
+    acknowledge: Sequence[str] = ()
+    """Calls whose results this response delivers. The client acknowledges them by itself."""
 
     @property
     def is_pending(self) -> bool:
@@ -177,7 +196,7 @@ class CallResult(Record, frozen=True):
         )
 
 
-class ToolsApi(ApiResource):
+class ToolsApi(CallingApi):
     """Tools, and the results of pending calls."""
 
     async def list(
@@ -209,7 +228,7 @@ class ToolsApi(ApiResource):
         The call is not retried after a lost connection, because its effect may have happened.
         """
         path, body = api_path("tools", name, "call"), without_none(args=args, callId=call_id)
-        return await self._send(CallResult, "POST", path, body, timeout=timeout, no_timeout=True)
+        return await self._call(path, body, timeout=timeout)
 
     async def submit_result(
         self,
@@ -293,6 +312,10 @@ class CallsApi(ApiResource):
     async def cancel(self, call_id: str) -> None:
         await self._transport.request("POST", api_path("calls", call_id, "cancel"), is_repeatable=True)
 
+    async def acknowledge(self, call_id: str) -> None:
+        """Says that this program has the result of a call: it is not delivered again. Repeating it has no effect."""
+        await self._transport.request("POST", api_path("calls", call_id, "ack"), is_repeatable=True)
+
 
 class RunCall(Record, frozen=True):
     """A call of a run. Of calls to the agent's own tools, members of the space see only the tool."""
@@ -311,7 +334,7 @@ class RunCall(Record, frozen=True):
     completed_at: int | None = None
 
 
-class RunsApi(ApiResource):
+class RunsApi(CallingApi):
     """Runs of programs that have a model loop of their own."""
 
     async def open(
@@ -350,7 +373,7 @@ class RunsApi(ApiResource):
         """Calls a tool in the run. It is retried after a lost connection: a call with the same id is executed once."""
         body = without_none(name=name, args=args, callId=call_id or new_id("call"), turn=turn)
         path = api_path("runs", run_id, "calls")
-        return await self._send(CallResult, "POST", path, body, is_repeatable=True, timeout=timeout, no_timeout=True)
+        return await self._call(path, body, is_repeatable=True, timeout=timeout)
 
     async def list_calls(self, run_id: str) -> Sequence[RunCall]:
         """Returns all calls of the run, in their order."""

@@ -11,6 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
+from toolspace.client.acknowledgements import Acknowledgements
 from toolspace.client.errors import UnexpectedResponse
 from toolspace.client.events import EventSubscription
 from toolspace.client.transport import Transport, api_path
@@ -259,6 +260,10 @@ class SpacesApi(ApiResource):
 class AgentsApi(ApiResource):
     """Agents with their inbox, runs, background tasks, history and documents."""
 
+    def __init__(self, transport: Transport, acknowledgements: Acknowledgements) -> None:
+        super().__init__(transport)
+        self._acknowledgements = acknowledgements
+
     async def list(self, *, limit: int | None = None, cursor: str | None = None) -> Page[AgentEntity]:
         return await self._get(Page[AgentEntity], "/api/agents", limit=limit, cursor=cursor)
 
@@ -279,6 +284,7 @@ class AgentsApi(ApiResource):
     ) -> Sequence[InboxEvent]:
         """Returns the events of the inbox, or of one session. `wait`: how many seconds to wait for an event if there
         is none."""
+        await self._acknowledgements.flush()
         query = {"status": status, "session": session, "limit": limit, "wait": wait}
         path, no_timeout = api_path("agents", agent_id, "inbox"), wait is not None
         return (await self._send(Page[InboxEvent], "GET", path, query=query, no_timeout=no_timeout)).items
@@ -303,6 +309,7 @@ class AgentsApi(ApiResource):
     ) -> InboxClaim:
         """Claims events, only those of a session if it is given. Those that are not acknowledged or released before
         the lease expires become pending again."""
+        await self._acknowledgements.flush()
         body = without_none(count=count, leaseSeconds=lease_seconds, types=types, session=session, wait=wait)
         return await self._send(
             InboxClaim, "POST", api_path("agents", agent_id, "inbox", "claim"), body, no_timeout=True

@@ -397,6 +397,8 @@ class CallStream:
         self._call_id = call_id or new_id("call")
         self._frames: list[bytes] = []
         self._unsent_bytes = 0
+        self._has_result = False
+        """Whether sending the result has begun."""
         self._wake_event = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -428,12 +430,15 @@ class CallStream:
             call.cancel()
             await asyncio.gather(call, disconnect, return_exceptions=True)
             if self._host.inline_call_ids:
-                self._host.pending_calls.mark_undelivered(self._host.inline_call_ids)
+                self._host.pending_calls.mark_undelivered(self._host.inline_call_ids, may_be_known=self._has_result)
 
     async def _send_result(self, result: ToolResult, send: Send) -> None:
         data = result.to_dict()
         if (pending_id := result.extras.get(PENDING_CALL_KEY)) is not None:
             data |= {"status": "pending", PENDING_CALL_KEY: pending_id}
+        if self._host.acknowledgeable_ids:
+            data["acknowledge"] = self._host.acknowledgeable_ids
+        self._has_result = True
         self._frames.append(encode_event("result", data))
         await self._write(send)
         await send({"type": "http.response.body", "body": b""})

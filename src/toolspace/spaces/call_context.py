@@ -114,6 +114,11 @@ class GatewayCallHost:
     def has_opened(self, call_id: str) -> bool:
         return self._opened_ids is not None and call_id in self._opened_ids
 
+    @property
+    def acknowledgeable_ids(self) -> list[str]:
+        """Calls whose results go back with the response, and would come to the inbox if it were lost."""
+        return self.inline_call_ids if self.agent_entity_id is not None else []
+
     def deliver_inline(self, call_id: str) -> None:
         """The result of a call goes back with the response."""
         if self.confirms_delivery:

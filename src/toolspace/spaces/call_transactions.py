@@ -33,6 +33,7 @@ from toolspace.spaces.submitted_results import check_result
 from toolspace.storage.database import Program
 from toolspace.storage.queries import (
     approvals,
+    call_delivery,
     calls,
     entities_and_spaces,
     inbox,
@@ -92,6 +93,7 @@ class _ResultEvent(msgspec.Struct, frozen=True, rename="camel"):
     result: Any
     is_error: bool
     task_id: str | msgspec.UnsetType
+    may_be_known: Literal[True] | msgspec.UnsetType
 
 
 def start(effects: Effects, new: NewCall, *, needs_worker: bool = False) -> Program[StartedCall]:
@@ -360,13 +362,35 @@ def cancel(effects: Effects, call_id: str, reason: str = "the call was canceled"
     return call
 
 
-def redirect_to_inbox(effects: Effects, call_id: str) -> Program[CallRecord | None]:
-    """Sends a result that did not reach its caller to the inbox. None if it did."""
-    transition = yield from calls.redirect_to_inbox(call_id)
+def redirect_to_inbox(effects: Effects, call_id: str, *, may_be_known: bool = False) -> Program[CallRecord | None]:
+    """Sends a result that did not reach its caller to the inbox. None if it did.
+
+    `may_be_known`: the process died, so perhaps the result did reach its caller. The event says so.
+    """
+    transition = yield from call_delivery.redirect_to_inbox(call_id)
     if transition is None:
         return None
-    _deliver(effects, transition)
+    _deliver(effects, transition, may_be_known=may_be_known)
     return transition.call
+
+
+def acknowledge(call_id: str, principal: str | None = None) -> Program[None]:
+    """The caller of a call has its result, which is never delivered again. Has no further effect if it is repeated.
+
+    `principal`: the only one whose calls may be acknowledged. Raises `RefusedError`.
+    """
+    delivery = yield from call_delivery.find_delivery(call_id)
+    if delivery is None:
+        raise RefusedError("not_found", f'there is no call "{call_id}"')
+    if principal is not None and delivery.principal != principal:
+        raise RefusedError("forbidden", f'the call "{call_id}" was not made with this key')
+    if delivery.is_of_own_agent:
+        raise RefusedError(
+            "forbidden", f'the call "{call_id}" belongs to an agent of the gateway, which gets its result'
+        )
+    if delivery.status in OPEN_CALL or delivery.status == "running":
+        raise RefusedError("conflict", f'the call "{call_id}" has no result yet: it is {delivery.status}')
+    yield from call_delivery.acknowledge(call_id, delivery.agent_entity_id)
 
 
 def interrupt(effects: Effects, call_id: str) -> Program[CallRecord | None]:
@@ -433,7 +457,9 @@ def _continue_run(effects: Effects, run_id: str) -> Program[bool]:
     return True
 
 
-def _deliver(effects: Effects, transition: CallTransition, *, notify_agent: bool = True) -> None:
+def _deliver(
+    effects: Effects, transition: CallTransition, *, notify_agent: bool = True, may_be_known: bool = False
+) -> None:
     """Wakes the caller that waits for a call, or adds the result to the inbox of its agent."""
     call = transition.call
     # A waiting caller takes the record as its result. None: the result is the inbox's, and the caller reads the row.
@@ -444,11 +470,13 @@ def _deliver(effects: Effects, transition: CallTransition, *, notify_agent: bool
     task_id: str | msgspec.UnsetType = msgspec.UNSET
     if run_id is not None and (session_id := tasks.find_session_id(run_id)) is not None:
         task_id = tasks.task_id_of(session_id)
+    known = True if may_be_known else msgspec.UNSET
     data = _ResultEvent(
-        call_id, call_id, call.tool_name, run_id, call.space_id, call.status, call.result, call.is_error, task_id
+        call_id, call_id, call.tool_name, run_id, call.space_id, call.status, call.result, call.is_error, task_id, known
     )
     recipient = transition.session_id or agent
-    row = inbox.build_row(recipient, f"tool_result:{call_id}", "tool_result", data, priority=inbox.TOOL_RESULT)
+    event_id = inbox.result_event_id(call_id)
+    row = inbox.build_row(recipient, event_id, "tool_result", data, priority=inbox.TOOL_RESULT)
     effects.inbox_rows.append(row)
     effects.notify_inbox(recipient)
 

@@ -126,7 +126,8 @@ def _take_over(effects: Effects, call_id: str, status: str) -> Program[None]:
     elif status == "waiting":
         yield from call_transactions.make_pending(effects, call_id)
     else:
-        yield from call_transactions.redirect_to_inbox(effects, call_id)
+        # Nobody knows whether the dead process has sent the result to its caller.
+        yield from call_transactions.redirect_to_inbox(effects, call_id, may_be_known=True)
 
 
 def _delete_node(effects: Effects, node_id: str) -> Program[None]:

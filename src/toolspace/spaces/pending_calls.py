@@ -30,12 +30,12 @@ from toolspace.errors import (
 from toolspace.orchestrator.call import call_chain
 from toolspace.spaces import call_transactions
 from toolspace.spaces.call_context import AgentServices, GatewayCallHost, result_of, timer_seconds
-from toolspace.spaces.call_transactions import StartedCall, Submission
+from toolspace.spaces.call_transactions import StartedCall, Submission, redirect_to_inbox
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.spaces.open_call_limit import OpenCallLimit
 from toolspace.spaces.submission_hooks import SubmissionHooks
 from toolspace.storage.database import Program
-from toolspace.storage.queries import calls
+from toolspace.storage.queries import call_delivery, calls
 from toolspace.storage.queries.calls import NewCall
 from toolspace.storage.queries.workers_and_presence import is_any_served
 from toolspace.storage.streams.waiters import DeadlineTimer
@@ -297,17 +297,18 @@ class PendingCalls:
             if self._confirmation_task is None:
                 self._confirmation_task = self._run_in_background(self._confirm_deliveries())
 
-    def mark_undelivered(self, call_ids: Sequence[str]) -> None:
-        """The callers were gone before they got the results: those go to the inbox."""
+    def mark_undelivered(self, call_ids: Sequence[str], *, may_be_known: bool = False) -> None:
+        """The callers were gone before they got the results, or all of them: those go to the inbox."""
         for call_id in call_ids:
-            self._run_in_background(self._commit_with_retries(call_transactions.redirect_to_inbox, call_id))
+            work = self._commit_with_retries(redirect_to_inbox, call_id, may_be_known=may_be_known)
+            self._run_in_background(work)
 
     async def _confirm_deliveries(self) -> None:
         try:
             while self._unconfirmed_ids:
                 call_ids, self._unconfirmed_ids = self._unconfirmed_ids, []
                 try:
-                    await self.ledger.write(calls.mark_delivered, call_ids)
+                    await self.ledger.write(call_delivery.mark_delivered, call_ids)
                 except StorageError as error:
                     _log.warning("delivery of %d results could not be stored: %s", len(call_ids), error)
                     if self._is_stopping:
@@ -373,7 +374,7 @@ class PendingCalls:
             await self._commit_with_retries(call_transactions.make_pending, call_id)
         # The result may have come before that, for the caller that is gone.
         if accepts_late_result:
-            await self._commit_with_retries(call_transactions.redirect_to_inbox, call_id)
+            await self._commit_with_retries(redirect_to_inbox, call_id)
         else:
             self.mark_delivered((call_id,))
 

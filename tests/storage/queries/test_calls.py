@@ -10,7 +10,7 @@ import pytest
 
 from toolspace.core.ids import now_ms
 from toolspace.storage.database import Database, Program
-from toolspace.storage.queries import call_lists, calls, entities_and_spaces, runs
+from toolspace.storage.queries import call_delivery, call_lists, calls, entities_and_spaces, runs
 from toolspace.storage.queries.calls import CallTransition, NewCall
 
 
@@ -159,7 +159,7 @@ async def test_result_of_a_pending_call_goes_to_the_inbox(database: Database) ->
     assert row is not None
     assert row[1:] == ("key", "bob", False)
     assert await database.read(lambda: calls.is_inline("call_1")) is False
-    assert await database.run(lambda: calls.redirect_to_inbox("call_1")) is None
+    assert await database.run(lambda: call_delivery.redirect_to_inbox("call_1")) is None
 
 
 @pytest.mark.spec("6.4")
@@ -222,10 +222,10 @@ async def test_undelivered_result_is_redirected_once(database: Database) -> None
         ("call_1", "resolved"),
         ("call_2", "resolved"),
     ]
-    await database.run(lambda: calls.mark_delivered([]))
-    await database.run(lambda: calls.mark_delivered(["call_2", "call_3"]))
-    assert await database.run(lambda: calls.redirect_to_inbox("call_2")) is None
-    ends = await asyncio.gather(*(database.run(lambda: calls.redirect_to_inbox("call_1")) for _ in range(5)))
+    await database.run(lambda: call_delivery.mark_delivered([]))
+    await database.run(lambda: call_delivery.mark_delivered(["call_2", "call_3"]))
+    assert await database.run(lambda: call_delivery.redirect_to_inbox("call_2")) is None
+    ends = await asyncio.gather(*(database.run(lambda: call_delivery.redirect_to_inbox("call_1")) for _ in range(5)))
     (transition,) = [end for end in ends if end is not None]
     assert transition.delivery == "inbox"
     assert await database.read(lambda: calls.list_orphaned(["node_1"], limit=9)) == []

@@ -1,11 +1,11 @@
-"""Routes of calls: list them, submit their results, cancel them, read their stored outputs.
+"""Routes of calls: list them, submit and acknowledge their results, cancel them, read their stored outputs.
 
 `tools_and_servers` has the routes that call tools.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, cast, get_args
 
 import msgspec
@@ -18,6 +18,7 @@ from toolspace.errors import RefusedError
 from toolspace.server.api_types import (
     Cursor,
     Id,
+    JsonRequestBody,
     Limit,
     PageQuery,
     Principal,
@@ -26,14 +27,15 @@ from toolspace.server.api_types import (
     ResultPage,
     check_cursor,
 )
-from toolspace.server.authorization import CALL, RUN, Access, entity_id_of, get_visible
+from toolspace.server.authorization import CALL, RUN, Access, ToolKeyCaller, entity_id_of, get_visible
 from toolspace.server.idempotency import submission_key
 from toolspace.server.redaction import redact_calls, viewer_of
 from toolspace.server.requests import Request
 from toolspace.server.responses import Problem, Response
 from toolspace.server.routes.approvals import approver_of
 from toolspace.server.routing import RouteTable
-from toolspace.spaces.call_transactions import Submission
+from toolspace.server.tool_permissions import principal_of
+from toolspace.spaces.call_transactions import Submission, acknowledge
 from toolspace.storage.database import Program, read_page
 from toolspace.storage.queries import approvals, call_lists, calls
 
@@ -141,6 +143,31 @@ class SpaceResultBody(ResultBody, kw_only=True, rename="camel", forbid_unknown_f
     """The run of the call; a call of another run is refused."""
     tool_call_id: Id
     """The id of the call."""
+
+
+class AcknowledgeCallsBody(JsonRequestBody, frozen=True, kw_only=True):
+    """Calls whose results the caller has."""
+
+    call_ids: Annotated[tuple[Id, ...], Meta(min_length=1, max_length=500)]
+    """The ids of the calls."""
+
+
+class RefusedCall(ResponseBody, frozen=True, kw_only=True):
+    """A call that was not acknowledged."""
+
+    call_id: str
+    """The id of the call."""
+    reason: str
+    """Why it was not acknowledged: it does not exist, has no result yet, or belongs to someone else."""
+
+
+class AcknowledgedCalls(ResponseBody, frozen=True, kw_only=True):
+    """The result of an acknowledgement."""
+
+    acknowledged: Sequence[str]
+    """The calls whose results are not delivered again."""
+    refused: Sequence[RefusedCall] = ()
+    """Calls that were not acknowledged."""
 
 
 @routes.add(
@@ -258,6 +285,55 @@ async def cancel_call(request: Request) -> dict[str, Any]:
         if error.reason == "not_found" and gateway.toolspace.cancel(call_id):
             return {"callId": call_id, "status": "canceled"}
         raise
+
+
+@routes.add(
+    "POST",
+    "/api/calls/{callId}/ack",
+    "Acknowledge the result of a call",
+    access=Access.TOOLS,
+    description="The caller has the result of the call: it is never delivered again, and an inbox event with it is "
+    "removed. A repeated request has no further effect. With a tool key: only calls of this key.",
+    response=AcknowledgedCalls,
+    error_statuses=(403, 404, 409),
+)
+async def acknowledge_call(request: Request) -> AcknowledgedCalls:
+    call_id = request.params["callId"]
+    await request.ledger.write(acknowledge, call_id, _own_principal(request))
+    return AcknowledgedCalls(acknowledged=[call_id])
+
+
+@routes.add(
+    "POST",
+    "/api/calls/ack",
+    "Acknowledge the results of several calls",
+    access=Access.TOOLS,
+    description="As `POST /api/calls/{callId}/ack`, for many calls in one request. Calls that cannot be acknowledged "
+    "do not prevent the others: `refused` lists them.",
+    body=AcknowledgeCallsBody,
+    response=AcknowledgedCalls,
+)
+async def acknowledge_calls(request: Request) -> AcknowledgedCalls:
+    body = await request.json(AcknowledgeCallsBody)
+    return await request.ledger.write(_acknowledge_all, list(dict.fromkeys(body.call_ids)), _own_principal(request))
+
+
+def _acknowledge_all(call_ids: Sequence[str], principal: str | None) -> Program[AcknowledgedCalls]:
+    acknowledged_ids: list[str] = []
+    refusals: list[RefusedCall] = []
+    for call_id in sorted(call_ids):  # Sorted, so that two writers cannot deadlock.
+        try:
+            yield from acknowledge(call_id, principal)
+        except RefusedError as error:
+            refusals.append(RefusedCall(call_id=call_id, reason=str(error)))
+        else:
+            acknowledged_ids.append(call_id)
+    return AcknowledgedCalls(acknowledged=acknowledged_ids, refused=refusals)
+
+
+def _own_principal(request: Request) -> str | None:
+    """The principal of the only calls that the caller may acknowledge; None if it may acknowledge all."""
+    return principal_of(request.caller) if isinstance(request.caller, ToolKeyCaller) else None
 
 
 async def _submit(

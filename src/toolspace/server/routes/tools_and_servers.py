@@ -43,6 +43,7 @@ from toolspace.server.tool_permissions import principal_of
 from toolspace.spaces.call_context import GatewayCallHost, result_of
 from toolspace.storage.queries import calls as call_queries
 from toolspace.storage.queries import runs as run_queries
+from toolspace.storage.queries.call_delivery import claim_result
 
 _UNRESOLVED = (*OPEN_CALL, "running")
 _MAX_WAIT_SECONDS = 600.0
@@ -137,6 +138,9 @@ class CallToolResponse(ResponseBody, frozen=True, kw_only=True):
     """`pending` if the result comes later."""
     pending_tool_call_id: str | None = None
     """The id of the pending call, if the result comes later."""
+    acknowledge: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Calls whose results this response delivers. If the gateway is killed now, they may come to the inbox again,
+    unless they are acknowledged: `POST /api/calls/{callId}/ack`."""
 
 
 @tool_routes.add(
@@ -380,7 +384,7 @@ async def _find_earlier_response(
         call = await gateway.pending_calls.wait_for_result(call_id, min(seconds, _MAX_WAIT_SECONDS))
     # A result from elsewhere goes either to the inbox or to this caller; one that was computed here is always readable.
     may_return = call.status not in _UNRESOLVED and (
-        call.execution_target == "server" or await gateway.ledger.write(call_queries.claim_result, call_id)
+        call.execution_target == "server" or await gateway.ledger.write(claim_result, call_id)
     )
     if not may_return:
         data = {"ok": True, "status": "pending", PENDING_CALL_KEY: call.call_id, "callId": call.call_id}
@@ -418,6 +422,8 @@ def _build_response(request: Request, host: GatewayCallHost, result: ToolResult)
     if pending_id is not None:
         data[PENDING_CALL_KEY] = pending_id
         data["status"] = "pending"
+    if host.acknowledgeable_ids:
+        data["acknowledge"] = host.acknowledgeable_ids
     pending_calls = request.gateway.pending_calls
     return Response(
         data,

@@ -1,8 +1,7 @@
 """SQL programs for tool calls. Each change of status is one compare-and-set: of several writers, exactly one succeeds.
 
 A call whose result someone else submits is open: `waiting` while its caller waits, `pending` when the result will go to
-the inbox. It ends as resolved, expired or cancelled. `delivery` says which way the result went (`inline` or `inbox`),
-and `delivered_at` that an inline result arrived: if the process dies before that, the result goes to the inbox.
+the inbox. It ends as resolved, expired or cancelled. `call_delivery.py` has the queries about how results arrive.
 """
 
 from __future__ import annotations
@@ -255,29 +254,6 @@ def end(
 
 def set_error_kind(call_id: str, error_kind: str) -> Program[None]:
     yield "UPDATE calls SET error_kind = ? WHERE call_id = ?", (error_kind, call_id)
-
-
-def mark_delivered(call_ids: Sequence[str]) -> Program[None]:
-    """The callers have received the inline results."""
-    if call_ids:
-        yield (
-            f"UPDATE calls SET delivered_at = ? WHERE call_id IN ({placeholders(call_ids)}) AND delivery = 'inline' "
-            "AND delivered_at IS NULL",
-            (now_ms(), *call_ids),
-        )
-
-
-def claim_result(call_id: str) -> Program[bool]:
-    """The caller of a call asks for its result again. Whether it may have it: if not, the inbox gets it."""
-    update = "UPDATE calls SET delivered_at = COALESCE(delivered_at, ?)"
-    condition = "call_id = ? AND (delivery = 'inline' OR agent_entity_id IS NULL)"
-    return has_changed(f"{update} WHERE {condition}", now_ms(), call_id)
-
-
-def redirect_to_inbox(call_id: str) -> Program[CallTransition | None]:
-    """An inline result that was never received goes to the inbox. None if it was received."""
-    update = "UPDATE calls SET delivery = 'inbox' WHERE call_id = ? AND delivery = 'inline' AND delivered_at IS NULL"
-    return transition(update, call_id)
 
 
 def adopt(call_id: str, node_id: str) -> Program[None]:

@@ -184,6 +184,20 @@ def retry(agent_entity_id: str, event_id: str) -> Program[bool]:
     return has_changed(update, now_ms(), agent_entity_id, event_id)
 
 
+def result_event_id(call_id: str) -> str:
+    """The id of the event with the result of a call."""
+    return f"tool_result:{call_id}"
+
+
+def withdraw(agent_entity_id: str, event_id: str) -> Program[None]:
+    """Whatever its status → processed: nobody needs to handle this event any more."""
+    yield (
+        "UPDATE inbox SET status = 'processed', lease_until = NULL, claim = NULL, error = NULL "
+        "WHERE agent_entity_id = ? AND event_id = ? AND status <> 'processed'",
+        (agent_entity_id, event_id),
+    )
+
+
 def delete_all(agent_entity_id: str, *, session_id: str | None = None) -> Program[None]:
     """Deletes the events of an agent; only those of one session, if it is given."""
     conditions, values = where_clause(("agent_entity_id = ?", agent_entity_id), ("session_id = ?", session_id))
