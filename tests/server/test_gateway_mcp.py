@@ -315,28 +315,67 @@ async def test_rate_limits_apply_to_the_mcp_endpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("8.3")
-async def test_the_number_of_sessions_per_key_is_limited(mcp: McpFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_session_beyond_the_share_of_a_key_ends_its_least_recently_used_one(
+    mcp: McpFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sessions, "MAX_SESSIONS_PER_CALLER", 3)
     greedy, second_key = await mcp.key(), await mcp.key()
-    open_mcpessions = [await mcp.session(greedy) for _ in range(3)]
-    for session in open_mcpessions:
-        session.pop("response")
-    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
-    body = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
-    headers = {name: value for name, value in open_mcpessions[0].items() if name != "mcp-session-id"}
-    async with mcp.http.post(mcp.url, json=body, headers=headers) as answer:
-        assert answer.status == 429
-        assert "DELETE" in await answer.text()
-    # Open sessions and requests without a session still work, and other keys are not affected.
-    async with mcp.http.post(
-        mcp.url, json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"}, headers=open_mcpessions[1]
-    ) as answer:
-        assert answer.status == 200
-    assert (await mcp.ask(greedy, "tools/list"))[0] == 200
-    await mcp.session(second_key)
-    async with mcp.http.delete(mcp.url, headers=open_mcpessions[0]) as answer:
-        assert answer.status == 200
-    await mcp.session(greedy)
+    other_session = await open_session(mcp, second_key)
+    first, second, third = [await open_session(mcp, greedy) for _ in range(3)]
+    assert await list_tools_status(mcp, first) == 200  # Now the second one is the least recently used.
+    fourth = await open_session(mcp, greedy)
+    assert await list_tools_status(mcp, second) == 404
+    assert [await list_tools_status(mcp, session) for session in (first, third, fourth, other_session)] == [200] * 4
+    for _ in range(20):
+        await open_session(mcp, greedy)
+    assert await list_tools_status(mcp, other_session) == 200
+
+
+@pytest.mark.spec("8.3")
+async def test_sessions_with_an_open_stream_or_a_running_call_are_not_ended(
+    mcp: McpFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "MAX_SESSIONS_PER_CALLER", 2)
+    greedy = await mcp.key()
+    streaming, unused = [await open_session(mcp, greedy) for _ in range(2)]
+    async with mcp.http.get(mcp.url, headers=streaming) as stream:
+        assert stream.status == 200
+        third = await open_session(mcp, greedy)
+        assert await list_tools_status(mcp, unused) == 404
+        async with mcp.http.get(mcp.url, headers=third) as other_stream:
+            assert other_stream.status == 200
+            async with mcp.http.post(mcp.url, json=INITIALIZE, headers=without_session(streaming)) as response:
+                assert response.status == 429
+                assert "DELETE" in await response.text()
+            assert (await mcp.ask(greedy, "tools/list"))[0] == 200  # Without a session.
+        async with mcp.http.delete(mcp.url, headers=third) as response:
+            assert response.status == 200
+        await open_session(mcp, greedy)
+
+
+INITIALIZE = {
+    "jsonrpc": "2.0",
+    "id": 0,
+    "method": "initialize",
+    "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}},
+}
+
+
+async def open_session(mcp: McpFixture, key: str) -> dict[str, str]:
+    """Opens a session of the handshake era; returns the headers of its requests."""
+    headers = await mcp.session(key)
+    headers.pop("response")
+    return headers
+
+
+def without_session(headers: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name != "mcp-session-id"}
+
+
+async def list_tools_status(mcp: McpFixture, headers: dict[str, str]) -> int:
+    request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+    async with mcp.http.post(mcp.url, json=request, headers=headers) as response:
+        return response.status
 
 
 def test_expired_sessions_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

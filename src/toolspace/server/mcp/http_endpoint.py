@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
+import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -44,6 +45,7 @@ from toolspace.server.tool_permissions import ToolKeyPolicy
 from toolspace.server.uvicorn_server import bind_socket, serve
 from toolspace.toolspace import Toolspace
 
+_log = logging.getLogger("toolspace.mcp")
 IDLE_SECONDS = 1800.0
 """How long a session of the handshake era is kept without a request."""
 _STOP_SECONDS: Final = 2
@@ -143,37 +145,76 @@ class McpEndpoint:
                 context.user_id, context.agent_entity_id, context.agent_id, context.session_id, context.space_id
             )
             scope[CALLER_SCOPE_KEY] = context
+        if b"mcp-session-id" in headers:
+            session = self._sessions.begin_use(headers, owner)
+            try:
+                await self._serve_in_session(scope, receive, send, owner, body, headers, has_duplicates=has_duplicates)
+            finally:
+                if session is not None:
+                    session.end_use()
+        elif scope["method"] != "POST":
+            await self._serve_by_sdk(scope, receive, send, owner)
+        elif has_duplicates or not await self._fast_path.answer_stateless(headers, body, context, receive, send):
+            # `headers` hides one value of a duplicated header, so the SDK handles such requests.
+            await self._serve_without_session(scope, receive, send, owner, body, context)
+
+    async def _serve_in_session(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        owner: str | None,
+        body: bytes,
+        headers: Mapping[bytes, bytes],
+        *,
+        has_duplicates: bool,
+    ) -> None:
         if scope["method"] != "POST":
             if scope["method"] == "DELETE" and (session := self._sessions.remove(headers, owner)) is not None:
                 for call_id in session.running_calls.values():
                     self._service.cancel(call_id)
             await self._serve_by_sdk(scope, receive, send, owner)
             return
-        # `headers` hides one value of a duplicated header, so the SDK handles such requests.
         if not has_duplicates:
-            if b"mcp-session-id" not in headers:
-                is_answered = await self._fast_path.answer_stateless(headers, body, context, receive, send)
-            else:
-                session = self._sessions.find(headers, owner)
-                is_answered = session is not None and await self._fast_path.answer_in_session(
-                    session, headers, body, receive, send
-                )
-            if is_answered:
+            session = self._sessions.find(headers, owner)
+            if session is not None and await self._fast_path.answer_in_session(session, headers, body, receive, send):
                 return
-        if b"mcp-session-id" in headers:
-            send = self._sessions.watch_for_loss(headers, owner, send)
-        elif (capabilities := parse_initialize(body)) is not None:
-            if self._sessions.has_too_many(owner):
-                message = f"Too many sessions: {MAX_SESSIONS_PER_CALLER} are open; end one with DELETE"
-                await send_error(send, 429, message)
-                return
-            if not self._sessions.has_room_for(context):
-                await send_error(send, 503, "Service Unavailable: too many sessions of tool keys are open")
+        send = self._sessions.watch_for_loss(headers, owner, send)
+        await self._serve_by_sdk(_trim_headers(scope), _replay(body, receive), send, owner)
+
+    async def _serve_without_session(
+        self, scope: Scope, receive: Receive, send: Send, owner: str | None, body: bytes, context: ToolContext | None
+    ) -> None:
+        """Serves a POST that the fast path does not serve. It may open a session."""
+        if (capabilities := parse_initialize(body)) is not None:
+            if self._sessions.needs_room(owner, context) and not await self._end_least_recently_used(owner):
+                if self._sessions.has_too_many(owner):
+                    message = f"Too many sessions: {MAX_SESSIONS_PER_CALLER} are open and in use; end one with DELETE"
+                    await send_error(send, 429, message)
+                else:
+                    await send_error(send, 503, "Service Unavailable: too many sessions of tool keys are open")
                 return
             send = self._sessions.watch_opening(capabilities, owner, context, send)
-        # Some web servers leave white space around header values.
-        trimmed_scope = {**scope, "headers": [(name, value.strip(b" \t")) for name, value in header_pairs]}
-        await self._serve_by_sdk(trimmed_scope, _replay(body, receive), send, owner)
+        await self._serve_by_sdk(_trim_headers(scope), _replay(body, receive), send, owner)
+
+    async def _end_least_recently_used(self, owner: str | None) -> bool:
+        """Ends the session that a caller has not used for the longest time; False if all its sessions are in use.
+
+        Its client gets 404 for the next request in it, and opens a new session.
+        """
+        session = self._sessions.remove_least_recently_used(owner)
+        if session is None:
+            return False
+        _log.info("MCP: ended the least recently used session of a key, which has as many sessions as it may have")
+        scope: Scope = {
+            "type": "http",
+            "method": "DELETE",
+            "path": "/",
+            "query_string": b"",
+            "headers": session.headers,
+        }
+        await self._serve_by_sdk(scope, _replay(b"", _receive_nothing), _ignore_message, owner)
+        return True
 
     async def _serve_by_sdk(self, scope: Scope, receive: Receive, send: Send, owner: str | None) -> None:
         if owner is not None:
@@ -330,6 +371,18 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return messages.pop() if messages else await receive()
 
     return replaying_receive
+
+
+def _trim_headers(scope: Scope) -> Scope:
+    """Some web servers leave white space around header values."""
+    return {**scope, "headers": [(name, value.strip(b" \t")) for name, value in scope["headers"]]}
+
+
+async def _receive_nothing() -> Message:
+    return {"type": "http.disconnect"}
+
+
+async def _ignore_message(message: Message) -> None: ...
 
 
 @lru_cache(maxsize=1024)

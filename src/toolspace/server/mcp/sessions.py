@@ -40,9 +40,16 @@ class HandshakeSession:
         self.context = session_context(context, text_id)
         self.silent_context = with_caller_client(self.context, create_unsupported_client(text_id))
         """The context of tools that may ask questions, if the client cannot answer: every question is refused."""
-        self.last_sdk_request_at = time.monotonic()
+        self.last_sdk_request_at = self.last_used_at = time.monotonic()
+        self.open_requests = 0
+        """Requests and streams of the session that are open now."""
         self.running_calls: dict[str, str] = {}
         """Call ids by request id. Request ids are compared as text: some clients cancel 1 as "1"."""
+
+    def end_use(self) -> None:
+        """A request or a stream of the session has ended."""
+        self.open_requests -= 1
+        self.last_used_at = time.monotonic()
 
 
 class _InitializeParams(msgspec.Struct):
@@ -74,6 +81,30 @@ class HandshakeSessions:
         """The seconds after which a request goes to the SDK, which otherwise would end a session as idle."""
         self._idle_seconds = idle_seconds + self._sdk_interval
         """The time after which the SDK has certainly ended an unused session."""
+
+    def needs_room(self, owner: str | None, context: ToolContext | None) -> bool:
+        """Whether a caller can open a session only after another one of its own has ended."""
+        return self.has_too_many(owner) or not self.has_room_for(context)
+
+    def remove_least_recently_used(self, owner: str | None) -> HandshakeSession | None:
+        """Removes and returns the session of a caller that it has not used for the longest time.
+
+        Returns None if all its sessions are in use: they have an open request or stream.
+        """
+        unused_sessions = [
+            session for session in self._sessions.values() if session.owner == owner and not session.open_requests
+        ]
+        session = min(unused_sessions, key=lambda session: session.last_used_at, default=None)
+        if session is not None:
+            self._remove(session.id)
+        return session
+
+    def begin_use(self, headers: Mapping[bytes, bytes], owner: str | None) -> HandshakeSession | None:
+        """Returns the session of a request that begins, which calls its `end_use` at the end. None if it is unknown."""
+        session = self._find_owned(headers, owner)
+        if session is not None:
+            session.open_requests += 1
+        return session
 
     def has_too_many(self, owner: str | None) -> bool:
         """Whether an authenticated caller has as many sessions open as it may have."""
