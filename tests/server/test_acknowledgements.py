@@ -194,11 +194,11 @@ async def test_only_ended_calls_of_the_caller_can_be_acknowledged(tmp_path: Path
     async with Gateway.open(write_config(tmp_path, tools=TOOLS)) as gateway, open_api(gateway) as api:
         agent = (await api.create("/api/entities", type="agent", name="Robot"))["id"]
         keys = [await api.create("/api/keys", kind="tools", agentEntityId=agent) for _ in range(2)]
-        owner, other = (api.with_headers(x_secret_key=key["key"]) for key in keys)
+        owner, stranger = (api.with_headers(x_secret_key=key["key"]) for key in keys)
         async with doubling_worker(api.url, SECRET):
             response = (await owner.post("/api/tools/race/call", {"args": {"n": 1}})).data
         [call_id] = response["acknowledge"]
-        assert (await other.post(f"/api/calls/{call_id}/ack")).status == 403
+        assert (await stranger.post(f"/api/calls/{call_id}/ack")).status == 403
         assert (await owner.post(f"/api/calls/{call_id}/ack")).status == 200
         assert (await api.post(f"/api/calls/{call_id}/ack")).status == 200
         assert (await api.post("/api/calls/call_none/ack")).status == 404

@@ -102,8 +102,8 @@ def _body(event: InboxEvent, data: Mapping[str, Any], max_characters: int) -> st
         result = quote_truncated(data.get("result"), max_characters)
         status = "" if not data.get("isError") else f"{data.get('status', 'failed')}: "
         task = f", taskId: {data['taskId']}" if "taskId" in data else ""
-        known = "; you may have received it before" if data.get("mayBeKnown") is True else ""
-        return f"{quote_name(data.get('toolName'))} (callId: {data.get('callId')}{task}{known}): {status}{result}"
+        note = "; you may have received it before" if data.get("mayBeKnown") is True else ""
+        return f"{quote_name(data.get('toolName'))} (callId: {data.get('callId')}{task}{note}): {status}{result}"
     if type == "plan" and "instruction" in data:
         instruction = quote_truncated(data.get("instruction"), max_characters, "get_plans gives all of it")
         return f"{quote_name(data.get('name'))} (planId: {data.get('planId')}): {instruction}"

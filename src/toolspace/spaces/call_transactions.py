@@ -470,9 +470,18 @@ def _deliver(
     task_id: str | msgspec.UnsetType = msgspec.UNSET
     if run_id is not None and (session_id := tasks.find_session_id(run_id)) is not None:
         task_id = tasks.task_id_of(session_id)
-    known = True if may_be_known else msgspec.UNSET
+    known_flag = True if may_be_known else msgspec.UNSET
     data = _ResultEvent(
-        call_id, call_id, call.tool_name, run_id, call.space_id, call.status, call.result, call.is_error, task_id, known
+        call_id,
+        call_id,
+        call.tool_name,
+        run_id,
+        call.space_id,
+        call.status,
+        call.result,
+        call.is_error,
+        task_id,
+        known_flag,
     )
     recipient = transition.session_id or agent
     event_id = inbox.result_event_id(call_id)

@@ -164,9 +164,9 @@ class RefusedCall(ResponseBody, frozen=True, kw_only=True):
 class AcknowledgedCalls(ResponseBody, frozen=True, kw_only=True):
     """The result of an acknowledgement."""
 
-    acknowledged: Sequence[str]
+    acknowledged_ids: Sequence[str] = msgspec.field(name="acknowledged")
     """The calls whose results are not delivered again."""
-    refused: Sequence[RefusedCall] = ()
+    refusals: Sequence[RefusedCall] = msgspec.field(name="refused", default=())
     """Calls that were not acknowledged."""
 
 
@@ -300,7 +300,7 @@ async def cancel_call(request: Request) -> dict[str, Any]:
 async def acknowledge_call(request: Request) -> AcknowledgedCalls:
     call_id = request.params["callId"]
     await request.ledger.write(acknowledge, call_id, _own_principal(request))
-    return AcknowledgedCalls(acknowledged=[call_id])
+    return AcknowledgedCalls(acknowledged_ids=[call_id])
 
 
 @routes.add(
@@ -328,7 +328,7 @@ def _acknowledge_all(call_ids: Sequence[str], principal: str | None) -> Program[
             refusals.append(RefusedCall(call_id=call_id, reason=str(error)))
         else:
             acknowledged_ids.append(call_id)
-    return AcknowledgedCalls(acknowledged=acknowledged_ids, refused=refusals)
+    return AcknowledgedCalls(acknowledged_ids=acknowledged_ids, refusals=refusals)
 
 
 def _own_principal(request: Request) -> str | None:
