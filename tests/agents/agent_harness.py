@@ -29,8 +29,7 @@ from toolspace.spaces.pending_calls import PendingCalls
 from toolspace.spaces.quota_counters import StoredQuotas
 from toolspace.spaces.sweeper import Sweeper
 from toolspace.storage.database import Database, WakeUps
-from toolspace.storage.queries import calls as call_rows
-from toolspace.storage.queries import entities_and_spaces, events, inbox, messages, runs, sessions
+from toolspace.storage.queries import call_lists, entities_and_spaces, events, inbox, messages, runs, sessions
 from toolspace.storage.queries.sessions import HistoryTurn
 
 
@@ -119,11 +118,11 @@ class AgentHarness:
         return (await self.ledger.read(runs.list_runs, agent_entity_id=agent or self.agent))[::-1]
 
     async def calls(self, run_id: str) -> list[Any]:
-        return await self.ledger.read(call_rows.list_calls, run_id=run_id)
+        return await self.ledger.read(call_lists.list_calls, run_id=run_id)
 
     async def open_calls(self) -> list[Any]:
         """The calls that need a result from outside."""
-        return await self.ledger.read(call_rows.list_calls, statuses=("waiting", "pending"))
+        return await self.ledger.read(call_lists.list_calls, statuses=("waiting", "pending"))
 
     async def messages(self) -> list[Message]:
         """All messages of the space, oldest first, with every status."""
