@@ -15,11 +15,15 @@ import jwt
 import pytest
 from aiohttp import web
 
-from tests.server.gateway_api import JWT_SECRET, PUBLIC, ApiClient, open_api, write_config
+from tests.server.gateway_api import JWT_SECRET, PUBLIC, ApiClient, open_api, open_app_api, write_config
 from tests.server.gateway_process import start_gateway_process
 from tests.setting_coverage import SettingCoverage
 from toolspace.core.stored_records import space_stream
+from toolspace.server.authorization import Access
 from toolspace.server.gateway import Gateway
+from toolspace.server.requests import Request
+from toolspace.server.routing import Route
+from toolspace.storage.database import Program
 from toolspace.storage.queries import events
 
 pytestmark = pytest.mark.spec("5.3")
@@ -303,6 +307,21 @@ async def test_finished_calls_are_deleted_after_their_retention(setup: GatewaySe
                 break
             await asyncio.sleep(0.02)
     assert reply.status == 404
+
+
+@coverage.covers("server.readTimeout")
+async def test_a_read_of_a_request_may_take_the_read_timeout(setup: GatewaySetup) -> None:
+    def count() -> Program[int]:
+        rows = yield "WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT COUNT(*) FROM n", ()
+        return rows[0][0]
+
+    async def get_count(request: Request) -> int:
+        return await request.read(count)
+
+    route = Route(method="GET", path="/count", handler=get_count, access=Access.SECRET, summary="Count", tag="Test")
+    async with setup.gateway(readTimeout="150ms") as (gateway, _), open_app_api(gateway, [route]) as api:
+        reply = await api.get("/count")
+        assert (reply.status, reply.detail.partition(";")[0]) == (503, "the read took longer than 0.15 s")
 
 
 @coverage.covers("server.workerGrace")

@@ -11,6 +11,7 @@
     │   ├── UnstorableValueError  a value that no supported database can store
     │   └── StorageUnavailable  the database does not respond; a later retry may succeed
     │       ├── StorageDamaged  files of the database are damaged
+    │       ├── ReadTimeout     a read for a request took too long and was ended
     │       └── StorageInDoubt  the connection broke during a commit, which may have happened or not
     ├── ModelError              a model did not respond: no key, refused, overloaded; `kind` says which
     ├── ApiError, GatewayUnreachable  a gateway refuses or does not respond; in `toolspace.client.errors`
@@ -99,6 +100,10 @@ class StorageUnavailable(StorageError):
 
 class StorageDamaged(StorageUnavailable):
     """The files of the database are damaged: a part of what was stored cannot be read."""
+
+
+class ReadTimeout(StorageUnavailable):
+    """A read took longer than its request may wait. It was ended; nothing was changed."""
 
 
 class StorageInDoubt(StorageUnavailable):

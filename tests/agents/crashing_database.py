@@ -85,9 +85,9 @@ class CrashingDatabase(Database):
             return False
         return True
 
-    async def read(self, program: Callable[[], Program[T]]) -> T:
+    async def read(self, program: Callable[[], Program[T]], *, timeout: float | None = None) -> T:
         self._raise_if_crashed()
-        return await self._database.read(program)
+        return await self._database.read(program, timeout=timeout)
 
     async def aclose(self) -> None: ...
 

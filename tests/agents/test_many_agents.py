@@ -66,9 +66,9 @@ class CountingDatabase(Database):
 
     async def commit_deferred(self, *args: object, **kwargs: object) -> bool: ...  # type: ignore[override, empty-body]
 
-    async def read(self, program: Callable[[], Program[T]]) -> T:
+    async def read(self, program: Callable[[], Program[T]], *, timeout: float | None = None) -> T:
         self.reads += 1
-        return await self._inner_database.read(program)
+        return await self._inner_database.read(program, timeout=timeout)
 
     async def aclose(self) -> None: ...
 

@@ -19,7 +19,7 @@ from toolspace.server.routing import Handler, Route
 from toolspace.storage.database import Program
 
 COUNT = "WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < ?) SELECT COUNT(*) FROM n"
-ENDLESS = 10**15
+ENDLESS = 2_000_000_000
 
 
 def _route(path: str, handler: Handler) -> Route:
@@ -27,13 +27,13 @@ def _route(path: str, handler: Handler) -> Route:
 
 
 class SlowReads:
-    """A route whose read takes until it is released."""
+    """A route whose read takes until the test releases it."""
 
     def __init__(self) -> None:
         self.started_count = 0
         self.started = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self.released = threading.Event()
+        self.release_event = threading.Event()
 
     def routes(self) -> list[Route]:
         return [
@@ -43,7 +43,7 @@ class SlowReads:
 
     def _program(self) -> Program[int]:
         self._loop.call_soon_threadsafe(self._count_start)
-        while not self.released.is_set():
+        while not self.release_event.is_set():
             yield COUNT, (20_000,)
         return 1
 
@@ -71,7 +71,7 @@ def storage(request: pytest.FixtureRequest) -> dict[str, str]:
 async def slow_reads() -> AsyncIterator[SlowReads]:
     slow_reads = SlowReads()
     yield slow_reads
-    slow_reads.released.set()
+    slow_reads.release_event.set()
 
 
 async def create_members(api: ApiClient) -> list[ApiClient]:
@@ -99,7 +99,7 @@ async def test_slow_reads_of_a_member_leave_readers_for_operators_and_others(
         assert (await api.get("/api/calls")).status == 200
         assert (await api.get("/api/spaces/den/messages")).status == 200
         assert slow_reads.started_count < gateway.ledger.database.reader_count
-        slow_reads.released.set()
+        slow_reads.release_event.set()
         assert {response.status for response in await asyncio.gather(*requests)} == {200}
 
 
@@ -114,11 +114,8 @@ async def test_read_that_takes_too_long_is_ended_with_503(
         for response in responses:
             assert response.status == 503
             assert response.headers["content-type"] == "application/problem+json"
-            assert (
-                response.detail == "the read took longer than 0.2 s; ask for less, such as a shorter list, or try again"
-            )
+            assert response.detail.startswith("the read took longer than 0.2 s; ask for less")
             assert response.headers["retry-after"] == "1"
-    # The database closed: none of the statements is left.
 
 
 def test_routes_read_with_the_time_limit_of_requests() -> None:

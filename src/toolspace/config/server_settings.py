@@ -115,6 +115,9 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     retention: Annotated[
         Duration, "How long finished calls, runs and tasks and acknowledged inbox events are stored; messages stay."
     ] = defaults.RETENTION_SECONDS
+    read_timeout: Annotated[
+        Duration, "How long the database may take for a read of a request; a longer one is ended with 503."
+    ] = defaults.READ_TIMEOUT_SECONDS
     worker_grace: Annotated[
         Duration, "How long a disconnected worker may take to return before its calls are offered to others."
     ] = defaults.WORKER_GRACE_SECONDS

@@ -145,7 +145,7 @@ def entity_id_of(caller: Caller) -> str | None:
 async def get_visible(request: Request, resource: Resource[T]) -> T:
     """Returns the resource that the path names. Raises `Problem` 404, or 403 if the caller may not see it."""
     id = request.params[resource.parameter]
-    record, is_visible = await request.ledger.read(resource.find, id, entity_id_of(request.caller))
+    record, is_visible = await request.read(resource.find, id, entity_id_of(request.caller))
     if record is None:
         raise not_found(resource.noun, id)
     if not is_visible:

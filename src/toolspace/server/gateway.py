@@ -39,6 +39,7 @@ from toolspace.server.host_and_cors import API_CORS, MCP_PATHS, CorsMiddleware, 
 from toolspace.server.mcp.http_endpoint import McpMount
 from toolspace.server.metrics import Metrics
 from toolspace.server.rate_limit import RequestLimiter
+from toolspace.server.request_reads import RequestReads
 from toolspace.server.requests import Request
 from toolspace.server.routes import ROUTES
 from toolspace.server.routes.health_and_metrics import Readiness
@@ -116,6 +117,7 @@ class Gateway:
         self.metrics.observe_database(database)
         self.ledger = Ledger(database, wakeups)
         stack.push_async_callback(self.ledger.aclose)  # Closed last.
+        self.request_reads = RequestReads(database, timeout=server.read_timeout)
         # Closed after everything that writes: until then this process must send heartbeats.
         self.sweeper = await stack.enter_async_context(
             Sweeper(

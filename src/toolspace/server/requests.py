@@ -10,7 +10,7 @@ import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, MutableMapping
 from functools import cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar, cast
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from toolspace.server.gateway import Gateway
     from toolspace.server.routing import Route
     from toolspace.spaces.ledger import Ledger
+    from toolspace.storage.database import Program
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -31,6 +32,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 T = TypeVar("T")
+U = TypeVar("U")
+P = ParamSpec("P")
 
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 BODY_TIMEOUT_SECONDS: Final = 30.0
@@ -75,6 +78,10 @@ class Request:
     @property
     def ledger(self) -> Ledger:
         return self.gateway.ledger
+
+    async def read(self, program: Callable[P, Program[U]], /, *args: P.args, **kwargs: P.kwargs) -> U:
+        """Runs a program that only reads, for at most `server.readTimeout`. Raises `ReadTimeout`."""
+        return await self.gateway.request_reads.read(self.caller, program, *args, **kwargs)
 
     @property
     def method(self) -> str:

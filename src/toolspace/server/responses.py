@@ -15,7 +15,7 @@ import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.ids import new_id
-from toolspace.errors import RefusalReason, RefusedError, StorageUnavailable, UnstorableValueError
+from toolspace.errors import ReadTimeout, RefusalReason, RefusedError, StorageUnavailable, UnstorableValueError
 
 if TYPE_CHECKING:
     from toolspace.server.requests import Receive, Scope, Send
@@ -143,6 +143,8 @@ def to_problem(error: BaseException) -> Problem:
         return invalid_input(error)
     if isinstance(error, UnstorableValueError):
         return Problem(400, str(error))
+    if isinstance(error, ReadTimeout):
+        return unavailable(f"{error}; ask for less, such as a shorter list, or try again")
     if isinstance(error, StorageUnavailable):
         _log.warning("database unavailable; answering 503: %s", error)
         return unavailable("The database is unavailable; the request may or may not have taken effect. Try again")

@@ -80,6 +80,8 @@ class DeferredWrites(Protocol):
 class Database(ABC):
     """Runs programs. Every acknowledged write survives a crash of the process."""
 
+    reader_count: int = 1
+    """How many programs can read at the same time."""
     is_shared: bool = False
     """Whether other processes write to it too, so that this process needs wake-ups from them."""
     observer: Callable[[OperationKind, Sequence[float], Sequence[BaseException]], None] | None = None
@@ -126,8 +128,11 @@ class Database(ABC):
         """
 
     @abstractmethod
-    def read(self, program: Callable[[], Program[T]]) -> Awaitable[T]:
-        """Runs a program that only reads, beside the writers. It sees every write that was acknowledged before."""
+    def read(self, program: Callable[[], Program[T]], *, timeout: float | None = None) -> Awaitable[T]:
+        """Runs a program that only reads, beside the writers. It sees every write that was acknowledged before.
+
+        After `timeout` seconds, waits included, its statement is ended and `ReadTimeout` is raised.
+        """
 
     def report_damage(self, error: BaseException | str) -> None:
         """Remembers the first damage, and logs it."""

@@ -89,7 +89,7 @@ async def get_session_id(request: Request, session_id: str | None) -> str:
 )
 async def list_agents(request: Request) -> ResultPage[AgentEntity]:
     query = request.query(PageQuery)
-    agents = await request.ledger.read(
+    agents = await request.read(
         entities_and_spaces.list_entities,
         type="agent",
         sharing_with=entity_id_of(request.caller),
@@ -113,7 +113,7 @@ def _to_agent(request: Request, entity: Entity) -> AgentEntity:
 async def list_agent_runs(request: Request) -> ResultPage[RunRecord]:
     query = request.query(AgentRunListQuery)
     agent_id = await get_agent_id(request)
-    records = await request.ledger.read(
+    records = await request.read(
         runs.list_runs, agent_entity_id=agent_id, status=query.status, before=query.cursor, limit=query.limit + 1
     )
     return build_page(records, query.limit)
@@ -283,7 +283,7 @@ async def _list_items(request: Request, kind: _ItemKind[T]) -> ResultPage[T]:
     """Returns the items of the session that the query names, or of all sessions of the agent."""
     session_id = await _get_session_id(request)
     list_items = kind.list_of_agent if request.query(SessionQuery).session is None else kind.list_of_session
-    return ResultPage(items=await request.ledger.read(list_items, session_id), next=None)
+    return ResultPage(items=await request.read(list_items, session_id), next=None)
 
 
 async def _store_items(request: Request, kind: _ItemKind[T], store: Callable[[str], Program[object]]) -> ResultPage[T]:
@@ -350,9 +350,9 @@ async def list_plans(request: Request) -> ResultPage[Plan]:
     query = request.query(PlanListQuery)
     session_id = await get_session_id(request, query.session)
     if query.session is None:
-        records = await request.ledger.read(plan_queries.list_plans_of_agent, session_id, status=query.status)
+        records = await request.read(plan_queries.list_plans_of_agent, session_id, status=query.status)
     else:
-        records = await request.ledger.read(plan_queries.list_plans, session_id, status=query.status)
+        records = await request.read(plan_queries.list_plans, session_id, status=query.status)
     return ResultPage(items=records, next=None)
 
 
@@ -380,7 +380,7 @@ async def set_plans(request: Request) -> ResultPage[Plan]:
 async def delete_plan(request: Request) -> DeletedPlansResponse:
     agent_id = await get_agent_id(request)
     plan_id = request.params["planId"]
-    plan = await request.ledger.read(plan_queries.find, plan_id)
+    plan = await request.read(plan_queries.find, plan_id)
     if plan is None or plan.entity_id != agent_id:
         raise not_found("Plan", plan_id)
     await request.ledger.write(plan_queries.delete, plan.session_id, [plan_id])

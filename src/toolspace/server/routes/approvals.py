@@ -65,7 +65,7 @@ class DecisionBody(msgspec.Struct, kw_only=True, rename="camel", forbid_unknown_
 )
 async def list_approvals(request: Request) -> ResultPage[dict[str, Any]]:
     query, caller = request.query(ApprovalListQuery), request.caller
-    records = await request.ledger.read(
+    records = await request.read(
         approvals.list_approvals,
         statuses=_parse_statuses(query.status),
         entity_id=caller.entity_id if isinstance(caller, EntityCaller) else None,
@@ -100,7 +100,7 @@ async def decide_approval(request: Request) -> dict[str, Any]:
 
 @routes.add("GET", "/api/approval-rules", "List remembered decisions, newest first")
 async def list_rules(request: Request) -> ResultPage[ApprovalRule]:
-    return ResultPage(items=await request.ledger.read(approvals.list_rules), next=None)
+    return ResultPage(items=await request.read(approvals.list_rules), next=None)
 
 
 @routes.add("DELETE", "/api/approval-rules/{ruleId}", "Remove a remembered decision", status=204)

@@ -200,7 +200,7 @@ async def list_calls(request: Request) -> dict[str, Any]:
             limit=limit,
         )
 
-    records, has_more = await request.ledger.read(read_page, read, _size, query.limit)
+    records, has_more = await request.read(read_page, read, _size, query.limit)
     return {"items": [call.wire() for call in records], "next": records[-1].call_id if has_more else None}
 
 
@@ -227,7 +227,7 @@ async def list_run_calls(request: Request) -> dict[str, Any]:
     def read(last: tuple[CallRecord, Visibility] | None, limit: int) -> Program[list[tuple[CallRecord, Visibility]]]:
         return calls.list_of_run(run.id, after=start if last is None else last[0].seq, limit=limit)
 
-    records, has_more = await request.ledger.read(read_page, read, lambda item: _size(item[0]), query.limit)
+    records, has_more = await request.read(read_page, read, lambda item: _size(item[0]), query.limit)
     next_cursor = str(records[-1][0].seq) if has_more else None
     return {"items": redact_calls(records, viewer_of(request.caller)), "next": next_cursor}
 
@@ -363,12 +363,12 @@ async def _decide_by_result(request: Request, call_id: str, result: Any) -> byte
     is_confirmed, reason = cast("Any", result).get("confirmed"), cast("Any", result).get("reason")
     if not isinstance(is_confirmed, bool):
         return None
-    approval = await request.ledger.read(approvals.find, call_id)
+    approval = await request.read(approvals.find, call_id)
     if approval is None or approval.status != "requested":
         return None
     decision = ApprovalDecision(is_confirmed, reason if isinstance(reason, str) else None)
     await request.gateway.approvals.decide(call_id, decision, approver_of(request.caller))
-    call = await request.ledger.read(calls.find, call_id)
+    call = await request.read(calls.find, call_id)
     assert call is not None
     return call.wire_text()
 

@@ -74,9 +74,7 @@ class NewDocumentBody(DocumentBody, frozen=True, kw_only=True):
 async def list_documents(request: Request) -> ResultPage[Document]:
     query = request.query(PageQuery)
     agent_id = await get_agent_id(request)
-    records = await request.ledger.read(
-        documents.list_documents, agent_id, after=query.cursor or "", limit=query.limit + 1
-    )
+    records = await request.read(documents.list_documents, agent_id, after=query.cursor or "", limit=query.limit + 1)
     return build_page(records, query.limit)
 
 
@@ -99,7 +97,7 @@ async def create_document(request: Request) -> Response:
 async def get_document(request: Request) -> DocumentWithText:
     agent_id = await get_agent_id(request)
     document_id = request.params["documentId"]
-    document = await request.ledger.read(documents.find, agent_id, document_id)
+    document = await request.read(documents.find, agent_id, document_id)
     if document is None:
         raise not_found("Document", document_id)
     return document

@@ -74,7 +74,7 @@ class EntityListQuery(PageQuery, frozen=True, kw_only=True):
 @entity_routes.add("GET", "/api/entities", "List entities, ordered by id", query=EntityListQuery)
 async def list_entities(request: Request) -> ResultPage[Entity]:
     query = request.query(EntityListQuery)
-    records = await request.ledger.read(
+    records = await request.read(
         entities_and_spaces.list_entities, type=query.type, after=query.cursor or "", limit=query.limit + 1
     )
     return build_page(records, query.limit)
@@ -152,7 +152,7 @@ class NewMember(JsonRequestBody, frozen=True, kw_only=True):
 )
 async def list_spaces(request: Request) -> ResultPage[Space]:
     query = request.query(PageQuery)
-    records = await request.ledger.read(
+    records = await request.read(
         entities_and_spaces.list_spaces,
         member=entity_id_of(request.caller),
         after=query.cursor or "",
@@ -198,7 +198,7 @@ async def delete_space(request: Request) -> Response:
 @space_routes.add("GET", "/api/spaces/{spaceId}/members", "List the members of a space", access=Access.MEMBER)
 async def list_members(request: Request) -> ResultPage[Member]:
     space = await get_visible(request, SPACE)
-    return ResultPage(items=await request.ledger.read(entities_and_spaces.list_members, space.id), next=None)
+    return ResultPage(items=await request.read(entities_and_spaces.list_members, space.id), next=None)
 
 
 @space_routes.add(

@@ -140,7 +140,7 @@ class CallerResponse(ResponseBody, frozen=True, kw_only=True):
 @routes.add("GET", "/api/keys", "List keys, including revoked ones", query=PageQuery)
 async def list_keys(request: Request) -> ResultPage[KeyShape]:
     query = request.query(PageQuery)
-    records = await request.ledger.read(key_queries.list_keys, after=query.cursor or "", limit=query.limit + 1)
+    records = await request.read(key_queries.list_keys, after=query.cursor or "", limit=query.limit + 1)
     return build_page([_to_response(record) for record in records], query.limit)
 
 
@@ -164,7 +164,7 @@ async def create_key(request: Request) -> KeyShape:
             if (problem := unknown_collection_problem(pattern, is_strict=False)) is not None:
                 raise Problem(400, problem, path=f"$.{field}")
     if body.agent_entity_id is not None:
-        agent = await request.ledger.read(entities_and_spaces.find_entity, body.agent_entity_id)
+        agent = await request.read(entities_and_spaces.find_entity, body.agent_entity_id)
         if agent is None or agent.type != "agent":
             raise Problem(400, f'Agent "{body.agent_entity_id}" not found', path="$.agentEntityId")
     record, key = await api_keys.create_key(request.gateway.ledger, body.kind, body.name, scope)
@@ -233,7 +233,7 @@ async def create_token(request: Request) -> TokenShape:
 async def get_me(request: Request) -> CallerResponse:
     caller = request.caller
     if isinstance(caller, EntityCaller):
-        entity = await request.ledger.read(entities_and_spaces.find_entity, caller.entity_id)
+        entity = await request.read(entities_and_spaces.find_entity, caller.entity_id)
         return CallerResponse(kind="public", key_id=caller.key_id, entity=entity, expires_at=caller.expires_at)
     kind = "tools" if isinstance(caller, ToolKeyCaller) else "secret"
     return CallerResponse(kind=kind, **msgspec.structs.asdict(caller))

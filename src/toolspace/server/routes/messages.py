@@ -93,7 +93,7 @@ async def list_messages(request: Request) -> ResultPage[Message]:
             return (yield from messages.list_between(space.id, after=position, limit=limit))
         return (yield from messages.list_between(space.id, before=position, limit=limit))[::-1]
 
-    items, has_more = await request.ledger.read(read_page, read, _size, query.limit)
+    items, has_more = await request.read(read_page, read, _size, query.limit)
     if after is not None:
         return ResultPage(items=items, next=f"after.{items[-1].seq}" if has_more else None)
     return ResultPage(items=items[::-1], next=f"before.{items[-1].seq}" if has_more else None)
@@ -136,7 +136,7 @@ async def post_message(request: Request) -> Response:
 async def get_message(request: Request) -> Message:
     space = await get_visible(request, SPACE)
     message_id = request.params["messageId"]
-    message = await request.ledger.read(messages.find, message_id)
+    message = await request.read(messages.find, message_id)
     if message is None or message.space_id != space.id:
         raise Problem(404, f'Message "{message_id}" not found in space "{space.id}"')
     return message

@@ -132,7 +132,7 @@ async def create_run(request: Request) -> Response:
 @routes.add("GET", "/api/runs", "List runs, newest first", query=RunListQuery)
 async def list_runs(request: Request) -> ResultPage[RunRecord]:
     query = request.query(RunListQuery)
-    records = await request.ledger.read(
+    records = await request.read(
         run_queries.list_runs,
         agent_entity_id=query.agent_entity_id,
         space_id=query.space_id,

@@ -49,7 +49,7 @@ async def stream_space(request: Request) -> StreamingResponse:
 
     default_format: StreamFormat = "native"
     if request.query(StreamQuery).format is None and (formats := _list_response_formats(request)):
-        agents = await request.ledger.read(entities_and_spaces.list_agents, space.id)
+        agents = await request.read(entities_and_spaces.list_agents, space.id)
         default_format = _get_common_format([formats.get(agent_id, "native") for agent_id, _ in agents])
     return await _open(request, space_stream(space.id), is_allowed, default_format=default_format)
 

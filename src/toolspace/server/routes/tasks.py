@@ -68,7 +68,7 @@ async def list_tasks(request: Request) -> ResultPage[TaskRecord]:
     query = request.query(TaskListQuery)
     agent_id = agent_of_session(await get_session_id(request, query.session))
     since, until = background_tasks.day_range(query.date) if query.date is not None else (None, None)
-    records = await request.ledger.read(
+    records = await request.read(
         task_queries.list_tasks,
         agent_id,
         since=since,
@@ -84,7 +84,7 @@ async def list_tasks(request: Request) -> ResultPage[TaskRecord]:
 @routes.add("GET", _TASK, "Get a background task with its conversation")
 async def get_task(request: Request) -> TaskWithMessages:
     agent_id = await get_agent_id(request)
-    task, turns = await request.ledger.read(_read_task, agent_id, request.params["taskId"])
+    task, turns = await request.read(_read_task, agent_id, request.params["taskId"])
     return TaskWithMessages(**msgspec.structs.asdict(task), messages=to_turn_records(turns))
 
 
@@ -111,7 +111,7 @@ async def get_history(request: Request) -> AgentHistory:
     query = request.query(HistoryQuery)
     session_id = await get_session_id(request, query.session)
     before = int(query.cursor) if query.cursor is not None else None
-    session, turns = await request.ledger.read(_read_history, session_id, before, query.limit + 1)
+    session, turns = await request.read(_read_history, session_id, before, query.limit + 1)
     page_turns = turns[-query.limit :]
     return AgentHistory(
         summary=session.summary if session is not None else None,

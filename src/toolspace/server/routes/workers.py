@@ -95,7 +95,7 @@ async def stream_calls(request: Request) -> StreamingResponse:
 
 @routes.add("GET", "/api/workers", "List workers and the tools that they serve")
 async def list_workers(request: Request) -> ResultPage[WorkerShape]:
-    rows = await request.ledger.read(worker_rows.list_workers)
+    rows = await request.read(worker_rows.list_workers)
     workers = [WorkerShape(worker_id=id, tools=tools, connected=is_connected) for id, tools, is_connected in rows]
     return ResultPage(items=workers, next=None)
 

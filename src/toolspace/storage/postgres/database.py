@@ -17,7 +17,14 @@ from functools import lru_cache, partial
 from types import CodeType
 from typing import Any, Final, Self, TypeVar
 
-from toolspace.errors import StorageDamaged, StorageError, StorageInDoubt, StorageUnavailable, UnstorableValueError
+from toolspace.errors import (
+    ReadTimeout,
+    StorageDamaged,
+    StorageError,
+    StorageInDoubt,
+    StorageUnavailable,
+    UnstorableValueError,
+)
 from toolspace.storage.database import (
     FOR_UPDATE,
     SKIP_LOCKED,
@@ -41,6 +48,8 @@ _SCHEMES: Final = ("postgresql://", "postgres://")
 _ATTEMPTS: Final = 8
 _CONNECT_TIMEOUT, _COMMAND_TIMEOUT, _POOL_TIMEOUT = 10.0, 30.0, 20.0
 _ROLLBACK_TIMEOUT: Final = 5.0
+_MIGRATION_TIMEOUT: Final = 3_600.0
+"""For one statement of a migration: an index of many rows takes long."""
 _URGENT_CONNECTIONS: Final = 4
 """Connections of `urgent_access`, opened when they are used."""
 _CACHED_STATEMENTS: Final = 512
@@ -132,8 +141,9 @@ class PostgresDatabase(Database):
             reason = describe_error(error, _CONNECT_TIMEOUT)
             raise StorageUnavailable(f"PostgreSQL at {address} does not answer: {reason}") from error
         self = cls(pool, address, urgent_pool=urgent_pool)
+        self.reader_count = connections
         try:
-            await self.run(_migrate_exclusively)
+            await self._attempt(partial(self._run_transaction, timeout=_MIGRATION_TIMEOUT), _migrate_exclusively)
         except BaseException as error:
             pool.terminate()
             if isinstance(error, StorageError) and not isinstance(error, StorageUnavailable):
@@ -193,13 +203,18 @@ class PostgresDatabase(Database):
             raise
         return True
 
-    async def read(self, program: Callable[[], Program[T]]) -> T:
+    async def read(self, program: Callable[[], Program[T]], *, timeout: float | None = None) -> T:
         started_at = time.perf_counter()
+        deadline = asyncio.timeout(timeout)
         try:
-            result = await self._attempt(self._run_read, program)
+            # When the deadline cancels the read, the driver asks the server to end the statement.
+            async with deadline:
+                result = await self._attempt(self._run_read, program)
         except BaseException as error:
+            if deadline.expired() and isinstance(error, TimeoutError):
+                error = ReadTimeout(f"the read took longer than {timeout:g} s")
             self._observe("read", started_at, error)
-            raise
+            raise error
         self._observe("read", started_at, None)
         return result
 
@@ -282,8 +297,14 @@ class PostgresDatabase(Database):
     # Programs
 
     async def _run_transaction(
-        self, connection: Any, program: Callable[[], Program[T]], begin: str = _BEGIN_WRITE
+        self,
+        connection: Any,
+        program: Callable[[], Program[T]],
+        begin: str = _BEGIN_WRITE,
+        *,
+        timeout: float | None = None,
     ) -> T:
+        """`timeout`: for each statement; None: that of the connection."""
         steps = program()
         rows: list[Row] | None = None
         try:
@@ -294,7 +315,7 @@ class PostgresDatabase(Database):
                 except StopIteration as stop:
                     await self._execute(connection, "COMMIT", is_commit=True)
                     return stop.value
-                rows = await self._fetch(connection, translate(sql), values)
+                rows = await self._fetch(connection, translate(sql), values, timeout=timeout)
         finally:
             steps.close()
 
@@ -317,12 +338,14 @@ class PostgresDatabase(Database):
         self._with_several_statements.add(code)
         return await self._run_transaction(connection, program, _BEGIN_READ)
 
-    async def _fetch(self, connection: Any, sql: str, values: Sequence[Any]) -> list[Row]:
+    async def _fetch(
+        self, connection: Any, sql: str, values: Sequence[Any], *, timeout: float | None = None
+    ) -> list[Row]:
         try:
             if isinstance(values, RowBatch):
                 await connection.executemany(sql, values)
                 return []
-            return await connection.fetch(sql, *values)
+            return await connection.fetch(sql, *values, timeout=timeout)
         except self._errors as error:
             raise self._to_storage_error(error, connection) from error
 

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
-from toolspace.errors import StorageDamaged, StorageError, StorageUnavailable
+from toolspace.errors import ReadTimeout, StorageDamaged, StorageError, StorageUnavailable
 from toolspace.storage.database import Database, DeferredT, DeferredWrites, OperationKind, Program
 from toolspace.storage.sqlite.damage import find_page_damage
 from toolspace.storage.sqlite.database_file import BUSY_MS, DatabaseFile, run_checkpoint
@@ -44,7 +44,9 @@ T = TypeVar("T")
 
 _MAX_JOBS: Final = 512
 """Programs in one commit."""
-_READERS: Final = 2
+_READERS: Final = 3
+_STEPS_BETWEEN_CHECKS: Final = 50_000
+"""Steps of SQLite's virtual machine, some milliseconds, after which a reader checks whether its time is over."""
 _HANDOVER_SECONDS: Final = 0.001
 """How long the loop waits at most for the thread to start a commit."""
 _LOG_CHECK_SECONDS: Final = 0.02
@@ -63,6 +65,8 @@ class SqliteDatabase(Database):
     A program that fails is rolled back to where it started; the others of its commit are not affected. `run` returns
     once the commit is on the disk (`synchronous=FULL`).
     """
+
+    reader_count = _READERS
 
     def __init__(self, file: DatabaseFile) -> None:
         self._file = file
@@ -147,9 +151,9 @@ class SqliteDatabase(Database):
         self._enqueue(DeferredJob(future, time.perf_counter(), deferred_writes, on_commit))
         return future
 
-    def read(self, program: Callable[[], Program[T]]) -> Awaitable[T]:
+    def read(self, program: Callable[[], Program[T]], *, timeout: float | None = None) -> Awaitable[T]:
         future = self._new_future()
-        self._reads.put(TransactionJob(future, time.perf_counter(), program))
+        self._reads.put(TransactionJob(future, time.perf_counter(), program, timeout=timeout))
         return future
 
     def check_free_space(self) -> None:
@@ -343,15 +347,30 @@ class SqliteDatabase(Database):
                 self._loop.call_soon_threadsafe(self.report_damage, damage)
 
     def _read(self, reads: _ReadQueue, connection: sqlite3.Connection) -> None:
+        job: TransactionJob | None = None
+
+        def is_time_over() -> bool:
+            return job is not None and _is_over(job)
+
+        connection.set_progress_handler(is_time_over, _STEPS_BETWEEN_CHECKS)
         while (job := reads.get()) is not None:
+            if job.future.cancelled():
+                continue
             try:
                 connection.execute("BEGIN")  # One snapshot for all of its statements.
                 job.result = run_program(connection, job.program)
             except BaseException as error:
                 job.error = to_storage_error(error)
+            if job.error is not None and _is_over(job):
+                job.error = ReadTimeout(f"the read took longer than {job.timeout:g} s")
             roll_back(connection)
             with contextlib.suppress(RuntimeError):  # The loop is closed, so nobody waits.
                 self._loop.call_soon_threadsafe(self._settle, (job,), "read")
+
+
+def _is_over(job: TransactionJob) -> bool:
+    """Whether a read has used up its time."""
+    return job.timeout is not None and time.perf_counter() - job.queued_at > job.timeout
 
 
 class _UrgentAccess(Database):
@@ -391,9 +410,9 @@ class _UrgentAccess(Database):
     ) -> Awaitable[bool]:
         return self._database.commit_deferred(deferred_writes, on_commit=on_commit, on_doubt=on_doubt)
 
-    def read(self, program: Callable[[], Program[T]]) -> Awaitable[T]:
+    def read(self, program: Callable[[], Program[T]], *, timeout: float | None = None) -> Awaitable[T]:
         future = self._new_future()
-        self._add_read(TransactionJob(future, time.perf_counter(), program))
+        self._add_read(TransactionJob(future, time.perf_counter(), program, timeout=timeout))
         return future
 
     async def aclose(self) -> None:

@@ -45,6 +45,8 @@ class TransactionJob(msgspec.Struct, eq=False):
     """Gives the deferred writes of an attempt."""
     exclusive: bool = False
     """Whether it may take long: then the writer thread runs it, in a transaction of its own."""
+    timeout: float | None = None
+    """Of a read: how many seconds after `queued_at` it is ended."""
     has_started: bool = False
     steps: Program[Any] | None = None
     """The rest of the program, which waits for the rows of `statement`."""
