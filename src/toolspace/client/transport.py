@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import io
 import random
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final, cast
@@ -119,7 +120,7 @@ class Transport:
         as a tool takes.
         """
         data = None if body is None else json_text.encode_bytes(body)
-        headers = {"accept": "application/json"}
+        headers = {"accept": "application/json", **_current_trace_headers()}
         if data is not None:
             headers["content-type"] = "application/json"
         if idempotency_key is not None:
@@ -297,6 +298,16 @@ def _api_error(response: aiohttp.ClientResponse, body: bytes) -> ApiError:
         problem=problem,
         retry_after=float(retry_after) if retry_after.isdecimal() and len(retry_after) < 10 else None,
     )
+
+
+def _current_trace_headers() -> dict[str, str]:
+    """Returns the headers of the current OpenTelemetry context; none if the program does not use OpenTelemetry."""
+    headers: dict[str, str] = {}
+    if "opentelemetry.trace" in sys.modules:
+        from opentelemetry.propagate import inject
+
+        inject(headers)
+    return headers
 
 
 def _unreachable(url: str, error: Exception, timeouts: aiohttp.ClientTimeout) -> GatewayUnreachable:

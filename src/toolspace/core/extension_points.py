@@ -17,6 +17,7 @@ from toolspace.core.approvals import OPERATORS
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool
 from toolspace.core.tool_context import ToolContext
+from toolspace.errors import ProviderError
 
 if TYPE_CHECKING:
     from toolspace.core.language_model import Turn
@@ -54,6 +55,10 @@ class ToolProvider(ABC):
     @abstractmethod
     async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
         """Runs one of its tools."""
+
+    async def read_resource(self, uri: str, context: ToolContext) -> dict[str, Any]:
+        """Returns a resource in MCP's format: `{"contents": […]}`. Raises `ProviderError` if it has none."""
+        raise ProviderError(f"{self.namespace or self.kind} has no resources")
 
     def is_offered(self, tool: Tool, context: ToolContext) -> bool:
         """Whether to show one of its tools to this caller now. Does not decide whether it may be called.

@@ -19,6 +19,12 @@ PAUSES_RUN_KEY = "pausesRun"
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", tag_field="type"):
     """The base of typed content."""
 
+    fields: Mapping[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    """Further fields of the content as an MCP server sent it: `annotations`, `_meta`, the `title` of a link and others.
+
+    Those of an embedded resource itself are under `resource`.
+    """
+
     @property
     def placeholder(self) -> str:
         """The text of the part, for models that accept only text."""
@@ -106,6 +112,11 @@ class ToolResult(msgspec.Struct, weakref=False, eq=False):
     """The cached value of `text`."""
     issues: Sequence[Mapping[str, str]] = ()
     """What is wrong with the arguments, if they did not fit the schema: `{"path": …, "message": …}` each."""
+    structured_content: Any = msgspec.UNSET
+    """The structured content for MCP clients, if `result` is not it, as with the handle of a stored output.
+
+    A result with it and without parts has no other content.
+    """
 
     @property
     def content(self) -> tuple[Content, ...]:
@@ -184,6 +195,11 @@ def join_parts(parts: Sequence[Content]) -> Any:
     if len(parts) == 1 and isinstance(parts[0], JsonPart):
         return parts[0].value
     return "\n".join(part.placeholder for part in parts)
+
+
+def join_error(parts: Sequence[Content]) -> str:
+    """Returns the reason in the content of a failure."""
+    return "\n".join(part.placeholder for part in parts).strip()
 
 
 def _binary_size(base64_text: str) -> int:

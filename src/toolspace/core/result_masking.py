@@ -239,12 +239,14 @@ def _mask_result(
     result: ToolResult, mask_text: MaskText, *, hides_named_values: bool, min_number: int = _SHORTEST_CARD
 ) -> ToolResult:
     data_masking = _DataMasking(mask_text, hides_named_values, min_number)
+    content = result.structured_content
     return msgspec.structs.replace(
         result,
         result=data_masking.mask(result.result),
         error=None if result.error is None else mask_text(result.error),
         parts=tuple(map(data_masking.mask_part, result.parts)),
         extras=data_masking.mask(result.extras),
+        structured_content=msgspec.UNSET if content is msgspec.UNSET else data_masking.mask(content),
         encoded=None,
     )
 
@@ -279,10 +281,12 @@ class _DataMasking:
         return items
 
     def mask_part(self, part: Content) -> Content:
+        if part.fields is not msgspec.UNSET:
+            part = msgspec.structs.replace(part, fields=self.mask(part.fields))
         if isinstance(part, TextPart):
-            return TextPart(text=self._mask_text(part.text))
+            return msgspec.structs.replace(part, text=self._mask_text(part.text))
         if isinstance(part, JsonPart):
-            return JsonPart(value=self.mask(part.value))
+            return msgspec.structs.replace(part, value=self.mask(part.value))
         if isinstance(part, ResourcePart):
             return msgspec.structs.replace(
                 part,

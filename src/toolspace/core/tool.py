@@ -87,7 +87,7 @@ class Tool:
         "_argument_names", "_description", "_input_schema", "_model_schema", "_output_schema", "_validator",
         "annotations", "approval", "cache",
         "cache_scope", "category", "execution", "execution_type", "expires_after", "handler", "has_small_results",
-        "is_async", "name", "pauses_run", "priority", "queue", "tags", "timeout", "version", "visible",
+        "is_async", "mcp_fields", "name", "pauses_run", "priority", "queue", "tags", "timeout", "version", "visible",
         "when_unserved",
     )  # fmt: skip
 
@@ -117,6 +117,7 @@ class Tool:
         pauses_run: bool = False,
         when_unserved: WhenUnserved = "wait",
         approval: Literal["required", "none"] | None = None,
+        mcp_fields: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = name
         self._description = description
@@ -153,6 +154,8 @@ class Tool:
         """What a synchronous external call does if nobody serves it: waits for its timeout, or fails at once."""
         self.approval: Literal["required", "none"] | None = approval
         """`required`: a person has to approve each call, unless a policy denies it anyway."""
+        self.mcp_fields: Mapping[str, Any] = mcp_fields or {}
+        """Further fields for MCP clients: `title`, `icons`, `annotations`, `execution`, `_meta` and unknown ones."""
 
     @property
     def description(self) -> str:

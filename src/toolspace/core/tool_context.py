@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from toolspace.core.extension_points import Policy
     from toolspace.core.result import ToolResult
     from toolspace.core.tool import Tool
+    from toolspace.core.trace_context import TraceContext
 
 ELICITATION_CALL: Final = "elicitation"
 """The name of the call that shows a question in a space. A frontend has a component for it."""
@@ -137,7 +138,7 @@ class ToolContext:
     __slots__ = (
         "agent", "agent_entity_id", "agent_id", "allowed_env", "allowed_hosts", "allowed_paths", "caller_client",
         "handle", "host", "memory_dir", "private_paths", "protected_paths", "run_id", "session_dir", "session_id",
-        "space_id", "task_id", "tasks", "user_id", "web_search", "writable_code",
+        "space_id", "task_id", "tasks", "trace", "user_id", "web_search", "writable_code",
     )  # fmt: skip
 
     def __init__(
@@ -163,6 +164,7 @@ class ToolContext:
         caller_client: CallerClient | None = None,
         host: CallHost | None = None,
         agent: AgentHandle | None = None,
+        trace: TraceContext | None = None,
     ) -> None:
         self.task_id = task_id
         self.user_id = user_id
@@ -191,6 +193,8 @@ class ToolContext:
         """The gateway that the call came through; None in the library and in commands."""
         self.agent = agent
         """The agent whose run the call belongs to; None if no agent calls."""
+        self.trace = trace
+        """The trace context that providers pass on: the caller's, or that of the call's own span."""
         self.handle: CallHandle | None = None
 
     def with_defaults(self, base: ToolContext) -> ToolContext:
@@ -217,6 +221,7 @@ class ToolContext:
         copy.caller_client = base.caller_client if self.caller_client is None else self.caller_client
         copy.host = base.host if self.host is None else self.host
         copy.agent = base.agent if self.agent is None else self.agent
+        copy.trace = base.trace if self.trace is None else self.trace
         copy.handle = base.handle if self.handle is None else self.handle
         return copy
 
@@ -242,6 +247,7 @@ class ToolContext:
         copy.caller_client = self.caller_client
         copy.host = self.host
         copy.agent = self.agent
+        copy.trace = self.trace
         copy.handle = handle
         copy.run_id = run_id
         copy.session_id = session_id

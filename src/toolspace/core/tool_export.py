@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -105,12 +105,13 @@ _FORMATS: dict[str, Callable[[Tool, ModelSchema, bool], dict[str, Any]]] = {
 
 
 def _mcp_definition(tool: Tool) -> dict[str, Any]:
-    """MCP passes the schema on as it is, with the tool's own names."""
-    wire = _declaration(tool, "inputSchema", ModelSchema(tool.input_schema))
+    """MCP passes the schema on as it is, with the tool's own names; and further fields as its server sent them."""
+    wire = {**tool.mcp_fields, **_declaration(tool, "inputSchema", ModelSchema(tool.input_schema))}
     if "type" not in tool.input_schema:
         wire["inputSchema"] = {"type": "object", **tool.input_schema}
     if tool.output_schema is not None:
         wire["outputSchema"] = tool.output_schema
     if hints := msgspec.to_builtins(tool.annotations):
-        wire["annotations"] = {f"{name}Hint": hint for name, hint in hints.items()}
+        annotations: Mapping[str, Any] = tool.mcp_fields.get("annotations") or {}
+        wire["annotations"] = {**annotations, **{f"{name}Hint": hint for name, hint in hints.items()}}
     return wire

@@ -13,12 +13,16 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, cast
 
 from opentelemetry import trace
+from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode, Tracer, TracerProvider
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from toolspace.core import json_text
 from toolspace.core.result import ToolResult
 from toolspace.core.secret_masking import mask_secrets
+from toolspace.core.tool_context import ToolContext
+from toolspace.core.trace_context import TraceContext
 
 if TYPE_CHECKING:
     from toolspace.orchestrator.call import Call
@@ -45,6 +49,8 @@ _ATTRIBUTES = {
     "userId": "user.id",
 }
 """The values of a call, by their name in the trace → the span attributes."""
+_trace_propagator = TraceContextTextMapPropagator()
+_baggage_propagator = W3CBaggagePropagator()
 _MAX_NAME = 200
 """Characters of a tool name that a model invented, as an attribute."""
 
@@ -100,6 +106,7 @@ class _CallSpans:
         async def run(call: Call) -> ToolResult:
             span = self._start_span(call, name, tool_attributes)
             self._running_spans[call] = span
+            call.base_context = _with_own_trace(call.base_context, span)
             result = None
             try:
                 with trace.use_span(span, record_exception=False, set_status_on_exception=False):
@@ -115,9 +122,13 @@ class _CallSpans:
         """Returns the parent context and the links: the call that made this one, else the turn of its run."""
         parent = call.parent
         if call.run is not None and (parent is None or parent.run is not call.run):
-            return self._runs.get(call.run).turn_context()
+            context, links = self._runs.get(call.run).turn_context()
+            caller_span = trace.get_current_span(_caller_context(call.base_context)).get_span_context()
+            return context, [*links, Link(caller_span)] if caller_span.is_valid and not links else links
         span = self._running_spans.get(parent) if parent is not None else None
         current = trace.get_current_span().get_span_context()
+        if span is None and not current.is_valid:
+            return _caller_context(call.base_context), []
         if span is None or current.trace_id == span.get_span_context().trace_id:
             return None, []  # The current span is the parent call, or a span that its tool opened.
         return trace.set_span_in_context(span), []  # The tool called from a thread without the context.
@@ -142,6 +153,25 @@ class _CallSpans:
             _set_status(span, result.ok, mask_secrets(result.error or ""))
             span.add_event("tool_finished", {"status": "ok" if result.ok else "failed"})
         _finish(span)
+
+
+def _caller_context(context: ToolContext) -> Context | None:
+    """Returns the context of the caller's span, in another process; None if it named none."""
+    if context.trace is None or context.trace.traceparent is None:
+        return None
+    return _trace_propagator.extract(context.trace.to_fields(), Context())
+
+
+def _with_own_trace(context: ToolContext, span: Span) -> ToolContext:
+    """Returns the context that providers pass on: with the span of the call, and the baggage of its caller."""
+    if not span.get_span_context().is_valid:
+        return context
+    fields: dict[str, str] = {}
+    _trace_propagator.inject(fields, trace.set_span_in_context(span))
+    _baggage_propagator.inject(fields)
+    baggage = fields.get("baggage") or (context.trace.baggage if context.trace is not None else None)
+    own_trace = TraceContext(fields.get("traceparent"), fields.get("tracestate"), baggage)
+    return ToolContext(trace=own_trace).with_defaults(context)
 
 
 class _RunRegistry:

@@ -263,6 +263,9 @@ class MountedProvider(ToolProvider):
     async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
         return await self.inner.execute(name, parameters, context)
 
+    async def read_resource(self, uri: str, context: ToolContext) -> dict[str, Any]:
+        return await self.inner.read_resource(uri, context)
+
     def is_offered(self, tool: Tool, context: ToolContext) -> bool:
         return self.inner.is_offered(tool, context)
 

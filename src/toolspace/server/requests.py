@@ -97,11 +97,16 @@ class Request:
         client = self.scope.get("client")
         return client[0] if client else ""
 
+    @property
+    def headers(self) -> Mapping[bytes, bytes]:
+        """All headers. Of one that the request has more than once, the last value."""
+        if self._headers is None:
+            self._headers = dict(self.scope["headers"])
+        return self._headers
+
     def header(self, name: str) -> str | None:
         """Returns the value of a header. Raises `Problem` 400 if the request has it more than once."""
-        headers = self._headers
-        if headers is None:
-            headers = self._headers = dict(self.scope["headers"])
+        headers = self.headers
         value = headers.get(_encode_name(name))
         if value is None:
             return None

@@ -11,7 +11,7 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import ToolsListChanged
 
 from tests.server.mcp.conftest import Serve, Served
-from toolspace import Tool, ToolProvider, Toolspace
+from toolspace import Tool, ToolProvider, Toolspace, tool
 
 pytestmark = pytest.mark.spec("12.3")
 MODES = ["legacy", "auto", "2026-07-28"]
@@ -179,7 +179,7 @@ async def test_tool_change_reaches_a_subscriber(mcp_server: Served, mode: str) -
 
 @both_eras
 @pytest.mark.spec("4.6")
-async def test_too_large_result_is_a_link_that_is_read_in_pages(mcp_server: Served, mode: str) -> None:
+async def test_too_large_result_is_a_link_that_is_read_whole_or_in_pages(mcp_server: Served, mode: str) -> None:
     async with Client(mcp_server.url, mode=mode) as client:
         assert (await client.list_resources()).resources == []
         result = await client.call_tool("big", {})
@@ -187,7 +187,8 @@ async def test_too_large_result_is_a_link_that_is_read_in_pages(mcp_server: Serv
         link = result.content[-1]
         assert link.type == "resource_link"
         assert link.uri == f"toolspace://outputs/{handle}"
-        text, uri, pages = "", link.uri, 0
+        (whole_contents,) = (await client.read_resource(link.uri)).contents
+        text, uri, pages = "", f"{link.uri}?offset=0", 0
         while uri:
             (contents,) = (await client.read_resource(uri)).contents
             text, pages = text + contents.text, pages + 1
@@ -196,6 +197,8 @@ async def test_too_large_result_is_a_link_that_is_read_in_pages(mcp_server: Serv
         names = [entry.name for entry in (await client.list_tools(cache_mode="bypass")).tools]
         read = await client.call_tool("agent__read_output", {"handle": handle, "limit": 1})
     assert pages > 1
+    assert whole_contents.text == text
+    assert whole_contents.meta is None
     assert text == "\n".join(f"line {number} ü" for number in range(50_000)) + "\n"
     assert [(resource.uri, resource.size) for resource in resource_list] == [(link.uri, len(text.encode()))]
     assert "agent__read_output" in names
@@ -203,11 +206,33 @@ async def test_too_large_result_is_a_link_that_is_read_in_pages(mcp_server: Serv
 
 
 @both_eras
-async def test_stored_result_matches_the_output_schema(mcp_server: Served, mode: str) -> None:
+async def test_stored_result_keeps_its_structured_content_up_to_a_size(mcp_server: Served, mode: str) -> None:
     async with Client(mcp_server.url, mode=mode) as client:
-        await client.list_tools()
+        definitions = {entry.name: entry for entry in (await client.list_tools()).tools}
         result = await client.call_tool("big_weather", {"city": "Ulm"})
-    assert "tool_output" in result.structured_content
+        larger_result = await client.call_tool("big_weather", {"city": "Konstanz"})
+    assert "anyOf" not in (definitions["big_weather"].output_schema or {})
+    assert result.structured_content == {"city": "Ulm" * 200_000, "degrees": 1.0}
+    assert [part.type for part in result.content] == ["text", "resource_link"]
+    assert larger_result.is_error  # Otherwise clients would demand a value that fits the schema.
+    assert larger_result.structured_content is None
+    assert [part.type for part in larger_result.content] == ["text", "text", "resource_link"]
+    assert "The call succeeded" in larger_result.content[0].text
+
+
+@both_eras
+async def test_output_larger_than_an_answer_says_how_to_read_it(serve: Serve, mode: str) -> None:
+    @tool
+    async def huge() -> str:
+        return "x" * 9_000_000
+
+    huge_server = await serve(Toolspace([huge]))
+    async with Client(huge_server.url, mode=mode) as client:
+        link = (await client.call_tool("huge", {})).content[-1]
+        with pytest.raises(MCPError, match=r"9,000,000 bytes.*offset=0.*agent__read_output"):
+            await client.read_resource(link.uri)
+        (page,) = (await client.read_resource(f"{link.uri}?offset=8999990")).contents
+    assert page.text == "x" * 10
 
 
 @both_eras

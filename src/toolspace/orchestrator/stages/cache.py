@@ -245,6 +245,9 @@ def _copy_shared(call: Call, shared_result: ToolResult) -> ToolResult:
     # Copied: callers may change their results.
     result = call.complete(json_text.decode(json_text.encode_bytes(shared_result.result)))
     result.parts = shared_result.parts
+    result.structured_content = shared_result.structured_content
+    if meta := shared_result.extras.get("_meta"):
+        result.extras = {"_meta": meta}
     return result
 
 

@@ -315,19 +315,36 @@ def _apply(decision: HookDecision, outcome: ToolResult) -> ToolResult:
             error_kind=None if value.ok else value.error_kind or "execution_error",
             parts=value.parts,
             extras=value.extras,
+            structured_content=value.structured_content,
             encoded=None,
         )
     parts = get_content_parts(value)
     value = join_parts(parts) if parts else json_text.to_json_data(value)
     return msgspec.structs.replace(
-        outcome, ok=True, result=value, error=None, error_kind=None, parts=parts, extras={}, encoded=None
+        outcome,
+        ok=True,
+        result=value,
+        error=None,
+        error_kind=None,
+        parts=parts,
+        extras={},
+        structured_content=msgspec.UNSET,
+        encoded=None,
     )
 
 
 def _fail(outcome: ToolResult, kind: ErrorKind, message: str) -> ToolResult:
     """A failure in place of the outcome, without its content: that is what the hook withholds."""
     return msgspec.structs.replace(
-        outcome, ok=False, result=None, error=message, error_kind=kind, parts=(), extras={}, encoded=None
+        outcome,
+        ok=False,
+        result=None,
+        error=message,
+        error_kind=kind,
+        parts=(),
+        extras={},
+        structured_content=msgspec.UNSET,
+        encoded=None,
     )
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import msgspec
+
 from toolspace.core import json_text
 from toolspace.core.defaults import TOOL_RESPONSE_MAX_BYTES
 from toolspace.core.extension_points import OutputStore, OutputWriter, StoredOutput
@@ -142,6 +144,9 @@ async def store_result(
         message = f"the result is too large for the model and could not be stored: {error}"
         return call.fail("limit_exceeded", message, executed=True)
     handle = _handle_result(call, output, reason, preview(text, limit), result.extras)
+    handle.structured_content = (
+        result.result if result.structured_content is msgspec.UNSET else result.structured_content
+    )
     # Images and audio did not make the text too large, and cannot be read back from a stored text.
     if media := [part for part in result.parts if not isinstance(part, TextPart | JsonPart)]:
         handle.parts = (JsonPart(value=handle.result), *media)

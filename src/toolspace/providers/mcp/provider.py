@@ -19,7 +19,7 @@ from toolspace.core.tool import Tool
 from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ErrorKind, ProviderError
 from toolspace.providers.mcp.connection import ConnectionOptions, ServerConnection
-from toolspace.providers.mcp.conversion import ServerTool
+from toolspace.providers.mcp.conversion import ServerTool, parse_resource_contents
 from toolspace.providers.mcp.server_spec import ServerSpec, ServerStatus
 from toolspace.providers.mcp.session import McpSession, ServerToolList
 from toolspace.providers.mcp.transports.base import (
@@ -30,6 +30,7 @@ from toolspace.providers.mcp.transports.base import (
     may_be_unknown_session,
 )
 
+READ_RESOURCE_SECONDS = 30.0
 _REFRESH_CODES = frozenset((INVALID_PARAMS, METHOD_NOT_FOUND, HEADER_MISMATCH))
 """Errors of a call whose tool the server has changed or removed: the tools are listed again."""
 
@@ -114,6 +115,24 @@ class McpProvider(ToolProvider):
                 return result
             is_retry = True
 
+    async def read_resource(self, uri: str, context: ToolContext) -> dict[str, Any]:
+        """Reads a resource of the server, once more if the connection was lost. Raises `ProviderError`."""
+        is_retry = False
+        while True:
+            try:
+                async with asyncio.timeout(READ_RESOURCE_SECONDS), self._connection.borrow_session() as session:
+                    try:
+                        return parse_resource_contents(await session.read_resource(uri, context))
+                    except UnknownSession:
+                        self._connection.report_unknown_session(session)
+                        raise
+            except TimeoutError:
+                raise ProviderError(f"no answer within {READ_RESOURCE_SECONDS:g} s") from None
+            except MCPError as error:
+                if is_retry or not (isinstance(error, UnknownSession) or is_connection_lost(error)):
+                    raise ProviderError(error.message or f"MCP error {error.code}") from None
+            is_retry = True
+
     async def _call(
         self, session: McpSession, tool: ServerTool, parameters: dict[str, Any], context: ToolContext
     ) -> ToolResult:
@@ -169,6 +188,7 @@ class McpProvider(ToolProvider):
             or previous_version != self._server_version  # Results that an older version returned are not used again.
             or any(
                 previous[name].tool.to_dict() != server_tool.tool.to_dict()
+                or previous[name].tool.mcp_fields != server_tool.tool.mcp_fields
                 for name, server_tool in tool_list.tools.items()
             )
         ):

@@ -241,6 +241,10 @@ class McpSession:
             with suppress(ValueError):  # The coroutine may be closed in another context, by garbage collection.
                 _current_call.reset(token)
 
+    async def read_resource(self, uri: str, context: ToolContext) -> dict[str, Any]:
+        """Returns the result of `resources/read` as the server sent it. Asks no questions."""
+        return await self._request("resources/read", {"uri": uri}, context=context)
+
     async def probe(self) -> None:
         """Sends a request without effect. Raises if the server does not answer."""
         await self._request("server/discover" if self.is_stateless else "ping", {})
@@ -264,8 +268,12 @@ class McpSession:
         if self.is_stateless:
             params = {**params, "_meta": self._meta}
             options["headers"][MCP_METHOD_HEADER] = method
-            if method == "tools/call":
-                options["headers"][MCP_NAME_HEADER] = encode_header_value(params["name"])
+            if (name := params.get("name") or params.get("uri")) is not None:
+                options["headers"][MCP_NAME_HEADER] = encode_header_value(name)
+        if context is not None and context.trace is not None:
+            trace_fields = context.trace.to_fields()
+            params = {**params, "_meta": {**params.get("_meta", {}), **trace_fields}}
+            options["headers"] = {**options["headers"], **trace_fields}
         if context is None:
             # No cancel notification: the server may finish, and sending it to one that does not read takes seconds.
             options["cancel_on_abandon"] = False

@@ -28,6 +28,7 @@ from toolspace.core.http_messages import (
 from toolspace.core.network_addresses import canonical_host, is_same_origin, parse_address
 from toolspace.core.result import ToolResult
 from toolspace.core.tool_context import ToolContext
+from toolspace.core.trace_context import TraceContext
 from toolspace.errors import ToolExecutionError, ToolPermissionError
 from toolspace.providers.rest.client import ClassifyAddress, HttpLimits, HttpRequest, HttpResponse
 from toolspace.providers.rest.response import read_result, read_up_to, transport_error
@@ -51,6 +52,8 @@ class RestTransport:
         """Sends a request and reads the result; see `HttpClient.send`."""
         max_attempts = limits.max_attempts if request.method in IDEMPOTENT_METHODS else 1
         attempt = 1
+        if context.trace is not None:
+            request = _add_trace(request, context.trace)
         while True:
             response = await self._open_response(request, limits)
             try:
@@ -161,6 +164,15 @@ class _PublicResolver(AbstractResolver):
 
     async def close(self) -> None:
         await self._inner.close()
+
+
+def _add_trace(request: HttpRequest, trace_context: TraceContext) -> HttpRequest:
+    """Adds the headers of a trace, except those that the tool sets itself."""
+    items = request.headers.items() if isinstance(request.headers, Mapping) else request.headers
+    own_names = {name.lower() for name, _ in items}
+    fields = trace_context.to_fields().items()
+    headers = [*items, *((name, value) for name, value in fields if name not in own_names)]
+    return msgspec.structs.replace(request, headers=headers)
 
 
 def retry_delay(retry_after: str | None, attempt: int) -> float:

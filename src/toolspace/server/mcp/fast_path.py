@@ -7,15 +7,17 @@ paths on random requests.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS, InboundLadderRejection, classify_inbound_request
 from mcp_types import (
     CLIENT_CAPABILITIES_META_KEY,
+    INTERNAL_ERROR,
     MISSING_REQUIRED_CLIENT_CAPABILITY,
     ClientCapabilities,
     methods,
@@ -24,6 +26,7 @@ from mcp_types.version import LATEST_MODERN_VERSION
 
 from toolspace.core import json_text
 from toolspace.core.tool_context import ToolContext
+from toolspace.core.trace_context import TRACE_KEYS, TraceContext, parse_trace_context, read_trace_headers
 from toolspace.server.mcp import json_rpc
 from toolspace.server.mcp.elicitation import (
     NO_ABILITIES,
@@ -37,11 +40,20 @@ from toolspace.server.mcp.json_rpc import INVALID_PARAMS, HttpExchange, RequestI
 from toolspace.server.mcp.progress import ProgressQueue
 from toolspace.server.mcp.results_and_resources import build_call_result
 from toolspace.server.mcp.sessions import HandshakeSession
-from toolspace.server.mcp.tool_service import InvalidCursor, McpService, OfferedTool, UnknownToolError
+from toolspace.server.mcp.tool_service import (
+    InvalidCursor,
+    McpService,
+    OfferedTool,
+    ReadError,
+    UnknownToolError,
+    read_resource,
+    with_trace,
+)
 from toolspace.server.requests import Receive, Send
 
 Headers = Mapping[bytes, bytes]
 T = TypeVar("T")
+_log = logging.getLogger("toolspace.mcp")
 _VERSION = LATEST_MODERN_VERSION.encode()
 _MISSING = msgspec.Raw(b"")
 _MAX_CACHED = 512
@@ -54,11 +66,12 @@ class _Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str | None = None
     arguments: msgspec.Raw = _MISSING
     cursor: str | None = None
+    uri: str | None = None
     meta: msgspec.Raw = msgspec.field(name="_meta", default=_MISSING)
 
     @property
     def is_list(self) -> bool:
-        return self.name is None and self.arguments is _MISSING
+        return self.name is None and self.arguments is _MISSING and self.uri is None
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -96,6 +109,10 @@ class _EraFormat(NamedTuple):
     is_modern: bool
     result_end: bytes = b"}"
     """The end of every result."""
+    meta: Mapping[str, Any] | None = None
+    """The `_meta` of every result, as part of `result_end`."""
+    plain_result_end: bytes = b"}"
+    """The end of a result that has this `_meta` in its own."""
     input_required_end: bytes = b"}"
     """The end of every result that asks for input."""
     list_fields: bytes = b""
@@ -114,9 +131,12 @@ class FastPath:
     def __init__(self, service: McpService, suspended_calls: SuspendedCalls, server_info: Mapping[str, Any]) -> None:
         self._service = service
         self._suspended_calls = suspended_calls
-        meta = json_text.encode_bytes({"io.modelcontextprotocol/serverInfo": server_info})
+        meta_fields = {"io.modelcontextprotocol/serverInfo": server_info}
+        meta = json_text.encode_bytes(meta_fields)
         self._stateless_format = _EraFormat(
             is_modern=True,
+            meta=meta_fields,
+            plain_result_end=b',"resultType":"complete"}',
             result_end=b',"resultType":"complete","_meta":%b}' % meta,
             input_required_end=b',"_meta":%b}' % meta,
             list_fields=b',"ttlMs":0,"cacheScope":"private"',
@@ -137,6 +157,11 @@ class FastPath:
         if request is None or request.id is None or request.method.encode() != method:
             return False
         params, meta = request.params, bytes(request.params.meta)
+        trace_context = read_trace_headers(headers)
+        if b'"traceparent"' in meta or b'"baggage"' in meta:
+            # Without the trace, the rest is the same in every request, and cached.
+            meta, meta_trace = _split_trace(meta)
+            trace_context = meta_trace or trace_context
         envelope = _parse_cached_envelope(meta) if len(meta) < _MAX_CACHED_BYTES else _parse_envelope(meta)
         if envelope is None:
             return False
@@ -154,7 +179,7 @@ class FastPath:
             request.id,
             tool,
             bytes(params.arguments) or None,
-            context,
+            with_trace(context, trace_context),
             envelope=envelope,
             suspended_calls=self._suspended_calls if tool.may_ask else None,
         )
@@ -176,10 +201,17 @@ class FastPath:
         if request.method == "tools/list" and params.is_list:
             await self._list_tools(send, _HANDSHAKE_FORMAT, request.id, params.cursor, session.context, session.headers)
             return True
+        if request.method == "resources/read" and params.uri is not None and params.name is None:
+            await self._read_resource(send, request.id, params, session)
+            return True
         tool = self._match_tool(params) if request.method == "tools/call" else None
         if tool is None or (tool.may_ask and session.can_answer):
             return False
         context = session.silent_context if tool.may_ask else session.context
+        trace_context, meta = read_trace_headers(headers), bytes(params.meta)
+        if b'"traceparent"' in meta or b'"baggage"' in meta:
+            trace_context = _split_trace(meta)[1] or trace_context
+        context = with_trace(context, trace_context)
         arguments = bytes(params.arguments) or None
         call = _FastCall(self._service, _HANDSHAKE_FORMAT, request.id, tool, arguments, context, session=session)
         await call.run(receive, send)
@@ -214,10 +246,25 @@ class FastPath:
         result = b'{"tools":[%b]%b%b%b' % (b",".join(page.definitions), next_cursor, era.list_fields, era.result_end)
         await json_rpc.send_json(send, 200, json_rpc.encode_result(request_id, result), headers)
 
+    async def _read_resource(
+        self, send: Send, request_id: RequestId, params: _Params, session: HandshakeSession
+    ) -> None:
+        """Reads a resource in a session. As JSON, because clients limit the size of server-sent events."""
+        meta: dict[str, Any] = json_text.decode(bytes(params.meta)) if params.meta is not _MISSING else {}
+        try:
+            result = await read_resource(self._service, params.uri or "", meta, session.context)
+            body = json_rpc.encode_result(request_id, json_text.encode_bytes(result))
+        except ReadError as error:
+            body = json_rpc.encode_error(request_id, error.code, str(error), {"uri": (params.uri or "")[:200]})
+        except Exception:  # The client gets no details.
+            _log.exception("resources/read failed")
+            body = json_rpc.encode_error(request_id, INTERNAL_ERROR, "Internal server error")
+        await json_rpc.send_json(send, 200, body, session.headers)
+
     def _match_tool(self, params: _Params) -> OfferedTool | None:
         """Returns the tool with exactly the name of a call, if the arguments are an object."""
         has_other_arguments = params.arguments is not _MISSING and not bytes(params.arguments).startswith(b"{")
-        if params.name is None or params.cursor is not None or has_other_arguments:
+        if params.name is None or params.cursor is not None or params.uri is not None or has_other_arguments:
             return None
         return self._service.find_tool(params.name)
 
@@ -292,6 +339,8 @@ class _FastCall:
         else:
             fields = build_call_result(outcome, modern=era.is_modern, has_output_schema=tool.has_output_schema)
             end = era.result_end
+            if era.meta is not None and "_meta" in fields:
+                fields["_meta"], end = {**era.meta, **fields["_meta"]}, era.plain_result_end
         return 200, json_rpc.encode_result(request_id, json_text.encode_bytes(fields)[:-1] + end)
 
     def _drain_progress(self) -> list[bytes]:
@@ -309,6 +358,19 @@ def _decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T | None:
         return decoder.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
+
+
+def _split_trace(meta: bytes) -> tuple[bytes, TraceContext | None]:
+    """Returns the `_meta` of a request without the keys of a trace, and the trace."""
+    try:
+        fields = json_text.decode(meta)
+    except ValueError:
+        return meta, None
+    if not isinstance(fields, dict):
+        return meta, None
+    values = cast("dict[str, Any]", fields)
+    other_fields = {key: value for key, value in values.items() if key not in TRACE_KEYS}
+    return json_text.encode_bytes(other_fields), parse_trace_context(values)
 
 
 def _is_simple_meta(text: bytes) -> bool:

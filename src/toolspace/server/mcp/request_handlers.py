@@ -9,6 +9,7 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
@@ -33,6 +34,7 @@ from toolspace import __version__
 from toolspace.core import json_text
 from toolspace.core.result import ToolResult
 from toolspace.core.tool_context import ToolContext
+from toolspace.core.trace_context import TraceContext, parse_trace_context, read_trace_headers
 from toolspace.server.mcp.elicitation import (
     STDIO_CLIENT,
     CallIdentity,
@@ -45,22 +47,25 @@ from toolspace.server.mcp.elicitation import (
     SuspendedCalls,
 )
 from toolspace.server.mcp.progress import ProgressQueue
-from toolspace.server.mcp.results_and_resources import RESOURCE_TEMPLATE, ResourceNotFound, build_call_result
+from toolspace.server.mcp.results_and_resources import RESOURCE_TEMPLATE, build_call_result
 from toolspace.server.mcp.tool_service import (
     InvalidCursor,
     McpService,
+    ReadError,
     UnknownToolError,
+    read_resource,
     session_context,
     with_caller_client,
+    with_trace,
 )
 
 CALLER_SCOPE_KEY = "toolspace.caller"
 """The key of the caller's context in the ASGI scope."""
-RESOURCE_NOT_FOUND = -32002
-"""The code of the handshake era; the stateless era uses INVALID_PARAMS."""
 _NOTIFY_SECONDS = 5.0
-_NULL_CONTENT_KEY = "toolspace/null"
-"""Marks, in the `_meta` of a result, a structured content of null, which the SDK would leave out."""
+_ERA_FIELDS = frozenset(("resultType", "ttlMs", "cacheScope"))
+"""Fields of results that only some protocol versions have."""
+_original_results: ContextVar[list[dict[str, Any]]] = ContextVar("toolspace_mcp_results")
+"""The result of the handler of the current request."""
 _NOTIFICATION_METHODS: dict[type[Any], str] = {
     ToolsListChanged: "notifications/tools/list_changed",
     ResourcesListChanged: "notifications/resources/list_changed",
@@ -136,7 +141,7 @@ class ToolspaceMcpServer(Server[Any]):
             get_tool_input_schema=service.find_argument_schema,
             on_subscriptions_listen=self.changes.listen,
         )
-        self.middleware += (_hide_internal_errors, _restore_null_content, self._replace_instructions)
+        self.middleware += (_hide_internal_errors, _restore_result, self._replace_instructions)
         # Added here and not as arguments above: the SDK would warn about logging, which clients of the handshake era
         # still ask for, and would convert every result to its own types and back.
         self.add_request_handler("tools/list", types.PaginatedRequestParams, self._list_tools)
@@ -179,11 +184,14 @@ class ToolspaceMcpServer(Server[Any]):
             page = self._service.list_page(params.cursor, _get_caller(context), modern=_is_modern(context))
         except InvalidCursor as error:
             raise MCPError(types.INVALID_PARAMS, str(error)) from None
-        return _build_list("tools", [json_text.decode(text) for text in page.definitions], page.next_cursor)
+        return _keep_result(
+            _build_list("tools", [json_text.decode(text) for text in page.definitions], page.next_cursor)
+        )
 
     async def _call_tool(self, context: _Context, params: types.CallToolRequestParams) -> dict[str, Any]:
         modern = _is_modern(context)
-        identity = CallIdentity(_get_caller(context), params.name, params.arguments)
+        caller = with_trace(_get_caller(context), _get_trace(context))
+        identity = CallIdentity(caller, params.name, params.arguments)
         run = self._call_stateless if modern else self._call_in_session
         try:
             outcome = await run(context, identity)
@@ -200,9 +208,7 @@ class ToolspaceMcpServer(Server[Any]):
         )
         if modern:
             result["resultType"] = "complete"
-            if result.get("structuredContent", "") is None:
-                result["_meta"] = {_NULL_CONTENT_KEY: True}
-        return result
+        return _keep_result(result)
 
     async def _call_in_session(self, context: _Context, identity: CallIdentity) -> ToolResult:
         """Runs a call of the handshake era. Its questions go to the client's session at once."""
@@ -260,12 +266,14 @@ class ToolspaceMcpServer(Server[Any]):
         return _build_list("resources", await self._service.outputs.list_resources(_get_caller(context)))
 
     async def _read_resource(self, context: _Context, params: types.ReadResourceRequestParams) -> dict[str, Any]:
+        meta: Mapping[str, Any] = (context.params or {}).get("_meta") or {}
         try:
-            contents = await self._service.outputs.read_resource(str(params.uri), _get_caller(context))
-        except ResourceNotFound as error:
-            code = types.INVALID_PARAMS if _is_modern(context) else RESOURCE_NOT_FOUND
+            caller = with_trace(_get_caller(context), _get_trace(context))
+            result = await read_resource(self._service, str(params.uri), meta, caller)
+        except ReadError as error:
+            code = types.INVALID_PARAMS if error.is_missing and _is_modern(context) else error.code
             raise MCPError(code, str(error), {"uri": str(params.uri)[:200]}) from None
-        return _build_list("contents", [contents])
+        return _keep_result({**_build_list("contents", result["contents"]), **result})
 
 
 async def _wait_until_done(task: asyncio.Task[ResultT], stop: Callable[[], object]) -> ResultT:
@@ -296,14 +304,31 @@ async def _hide_internal_errors(ctx: _Context, call_next: CallNext) -> HandlerRe
         raise MCPError(types.INTERNAL_ERROR, "Internal server error") from None
 
 
-async def _restore_null_content(ctx: _Context, call_next: CallNext) -> HandlerResult:
-    """Adds a structured content of null again. Clients refuse a result without it if the tool has an output schema."""
-    result = await call_next(ctx)
-    if isinstance(result, dict):
-        meta: dict[str, Any] = result.get("_meta") or {}
-        if meta.pop(_NULL_CONTENT_KEY, False):
-            return {**result, "structuredContent": None}
-    return result
+async def _restore_result(ctx: _Context, call_next: CallNext) -> HandlerResult:
+    """Replaces the SDK's result by the handler's own. The SDK would leave out fields that it does not know, and nulls.
+
+    Fields that the SDK adds stay.
+    """
+    originals: list[dict[str, Any]] = []
+    token = _original_results.set(originals)
+    try:
+        result = await call_next(ctx)
+    finally:
+        _original_results.reset(token)
+    if not originals or not isinstance(result, dict):
+        return result
+    (original,) = originals
+    fields = {**result, **{key: value for key, value in original.items() if key not in _ERA_FIELDS}}
+    meta: dict[str, Any] = {**(result.get("_meta") or {}), **original.get("_meta", {})}
+    return {**fields, "_meta": meta} if meta else fields
+
+
+def _keep_result(result: dict[str, Any]) -> dict[str, Any]:
+    """Returns a small result for the SDK to check, in place of one that `_restore_result` returns to the client."""
+    _original_results.get().append(result)
+    lists: dict[str, list[Any]] = {key: [] for key in ("content", "contents", "tools") if key in result}
+    other_keys = result.keys() - {*lists, "structuredContent", "_meta"}
+    return {**lists, **{key: result[key] for key in other_keys}}
 
 
 async def _list_templates(_: _Context, __: types.PaginatedRequestParams) -> dict[str, Any]:
@@ -325,6 +350,15 @@ def _get_caller(context: _Context) -> ToolContext | None:
     if request is None:
         return None
     return session_context(request.scope.get(CALLER_SCOPE_KEY), request.headers.get("mcp-session-id"))
+
+
+def _get_trace(context: _Context) -> TraceContext | None:
+    """Returns the trace of a request: from its `_meta`, else from its headers."""
+    meta: Mapping[str, Any] | None = (context.params or {}).get("_meta")
+    trace_context = parse_trace_context(meta) if meta else None
+    if trace_context is None and context.request is not None:
+        trace_context = read_trace_headers(dict(context.request.scope["headers"]))
+    return trace_context
 
 
 def _create_caller_client(context: _Context) -> McpCallerClient:

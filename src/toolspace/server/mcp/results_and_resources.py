@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qsl, urlencode
 
 import msgspec
@@ -25,6 +25,7 @@ from toolspace.core.result import (
     ResourcePart,
     TextPart,
     ToolResult,
+    join_error,
 )
 from toolspace.core.tool_context import ToolContext
 
@@ -33,7 +34,18 @@ RESOURCE_TEMPLATE = {
     "uriTemplate": OUTPUT_URI_PREFIX + "{session}/{id}{?offset}",
     "name": "stored-output",
     "title": "Stored output",
-    "description": "A result that was too large to be returned whole; offset is the first character to read.",
+    "description": "A result that was too large for a model: all of it, or the page from the character `offset` on.",
+}
+MAX_STRUCTURED_BYTES = 900_000
+"""A stored output up to this size is also sent as structured content, if its tool has an output schema.
+
+Clients refuse a server-sent event above 1 MiB.
+"""
+MAX_RESOURCE_BYTES = 8 * 1024 * 1024
+"""A larger resource is not sent in one answer."""
+_STORED_RESULT_NOTE = {
+    "type": "text",
+    "text": "The call succeeded; do not repeat it. Its structured result is too large to be sent, and is stored:",
 }
 _PAGE_CHARACTERS = 256 * 1024
 _LINE_CHARACTERS = 1 << 20
@@ -43,22 +55,57 @@ _log = logging.getLogger("toolspace.mcp")
 
 
 def build_call_result(result: ToolResult, *, modern: bool, has_output_schema: bool) -> dict[str, Any]:
-    """Returns a result in MCP's format. `json_text` encodes it; it may hold JSON that is encoded already."""
+    """Returns a result in MCP's format. `json_text` encodes it; it may hold JSON that is encoded already.
+
+    What an MCP server behind sent is returned as it was.
+    """
+    extras, structured_content = result.extras, result.structured_content
+    wire: dict[str, Any]
     if not result.ok:
-        return {"content": [{"type": "text", "text": _get_error_text(result)}], "isError": True}
-    if has_output_schema and PENDING_CALL_KEY in result.extras:
+        wire = _build_failure(result)
+    elif has_output_schema and PENDING_CALL_KEY in extras:
         # Clients refuse a success whose value does not match the schema, and there is no value yet.
-        return {"content": [{"type": "text", "text": result.text}], "isError": True}
-    if not result.parts and not result.extras:
-        content = [{"type": "text", "text": result.text}]
+        wire = {"content": _build_content(result), "isError": True}
+    elif has_output_schema and extras.get("stored") and _is_unreadable(result, modern=modern):
+        # The same: the value is too large to be sent.
+        wire = {"content": [_STORED_RESULT_NOTE, *_build_content(result)], "isError": True}
     else:
-        content = _build_content(result)
-    wire: dict[str, Any] = {"content": content, "isError": False}
-    value = result.result
-    if isinstance(value, dict) or (modern and has_output_schema and (value is not None or not result.parts)):
-        # The text is already the JSON of the value, unless the tool returned parts.
-        wire["structuredContent"] = value if result.parts or isinstance(value, str) else msgspec.Raw(result.text)
+        content = [{"type": "text", "text": result.text}] if not result.parts and not extras else _build_content(result)
+        wire = {"content": content, "isError": False}
+        value = result.result
+        has_structured = structured_content is not msgspec.UNSET and (modern or isinstance(structured_content, dict))
+        if has_structured and (has_output_schema or not extras.get("stored")):
+            wire["structuredContent"] = structured_content
+            if not result.parts and not extras.get("stored"):
+                wire["content"] = []
+        elif isinstance(value, dict) or (modern and has_output_schema and not result.parts):
+            # The text is already the JSON of the value, unless the tool returned parts.
+            wire["structuredContent"] = value if result.parts or isinstance(value, str) else msgspec.Raw(result.text)
+        elif value == "" and not result.parts and result.kind == "mcp":
+            wire["content"] = []  # A server that returns an empty text returns a part.
+    if extras and (meta := extras.get("_meta")):
+        wire["_meta"] = meta
     return wire
+
+
+def _build_failure(result: ToolResult) -> dict[str, Any]:
+    """Returns the content of a server behind, unless something on the way has changed the reason."""
+    if not result.parts or result.error != join_error(result.parts):
+        return {"content": [{"type": "text", "text": _get_error_text(result)}], "isError": True}
+    wire: dict[str, Any] = {"content": [_build_part(part) for part in result.parts], "isError": True}
+    if (structured_content := result.extras.get("structuredContent")) is not None:
+        wire["structuredContent"] = structured_content
+    return wire
+
+
+def _is_unreadable(result: ToolResult, *, modern: bool) -> bool:
+    """Whether the value of a stored output cannot be sent as structured content, which a client expects."""
+    value: Any = result.structured_content
+    if value is msgspec.UNSET:
+        return True
+    if not modern and not isinstance(value, dict):
+        return False  # Earlier eras have output schemas of objects only.
+    return len(json_text.encode_bytes(cast("object", value))) > MAX_STRUCTURED_BYTES
 
 
 def _get_error_text(result: ToolResult) -> str:
@@ -88,36 +135,44 @@ def _build_output_link(handle: str, result: ToolResult) -> dict[str, Any]:
 
 
 def _build_part(part: Content) -> dict[str, Any]:
+    fields: Mapping[str, Any] = {} if part.fields is msgspec.UNSET else part.fields
     match part:
         case TextPart(text=text):
-            return {"type": "text", "text": text}
+            return {**fields, "type": "text", "text": text}
         case JsonPart(value=value):
-            return {"type": "text", "text": json_text.encode(value)}
+            return {**fields, "type": "text", "text": json_text.encode(value)}
         case ImagePart(data=data, mime_type=mime_type):
-            return {"type": "image", "data": data, "mimeType": mime_type}
+            return {**fields, "type": "image", "data": data, "mimeType": mime_type}
         case AudioPart(data=data, mime_type=mime_type):
-            return {"type": "audio", "data": data, "mimeType": mime_type}
+            return {**fields, "type": "audio", "data": data, "mimeType": mime_type}
         case ResourcePart():
-            return _build_resource(part)
+            return _build_resource(part, fields)
 
 
-def _build_resource(part: ResourcePart) -> dict[str, Any]:
-    fields: dict[str, Any] = {"uri": part.uri}
+def _build_resource(part: ResourcePart, fields: Mapping[str, Any]) -> dict[str, Any]:
+    wire: dict[str, Any] = {"uri": part.uri}
     if part.mime_type is not None:
-        fields["mimeType"] = part.mime_type
+        wire["mimeType"] = part.mime_type
+    if part.text is None and part.blob is None:
+        name = part.name or part.uri.rpartition("/")[2] or part.uri
+        return {**fields, "type": "resource_link", "name": name, **wire}
     if part.text is not None:
-        return {"type": "resource", "resource": {**fields, "text": part.text}}
+        wire["text"] = part.text
     if part.blob is not None:
-        return {"type": "resource", "resource": {**fields, "blob": part.blob}}
-    return {"type": "resource_link", "name": part.name or part.uri.rpartition("/")[2] or part.uri, **fields}
+        wire["blob"] = part.blob
+    return {**fields, "type": "resource", "resource": {**fields.get("resource", {}), **wire}}
 
 
 class ResourceNotFound(Exception):
     """The caller can read no such resource. The reason is not told, so that nobody learns what others have."""
 
 
+class ResourceTooLarge(Exception):
+    """The resource does not fit into one answer. The message says how to read it."""
+
+
 class StoredOutputs:
-    """Stored outputs as MCP resources: lists those of a caller, and reads them in pages."""
+    """Stored outputs as MCP resources: lists those of a caller, and reads them."""
 
     def __init__(self, store: OutputStore, session: str) -> None:
         self._store = store
@@ -127,7 +182,7 @@ class StoredOutputs:
 
     def add(self, handle: str, context: ToolContext | None) -> bool:
         """Adds a handle to the list of its reader. Returns whether it is the reader's first."""
-        reader = self._reader(context)
+        reader = self.get_reader(context)
         is_first = reader not in self._handles
         handles = self._handles.setdefault(reader, OrderedDict())
         self._handles.move_to_end(reader)
@@ -139,25 +194,33 @@ class StoredOutputs:
         return is_first
 
     async def list_resources(self, context: ToolContext | None) -> list[dict[str, Any]]:
-        handles = list(self._handles.get(self._reader(context), ()))
+        handles = list(self._handles.get(self.get_reader(context), ()))
         outputs = [await self._find(handle, context) for handle in handles]
         return [_build_resource_entry(output) for output in outputs if output is not None]
 
     async def read_resource(self, uri: str, context: ToolContext | None) -> dict[str, Any]:
-        """Returns one page of an output as resource contents. Raises `ResourceNotFound`."""
+        """Returns an output as resource contents: all of it, or the page at the offset that the URI names.
+
+        Raises `ResourceNotFound`, and `ResourceTooLarge` if all of it is too large for one answer.
+        """
         handle, offset = _parse_uri(uri)
         output = await self._find(handle, context)
         if output is None:
             raise ResourceNotFound(f"no resource {uri[:200]!r} can be read here; it may have expired")
-        text, has_more = await self._read_page(output, offset)
-        is_whole = offset == 0 and not has_more
+        if offset is None and output.bytes > MAX_RESOURCE_BYTES:
+            raise ResourceTooLarge(
+                f"the output has {output.bytes:,} bytes, and one answer at most {MAX_RESOURCE_BYTES:,}; read it in "
+                f"pages with {OUTPUT_URI_PREFIX}{handle}?offset=0, or a part of it with the tool agent__read_output"
+            )
+        free = MAX_RESOURCE_BYTES if offset is None else _PAGE_CHARACTERS
+        text, has_more = await self._read_page(output, offset or 0, free)
         contents: dict[str, Any] = {
             "uri": uri,
-            "mimeType": "application/json" if output.is_json and is_whole else "text/plain",
+            "mimeType": "application/json" if output.is_json and not offset and not has_more else "text/plain",
             "text": text,
         }
         if has_more:
-            next_uri = OUTPUT_URI_PREFIX + handle + "?" + urlencode({"offset": offset + len(text)})
+            next_uri = OUTPUT_URI_PREFIX + handle + "?" + urlencode({"offset": (offset or 0) + len(text)})
             contents["_meta"] = {"toolspace/next": next_uri, "toolspace/bytes": output.bytes}
         return contents
 
@@ -165,10 +228,10 @@ class StoredOutputs:
         session, owner = self._identity(context)
         return await self._store.find(handle, session=session, owner=owner)
 
-    async def _read_page(self, output: StoredOutput, offset: int) -> tuple[str, bool]:
-        """Returns the characters from an offset on, and whether there are more."""
+    async def _read_page(self, output: StoredOutput, offset: int, free: int) -> tuple[str, bool]:
+        """Returns at most `free` characters from an offset on, and whether there are more."""
         page: list[str] = []
-        skip, free = offset, _PAGE_CHARACTERS
+        skip = offset
         async with aclosing(_read_text(self._store, output)) as pieces:
             async for piece in pieces:
                 if skip >= len(piece):
@@ -182,14 +245,15 @@ class StoredOutputs:
                 free -= len(rest)
         return "".join(page), False
 
+    def get_reader(self, context: ToolContext | None) -> str:
+        """Returns whose outputs a caller can list: the principal's, or the session's of an anonymous caller."""
+        session, owner = self._identity(context)
+        return f"user:{owner}" if owner is not None else f"session:{session}"
+
     def _identity(self, context: ToolContext | None) -> tuple[str, str | None]:
         if context is None:
             return self._session, None
         return context.session_id or self._session, context.user_id
-
-    def _reader(self, context: ToolContext | None) -> str:
-        session, owner = self._identity(context)
-        return f"user:{owner}" if owner is not None else f"session:{session}"
 
 
 async def _read_text(store: OutputStore, output: StoredOutput) -> AsyncGenerator[str, None]:
@@ -204,11 +268,13 @@ async def _read_text(store: OutputStore, output: StoredOutput) -> AsyncGenerator
             yield line + "\n" if has_line_break else line
 
 
-def _parse_uri(uri: str) -> tuple[str, int]:
-    """Returns handle and offset. The store does not find an invalid handle."""
+def _parse_uri(uri: str) -> tuple[str, int | None]:
+    """Returns handle and offset; None: no offset. The store does not find an invalid handle."""
     if not uri.startswith(OUTPUT_URI_PREFIX):
         raise ResourceNotFound(f"no resource {uri[:200]!r} here; stored outputs are {OUTPUT_URI_PREFIX}<handle>")
     handle, _, query = uri.removeprefix(OUTPUT_URI_PREFIX).partition("?")
+    if not query:
+        return handle, None
     offset = dict(parse_qsl(query, max_num_fields=4)).get("offset", "0") if len(query) < 200 else ""
     if not (offset.isascii() and offset.isdecimal() and len(offset) < 16):
         raise ResourceNotFound(f"no resource {uri[:200]!r} here; offset is a number of characters")

@@ -14,18 +14,27 @@ from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 from toolspace.core import json_text
-from toolspace.core.argument_validation import InvalidArguments, SchemaValidator
 from toolspace.core.events import ToolsChanged
 from toolspace.core.names import did_you_mean
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import FunctionTool, Tool
 from toolspace.core.tool_context import CallerClient, ToolContext
 from toolspace.core.tool_export import export_tools
+from toolspace.core.trace_context import TraceContext
+from toolspace.errors import ProviderError
 from toolspace.orchestrator import call as calls
 from toolspace.orchestrator.call import Arguments, is_running_loop
 from toolspace.orchestrator.policy_rules import compile_policy
+from toolspace.server.mcp import json_rpc
+from toolspace.server.mcp.linked_resources import LinkedResources
 from toolspace.server.mcp.progress import ProgressSubscriptions
-from toolspace.server.mcp.results_and_resources import StoredOutputs
+from toolspace.server.mcp.results_and_resources import (
+    MAX_RESOURCE_BYTES,
+    OUTPUT_URI_PREFIX,
+    ResourceNotFound,
+    ResourceTooLarge,
+    StoredOutputs,
+)
 from toolspace.server.redaction import conceal_addresses
 from toolspace.server.tool_permissions import is_tool_key_user
 from toolspace.toolspace import Toolspace
@@ -35,15 +44,13 @@ PAGE_BYTES = 900_000
 """Clients refuse a server-sent event above 1 MiB, and a page may be sent as one."""
 _NOT_OFFERED = frozenset(("agent__final_report", "agent__task_status", "agent__find_tools"))
 """Tools for a run, which the client has itself, and for a search in the list, which the client has completely."""
+_SERVER_META_KEY = "toolspace/server"
+"""Names, in the `_meta` of `resources/read`, the server whose resource is meant if several have used the same URI."""
+_RESOURCE_NOT_FOUND = -32002
+"""The code of the handshake era; the stateless era uses INVALID_PARAMS."""
+_INTERNAL_ERROR = -32603
 _NOTIFY_SECONDS = 0.05
 """A reload changes the list many times in a row; clients get one notification."""
-_STORED_OUTPUT_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "description": "The handle of a result that is too large.",
-    "properties": {"tool_output": {"type": "object"}},
-    "required": ["tool_output"],
-}
-_STORED_OUTPUT_SAMPLE = {"tool_output": {"handle": "session-x/0", "reason": "size_limit_exceeded", "preview": ""}}
 
 
 class UnknownToolError(Exception):
@@ -52,6 +59,16 @@ class UnknownToolError(Exception):
 
 class InvalidCursor(Exception):
     """The client sent a cursor that no page ended with."""
+
+
+class ReadError(Exception):
+    """A resource cannot be read. The message says why."""
+
+    def __init__(self, reason: str, code: int, *, is_missing: bool = False) -> None:
+        super().__init__(reason)
+        self.code = code
+        """The JSON-RPC code. That of a missing resource is the one of the handshake era."""
+        self.is_missing = is_missing
 
 
 class OfferedTool:
@@ -95,6 +112,7 @@ class McpService:
         self.cancel = toolspace.orchestrator.cancel
         self.progress = ProgressSubscriptions(toolspace.bus)
         self.outputs = StoredOutputs(toolspace.outputs, toolspace.orchestrator.session)
+        self.links = LinkedResources()
         self.on_tools_changed: Callable[[], None] = lambda: None
         self.on_outputs_changed: Callable[[], None] = lambda: None
         self._offered_tools: dict[Tool, OfferedTool] = {}
@@ -193,6 +211,8 @@ class McpService:
         result = await self.toolspace.orchestrator.execute(name, arguments, context=context, call_id=call_id)
         if context is not None and is_tool_key_user(context.user_id):
             conceal_addresses(result, arguments)
+        if result.parts and result.kind == "mcp":
+            self.links.add(result, self.outputs.get_reader(context))
         if result.ok:
             if result.extras and result.extras.get("stored"):
                 self._add_output(str(result.extras.get("handle")), context)
@@ -211,6 +231,41 @@ class McpService:
         self.on_outputs_changed()
         if is_first:
             self._schedule_notification()  # The tool that reads stored outputs is offered from now on.
+
+    # Resources
+
+    async def read_resource(
+        self, uri: str, context: ToolContext | None, *, server: str | None = None
+    ) -> dict[str, Any]:
+        """Returns the result of `resources/read`: a stored output, or a resource that a result named to this caller.
+
+        Several servers may have named the same URI: the last one counts, or `server`. Raises `ResourceNotFound`,
+        `ResourceTooLarge`, and `ProviderError` if the server behind does not return it.
+        """
+        try:
+            return {"contents": [await self.outputs.read_resource(uri, context)]}
+        except ResourceNotFound:
+            links = [
+                link
+                for link in self.links.find(uri, self.outputs.get_reader(context))
+                if server is None or link.server == server
+            ]
+            if not links:
+                if uri.startswith(OUTPUT_URI_PREFIX):
+                    raise
+                message = f"no resource {uri[:200]!r} can be read here: no result has named it to you"
+                raise ResourceNotFound(message) from None
+        # Whoever may no longer use the tool may not read what it named either.
+        tool_names = {tool.name for tool in self._list_tools(context)}
+        for provider in self.toolspace.orchestrator.providers:
+            if provider.namespace == links[0].server and links[0].tool in tool_names:
+                result = await provider.read_resource(uri, context or ToolContext())
+                if (size := len(json_text.encode_bytes(result))) > MAX_RESOURCE_BYTES:
+                    raise ResourceTooLarge(
+                        f"the resource has {size:,} bytes, and one answer at most {MAX_RESOURCE_BYTES:,}"
+                    )
+                return result
+        raise ResourceNotFound(f"no resource {uri[:200]!r} can be read here any more")
 
     # Changes of the tools
 
@@ -232,6 +287,23 @@ class McpService:
         self.on_tools_changed()
 
 
+async def read_resource(
+    service: McpService, uri: str, meta: Mapping[str, Any], context: ToolContext | None
+) -> dict[str, Any]:
+    """Returns the result of `resources/read` for a request with this `_meta`. Raises `ReadError`."""
+    server = meta.get(_SERVER_META_KEY)
+    try:
+        return await service.read_resource(uri, context, server=server if isinstance(server, str) else None)
+    except ResourceNotFound as error:
+        raise ReadError(str(error), _RESOURCE_NOT_FOUND, is_missing=True) from None
+    except ResourceTooLarge as error:
+        raise ReadError(str(error), json_rpc.INVALID_PARAMS) from None
+    except ProviderError as error:
+        # The reason may name hosts and files, which tool keys must not learn.
+        reason = "" if context is not None and is_tool_key_user(context.user_id) else f": {error}"
+        raise ReadError(f"the server behind did not return {uri[:200]!r}{reason}", _INTERNAL_ERROR) from None
+
+
 def session_context(context: ToolContext | None, mcp_session_id: str | None) -> ToolContext | None:
     """Returns the context of a caller in an MCP session. Its outputs belong to that session, unless it has another.
 
@@ -244,6 +316,14 @@ def session_context(context: ToolContext | None, mcp_session_id: str | None) -> 
     return defaults if context is None else context.with_defaults(defaults)
 
 
+def with_trace(context: ToolContext | None, trace_context: TraceContext | None) -> ToolContext | None:
+    """Returns the context with the trace of one request. Contexts of callers and sessions are shared by many."""
+    if trace_context is None:
+        return context
+    own_context = ToolContext(trace=trace_context)
+    return own_context if context is None else own_context.with_defaults(context)
+
+
 def with_caller_client(context: ToolContext | None, client: CallerClient) -> ToolContext:
     """Returns the context with a way to ask the caller, unless it already has one."""
     defaults = ToolContext(caller_client=client)
@@ -253,12 +333,8 @@ def with_caller_client(context: ToolContext | None, client: CallerClient) -> Too
 def _encode_definition(tool: Tool, *, modern: bool) -> bytes:
     (definition,) = export_tools((tool,), "mcp")
     definition["inputSchema"] = _repair_input_schema(definition["inputSchema"])
-    output_schema = definition.pop("outputSchema", None)
-    if output_schema is not None and (modern or output_schema.get("type") == "object"):
-        if not tool.has_small_results:
-            output_schema = _allow_stored_output(output_schema)
-        if output_schema is not None:
-            definition["outputSchema"] = output_schema
+    if not modern and definition.get("outputSchema", {}).get("type") != "object":
+        definition.pop("outputSchema", None)  # Earlier eras have output schemas of objects only.
     return json_text.encode_bytes(definition)
 
 
@@ -279,27 +355,6 @@ def _repair_input_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(schema.get("$schema"), str):
         result.pop("$schema", None)
     return result
-
-
-def _allow_stored_output(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Returns a schema that also allows the handle of a stored output; None if it cannot be widened.
-
-    Clients validate results against the schema, and any result may be too large.
-    """
-    try:
-        SchemaValidator(schema, tool="").from_mapping(dict(_STORED_OUTPUT_SAMPLE))
-        return schema
-    except InvalidArguments:
-        pass
-    except Exception:  # Not a valid schema: better none at all.
-        return None
-    if b'"#"' in (text := json_text.encode_bytes(schema)) or text.count(b'"#/') > text.count(b'"#/$defs/'):
-        return None  # It refers to its root, which would change.
-    own_schema = {key: value for key, value in schema.items() if key not in ("$defs", "$schema")}
-    wider_schema: dict[str, Any] = {"anyOf": [own_schema, _STORED_OUTPUT_SCHEMA]}
-    if own_schema.get("type") == "object":
-        wider_schema["type"] = "object"
-    return {**wider_schema, "$defs": schema["$defs"]} if "$defs" in schema else wider_schema
 
 
 def _build_cursor(name: str, user: str) -> str:

@@ -21,6 +21,7 @@ from toolspace.core.result import PENDING_CALL_KEY, ToolResult
 from toolspace.core.stored_records import OPEN_CALL, CallRecord
 from toolspace.core.tool import Tool, ToolCategory
 from toolspace.core.tool_context import ToolContext
+from toolspace.core.trace_context import read_trace_headers
 from toolspace.errors import ErrorKind, ProviderError
 from toolspace.orchestrator.run import Run
 from toolspace.providers.mcp.server_spec import ServerStatus
@@ -310,6 +311,7 @@ async def _call(
         agent_entity_id=host.agent_entity_id,
         space_id=host.space_id,
         host=host,
+        trace=read_trace_headers(request.headers),
     )
 
     def start(call_id: str | None) -> Coroutine[Any, Any, ToolResult]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ import anyio
 import httpx2
 import msgspec
 from mcp.client.streamable_http import streamable_http_client
-from mcp.shared.message import SessionMessage
+from mcp.shared.message import ClientMessageMetadata, SessionMessage
 from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, JSONRPCRequest, RequestId
 
 from toolspace.core.secret_masking import mask_secrets
@@ -217,13 +217,14 @@ class _SseConnection(MessageReader, MessageWriter):
     async def send(self, item: SessionMessage, /) -> None:
         message = item.message
         if isinstance(message, JSONRPCRequest):
-            self.send_request(encode_message(item), message.id)
+            headers = item.metadata.headers if isinstance(item.metadata, ClientMessageMetadata) else None
+            self.send_request(encode_message(item), message.id, headers)
         else:
             await self._post(encode_message(item), None)
 
-    def send_request(self, body: bytes, request_id: RequestId) -> None:
+    def send_request(self, body: bytes, request_id: RequestId, headers: Mapping[str, str] | None = None) -> None:
         """Sends it in its own task, because some servers answer the POST only after the request is done."""
-        self._start(self._post(body, request_id))
+        self._start(self._post(body, request_id, headers))
 
     async def aclose(self) -> None:
         self._is_ended = True
@@ -244,11 +245,10 @@ class _SseConnection(MessageReader, MessageWriter):
         self._transport.mark_lost(reason)
         await self._queue.put(None)
 
-    async def _post(self, body: bytes, request_id: RequestId | None) -> None:
+    async def _post(self, body: bytes, request_id: RequestId | None, headers: Mapping[str, str] | None = None) -> None:
+        all_headers = {**(headers or {}), "content-type": "application/json"}
         try:
-            request = self._client.build_request(
-                "POST", self._endpoint, content=body, headers={"content-type": "application/json"}
-            )
+            request = self._client.build_request("POST", self._endpoint, content=body, headers=all_headers)
             response = await send_within_origin(self._client, request)
             await response.aclose()
             if response.is_success:
