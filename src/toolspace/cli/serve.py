@@ -81,6 +81,8 @@ async def _serve(options: Options, config: Config, environ: dict[str, str], inte
             output.warning(warning)
         for warning in await _list_shared_conversations(gateway):
             output.warning(warning)
+        if gateway.process_limits_notice is not None:
+            output.warning(gateway.process_limits_notice)
         try:
             url = await stack.enter_async_context(serve_gateway(gateway, listener))
         except OSError as error:

@@ -38,6 +38,7 @@ from toolspace.server.demo_setup import demo_agent, set_up_demo
 from toolspace.server.host_and_cors import API_CORS, MCP_PATHS, CorsMiddleware, HostCheck, allowed_hosts
 from toolspace.server.mcp.http_endpoint import McpMount
 from toolspace.server.metrics import Metrics
+from toolspace.server.process_limits import describe_process_limits
 from toolspace.server.rate_limit import RequestLimiter
 from toolspace.server.request_reads import RequestReads
 from toolspace.server.requests import Request
@@ -79,6 +80,8 @@ class Gateway:
     """The keys that this start created, to be shown once."""
     demo_agent: AgentSpec | None = None
     """The demo agent, if no agent is configured."""
+    process_limits_notice: str | None = None
+    """Which limits are not shared with the other gateways of the database; None if there are none."""
 
     def __init__(self, config: Config, *, path: Path | None, environ: Mapping[str, str]) -> None:
         self.config = config
@@ -197,6 +200,14 @@ class Gateway:
         )
         check = HostCheck(allowed_hosts(server), server.allowed_origins)
         self.app = CorsMiddleware(app, check, API_CORS, excluded_paths=MCP_PATHS)
+        await self._note_process_limits()
+
+    async def _note_process_limits(self) -> None:
+        """Says which limits are not shared, if other gateways use the database."""
+        connected = await self.ledger.find_connected_processes()
+        if connected is not None and connected.count > 1:
+            self.process_limits_notice = describe_process_limits(connected.count - 1)
+            _log.info("%s", self.process_limits_notice)
 
     def _find_entry(self, tool: str, agent_entity_id: str | None) -> CatalogEntry | None:
         match = self.toolspace.agents.find_tools(agent_entity_id).explain(tool)

@@ -12,7 +12,7 @@ import msgspec
 from toolspace.core.ids import new_id
 from toolspace.core.stored_records import NewEvent, StoredEvent
 from toolspace.errors import StorageInDoubt
-from toolspace.storage.database import Database, Program, WakeUps, is_long_running
+from toolspace.storage.database import ConnectedProcesses, Database, Program, WakeUps, is_long_running
 from toolspace.storage.queries import events
 from toolspace.storage.queries.calls import CallTransition
 from toolspace.storage.streams.hub import Hub
@@ -129,6 +129,15 @@ class Ledger(Transactions):
         Stores the results of remembered calls: see `call_transactions.resolve_from_memory`.
         """
         return self.database.commit_deferred(effects, on_commit=self._notify, on_doubt=self._notify_of_doubt)
+
+    async def announce(self) -> None:
+        """Shows the processes that share the database that this one is connected."""
+        if self._wakeups is not None:
+            await self._wakeups.announce(self.node_id)
+
+    async def find_connected_processes(self) -> ConnectedProcesses | None:
+        """Returns the processes that are connected to the database; None if that is unknown."""
+        return await self._wakeups.find_connected() if self._wakeups is not None else None
 
     async def aclose(self) -> None:
         await self.hub.aclose()

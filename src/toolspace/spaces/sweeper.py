@@ -6,7 +6,6 @@ and deletes old records and the rows of deleted spaces. Every process runs one; 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -36,7 +35,7 @@ class Sweeper:
     ) -> None:
         self.heartbeats = Heartbeats(ledger)
         self._ledger = ledger
-        self._monitor = ProcessMonitor(ledger)
+        self._monitor = ProcessMonitor(ledger, worker_grace=worker_grace)
         self._retention = Retention(ledger, event_retention=event_retention, retention=retention)
         self._fire_plans = partial(due_work.fire_plans, ledger.urgent_access)
         self.due_calls = DueCalls(ledger)
@@ -52,7 +51,8 @@ class Sweeper:
         start = self._work.start
         if self._ledger.database.is_shared:
             start("sending heartbeats", self._send_heartbeat)
-            start("cleaning up after dead processes", self._check_other_processes)
+            await self._ledger.announce()
+            start("cleaning up after dead processes", self._monitor.check)
         else:
             # Only one process at a time may use the database: all others are dead.
             await self._monitor.clean_up_all_others()
@@ -97,10 +97,6 @@ class Sweeper:
 
     async def _send_heartbeat(self) -> float:
         await self.heartbeats.send()
-        return HEARTBEAT_SECONDS
-
-    async def _check_other_processes(self) -> float:
-        await self._monitor.clean_up_silent(asyncio.get_running_loop().time())
         return HEARTBEAT_SECONDS
 
     async def _delete_old_records(self) -> float:

@@ -147,6 +147,21 @@ class Database(ABC):
     async def aclose(self) -> None: ...
 
 
+class ConnectedProcesses(ABC):
+    """The processes that are connected to the database at one moment."""
+
+    epoch: int
+    """Changes when this process was disconnected in between: then what it saw before proves nothing."""
+
+    @abstractmethod
+    def __contains__(self, process_id: str) -> bool: ...
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """How many they are, with this one."""
+
+
 class WakeUps(ABC):
     """Carries hints between the processes that share a database: which ids to read again.
 
@@ -161,6 +176,13 @@ class WakeUps(ABC):
     @abstractmethod
     def listen(self, on_hints: Callable[[Sequence[str]], None], on_gap: Callable[[], None]) -> None:
         """Sets what to call on the event loop for hints from other processes."""
+
+    async def announce(self, process_id: str) -> None:
+        """Shows the other processes that this one is connected, until it disconnects or dies."""
+
+    async def find_connected(self) -> ConnectedProcesses | None:
+        """Returns the processes that are connected now. None: it cannot be told."""
+        return None
 
     async def aclose(self) -> None: ...
 

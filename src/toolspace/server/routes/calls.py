@@ -35,7 +35,8 @@ from toolspace.server.responses import Problem, Response
 from toolspace.server.routes.approvals import approver_of
 from toolspace.server.routing import RouteTable
 from toolspace.server.tool_permissions import principal_of
-from toolspace.spaces.call_transactions import Submission, acknowledge
+from toolspace.spaces.acknowledgements import acknowledge
+from toolspace.spaces.call_transactions import Submission
 from toolspace.storage.database import Program, read_page
 from toolspace.storage.queries import approvals, call_lists, calls
 

@@ -1,5 +1,8 @@
 """`PostgresWakeUps`: hints between processes over LISTEN and NOTIFY. Sends ids only, many in one notification.
 
+The connection also holds an advisory lock with the id of the process. PostgreSQL releases it when the connection ends,
+so the other processes notice at once that a process was killed. A process that is only busy keeps its connection.
+
 One connection of its own sends and listens, beside the pool: NOTIFY inside a transaction would make all commits wait
 for each other. If the connection is lost, a new one is made, and everyone is told of the gap.
 """
@@ -9,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Self
 
 from toolspace.core import json_text
 from toolspace.core.ids import new_id
 from toolspace.errors import StorageUnavailable
-from toolspace.storage.database import WakeUps, shown_address
+from toolspace.storage.database import ConnectedProcesses, WakeUps, shown_address
 from toolspace.storage.postgres.database import connection_errors, load_driver
 
 _log = logging.getLogger("toolspace.storage")
@@ -28,6 +32,31 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 _TIMEOUT: Final = 10.0
 _CHECK_SECONDS: Final = 15.0
 """How often to check an idle connection."""
+
+
+_LOCK_CLASS: Final = zlib.crc32(b"toolspace process") & 0x7FFFFFFF
+"""The first key of the advisory locks; the second is that of a process."""
+_KEEPALIVE: Final = {"tcp_keepalives_idle": "5", "tcp_keepalives_interval": "2", "tcp_keepalives_count": "3"}
+"""So that the server notices within seconds that the machine of a process is gone, too."""
+_SELECT_LOCKS: Final = (
+    "SELECT objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND classid = $1::bigint::oid AND objsubid = 2 "
+    "AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
+
+
+class _LockHolders(ConnectedProcesses):
+    """The processes that hold their lock."""
+
+    def __init__(self, epoch: int, keys: frozenset[int]) -> None:
+        self.epoch = epoch
+        self._keys = keys
+
+    def __contains__(self, process_id: str) -> bool:
+        return _lock_key(process_id) in self._keys
+
+    @property
+    def count(self) -> int:
+        return len(self._keys)
 
 
 class PostgresWakeUps(WakeUps):
@@ -47,6 +76,12 @@ class PostgresWakeUps(WakeUps):
         self._on_hints: Callable[[Sequence[str]], None] = _ignore
         self._on_gap: Callable[[], None] = _ignore
         self._task: asyncio.Task[None] | None = None
+        self._connection: Any = None
+        self._connection_count = 0
+        self._statement_lock = asyncio.Lock()
+        """A connection runs one statement at a time."""
+        self._process_id: str | None = None
+        """The process that holds its lock on the connection."""
 
     @classmethod
     async def open(cls, url: str, channel: str = "toolspace") -> Self:
@@ -71,6 +106,27 @@ class PostgresWakeUps(WakeUps):
     def listen(self, on_hints: Callable[[Sequence[str]], None], on_gap: Callable[[], None]) -> None:
         self._on_hints, self._on_gap = on_hints, on_gap
 
+    async def announce(self, process_id: str) -> None:
+        self._process_id = process_id
+        async with self._statement_lock:
+            try:
+                await self._acquire_process_lock(self._connection)
+            except self._errors as error:
+                _log.debug("PostgreSQL at %s: announced when it is connected again: %s", self.address, error)
+
+    async def find_connected(self) -> ConnectedProcesses | None:
+        epoch = self._connection_count
+        async with self._statement_lock:
+            try:
+                rows = await self._connection.fetch(_SELECT_LOCKS, _LOCK_CLASS)
+            except self._errors as error:
+                _log.debug("PostgreSQL at %s: connected processes are unknown: %s", self.address, error)
+                return None
+        holders = _LockHolders(epoch, frozenset(row[0] for row in rows))
+        # Without its own lock, this process has been disconnected, and the others perhaps, too.
+        is_certain = self._process_id is not None and self._process_id in holders and epoch == self._connection_count
+        return holders if is_certain else None
+
     async def aclose(self) -> None:
         """Sends the waiting hints and disconnects."""
         task, self._task = self._task, None
@@ -86,14 +142,24 @@ class PostgresWakeUps(WakeUps):
             self._url,
             timeout=_TIMEOUT,
             command_timeout=_TIMEOUT,
-            server_settings={"application_name": "toolspace wake-ups"},
+            server_settings={"application_name": "toolspace wake-ups", **_KEEPALIVE},
         )
         try:
             await connection.add_listener(self._channel, self._receive)
+            await self._acquire_process_lock(connection)
         except BaseException:
             connection.terminate()
             raise
+        self._connection = connection
+        self._connection_count += 1
         return connection
+
+    async def _acquire_process_lock(self, connection: Any) -> None:
+        if self._process_id is not None:
+            key = _lock_key(self._process_id)
+            signed_key = key - 2**32 if key >= 2**31 else key
+            # Shared: acquired again, or by another process whose id has the same key, it does not wait.
+            await connection.execute("SELECT pg_advisory_lock_shared($1, $2)", _LOCK_CLASS, signed_key)
 
     async def _stay_connected(self, connection: Any) -> None:
         while True:
@@ -142,7 +208,8 @@ class PostgresWakeUps(WakeUps):
                 async with asyncio.timeout(_CHECK_SECONDS):
                     await self._wake.wait()
             except TimeoutError:
-                await connection.execute("SELECT 1")  # Detects a connection that broke silently.
+                async with self._statement_lock:
+                    await connection.execute("SELECT 1")  # Detects a connection that broke silently.
         raise ConnectionResetError("the connection was closed")
 
     def _on_connection_end(self, connection: Any) -> None:
@@ -158,9 +225,10 @@ class PostgresWakeUps(WakeUps):
         self._has_gap = False
         self._waiting_hints.clear()
         try:
-            await connection.execute(
-                "SELECT pg_notify($1, payload) FROM unnest($2::text[]) AS payload", self._channel, payloads
-            )
+            async with self._statement_lock:
+                await connection.execute(
+                    "SELECT pg_notify($1, payload) FROM unnest($2::text[]) AS payload", self._channel, payloads
+                )
         except BaseException:
             # Perhaps not sent: they are sent again. A hint that arrives twice does no harm.
             self._has_gap = self._has_gap or has_gap
@@ -207,6 +275,10 @@ class PostgresWakeUps(WakeUps):
             listener(*arguments)
         except Exception:
             _log.exception("handling wake-ups failed")
+
+
+def _lock_key(process_id: str) -> int:
+    return zlib.crc32(process_id.encode())
 
 
 def _ignore(*_: object) -> None: ...

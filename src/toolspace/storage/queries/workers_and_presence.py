@@ -208,12 +208,15 @@ def retire(worker_id: str, calls_to_finish: Sequence[str]) -> Program[list[str] 
     return (yield from calls.release_claims(worker_id, except_calls=calls_to_finish))
 
 
-def disconnect_workers_of_node(node_id: str) -> Program[None]:
-    """Marks the workers of a dead process as disconnected. They may come back through another process."""
+def disconnect_workers_of_node(node_id: str, *, seconds_ago: float = 0.0) -> Program[None]:
+    """Marks the workers of a dead process as disconnected. They may come back through another process.
+
+    `seconds_ago`: how long they have been disconnected.
+    """
     yield (
         "UPDATE presence SET node_id = '', left_at = COALESCE(left_at, ?) WHERE node_id = ? AND holder IN "
         f"(SELECT holder FROM presence WHERE topic LIKE '{_WORKER}%')",
-        (now_ms(), node_id),
+        (now_ms() - round(seconds_ago * 1000), node_id),
     )
 
 
