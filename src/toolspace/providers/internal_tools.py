@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import itertools
 import math
-import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, Literal, cast
 
 from toolspace.core import json_text
@@ -24,8 +22,9 @@ from toolspace.core.safe_regex import SafePattern
 from toolspace.core.tool import Annotations, FunctionTool, Tool, ToolCategory, tool
 from toolspace.core.tool_collections import BUILTIN_NAMES
 from toolspace.core.tool_context import ToolContext
-from toolspace.errors import ToolCanceledError, ToolExecutionError, ToolNotFoundError, ToolValidationError
+from toolspace.errors import ToolExecutionError, ToolNotFoundError, ToolValidationError
 from toolspace.providers.functions import run_tool
+from toolspace.providers.json_path import MAX_VALUES, find_values
 
 ReportStatus = Literal["success", "failure", "partial"]
 ReportFormat = Literal["markdown", "markdown+mermaid", "json", "tty", "pipe", "slack-block-kit", "sub-agent"]
@@ -44,12 +43,7 @@ _WRAP_WIDTH = 2_000
 """Longer lines are split into pieces of this length, so that a very long line can be read at all."""
 _MAX_ENTRIES = 200
 """Lines, matches or values, unless the caller sets a limit."""
-_MAX_VALUES = 10_000
 _MAX_JSON_BYTES = 64 * 1024 * 1024
-_MAX_PATH_CHARACTERS = 1_000
-_MAX_PATH_STEPS = 5_000_000
-"""The maximum number of function calls of one JSONPath query: some seconds. A short path can ask for any number."""
-_STEPS_PER_CHECK = 10_000
 
 
 class InternalProvider(ToolProvider):
@@ -404,7 +398,7 @@ async def _read_path(outputs: OutputStore, output: StoredOutput, path: str, offs
         is_abandoned.set()  # A thread cannot be cancelled: it stops itself.
     returned_values: list[Any] = []
     room = _MAX_RESULT_CHARACTERS
-    candidates = values[offset - 1 : _MAX_VALUES]
+    candidates = values[offset - 1 : MAX_VALUES]
     for value in candidates[:limit]:
         size = len(json_text.encode(value))
         if size > room:
@@ -415,85 +409,10 @@ async def _read_path(outputs: OutputStore, output: StoredOutput, path: str, offs
         room -= size
     result: dict[str, Any] = {
         "handle": output.handle,
-        "found": f"more than {_MAX_VALUES}" if len(values) > _MAX_VALUES else len(values),
+        "found": f"more than {MAX_VALUES}" if len(values) > MAX_VALUES else len(values),
         "values": returned_values,
     }
     if len(returned_values) < len(candidates):
         result["truncated"] = True
         result["nextOffset"] = offset + len(returned_values)
     return result
-
-
-class _StepLimitError(Exception):
-    """A JSONPath query took too many steps."""
-
-
-@contextmanager
-def _limit_steps(max_steps: int, is_abandoned: threading.Event) -> Generator[None]:
-    """Stops the code of this thread after a number of function calls, or when nobody waits for it any more.
-
-    The JSONPath library has no limit of its own, and nested filters take exponential time. The interpreter reports
-    every call to a profile function, and an exception of that function ends the call.
-    """
-    steps = 0
-
-    def count_step(*_: object) -> None:
-        nonlocal steps
-        steps += 1
-        if steps > max_steps:
-            raise _StepLimitError
-        if steps % _STEPS_PER_CHECK == 0 and is_abandoned.is_set():
-            raise ToolCanceledError("canceled")
-
-    previous_function = sys.getprofile()
-    sys.setprofile(count_step)  # For this thread only.
-    try:
-        yield
-    finally:
-        sys.setprofile(previous_function)
-
-
-def _count_values(value: object) -> int:
-    """The number of values in a JSON value."""
-    if isinstance(value, dict):
-        return 1 + sum(_count_values(item) for item in cast("dict[str, object]", value).values())
-    if isinstance(value, list):
-        return 1 + sum(_count_values(item) for item in cast("list[object]", value))
-    return 1
-
-
-def find_values(text: str, path: str, is_abandoned: threading.Event) -> list[Any]:
-    """Returns what a JSONPath finds in a JSON text. Stops after a number of steps, or when `is_abandoned` is set."""
-    import jsonpath  # Imported here: it takes 80 ms.
-
-    class Environment(jsonpath.JSONPathEnvironment):
-        def compare(self, *arguments: Any, **named_arguments: Any) -> bool:
-            # The interpreter compares whole documents in one call. Counting their values first makes each a step.
-            _count_values(list(arguments))
-            return super().compare(*arguments, **named_arguments)
-
-    if len(path) > _MAX_PATH_CHARACTERS:
-        raise ToolValidationError(f"jsonPath: at most {_MAX_PATH_CHARACTERS} characters, got {len(path)}")
-    try:
-        document = json_text.decode(text)
-    except ValueError as error:
-        raise ToolExecutionError(f"the output is not JSON ({error}); use pattern or offset") from None
-    environment = Environment(strict=True)
-    for name in ("match", "search"):
-        # They run regular expressions of the caller without a time limit.
-        environment.function_extensions.pop(name, None)
-    try:
-        with _limit_steps(_MAX_PATH_STEPS, is_abandoned):
-            matches = environment.finditer(path, document)
-            return [match.obj for match in itertools.islice(matches, _MAX_VALUES + 1)]
-    except ToolCanceledError:
-        raise
-    except _StepLimitError:
-        raise ToolValidationError(
-            f"jsonPath: {json_text.describe(path)} takes more than {_MAX_PATH_STEPS:,} steps in this output; "
-            "use a path with fewer filters and without `..`, or use pattern"
-        ) from None
-    except Exception as error:  # The library raises its own errors, and others for unusual paths.
-        # Not `str(error)`: the library puts the path into it, which fails if the path is empty.
-        reason = str(error.args[0] if error.args else type(error).__name__).partition("\n")[0]
-        raise ToolValidationError(f"jsonPath: {json_text.describe(path)}: {reason}") from None
