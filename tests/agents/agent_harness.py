@@ -15,12 +15,12 @@ from toolspace.agents.agent_host import AgentHost
 from toolspace.agents.background_tasks import TaskToolProvider
 from toolspace.agents.prebuilt.provider import PrebuiltProvider
 from toolspace.agents.subagent_run_recorder import open_stored_recorder
-from toolspace.config.agent_settings import AgentLoopSettings
 from toolspace.config.configuration import AgentSpec
 from toolspace.core.ids import new_id
 from toolspace.core.language_model import Model
 from toolspace.core.stored_records import ENDED_RUN, InboxEvent, Message, RunRecord, StoredEvent
 from toolspace.core.tool_context import ToolContext
+from toolspace.orchestrator.policy_rules import PolicyRule
 from toolspace.spaces import messaging
 from toolspace.spaces.call_recorder import CallRecorder
 from toolspace.spaces.call_transactions import Submission
@@ -165,8 +165,7 @@ class CallId:
 
 
 def agent(name: str, model: Model, *, tools: Sequence[Any] = (), system: str = "", **spec: Any) -> Agent:
-    """An agent of configuration, with a model and tools of the test. It may start tasks; its text is private."""
-    spec.setdefault("loop", AgentLoopSettings(plain_text="private"))
+    """An agent of configuration, with a model and tools of the test. It may start tasks."""
     spec.setdefault("named_tools", ("spawn_task", "reply"))
     configured_agent = Agent.from_spec(AgentSpec(name=name, system=system, **spec))
     configured_agent.model, configured_agent.tools = model, tuple(tools)
@@ -185,6 +184,7 @@ async def run_agents(
     names: Sequence[str] = (),
     quotas: Sequence[Quota] = (),
     settings: Settings | None = None,
+    policy_rules: Sequence[PolicyRule] = (),
     **options: Any,
 ) -> AsyncIterator[AgentHarness]:
     """Runs agents until the end of the block. `names`: those of stored agents, if this process has none."""
@@ -197,7 +197,7 @@ async def run_agents(
         pending_calls.on_timer_started = sweeper.wake
         stack.push_async_callback(pending_calls.aclose)
         ts = Toolspace(tools=tools, context=context, settings=settings or Settings(quotas=quotas))
-        ts.orchestrator.configure(quota_store=StoredQuotas(ledger))
+        ts.orchestrator.configure(quota_store=StoredQuotas(ledger), policy_rules=policy_rules)
         ts.orchestrator.register(PrebuiltProvider())
         ts.orchestrator.register(TaskToolProvider())
         recorder = CallRecorder(ledger, ts.bus)

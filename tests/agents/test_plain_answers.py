@@ -18,6 +18,7 @@ from toolspace.config.agent_settings import AgentLoopSettings, RouterSettings
 from toolspace.core.ids import now_ms
 from toolspace.core.language_model import ModelRequest, ModelTurn
 from toolspace.models.scripted import ScriptedModel, call
+from toolspace.orchestrator.policy_rules import PolicyRule
 from toolspace.spaces import messaging
 from toolspace.spaces.ledger import Effects, Ledger
 from toolspace.storage.database import Database, Program
@@ -114,6 +115,32 @@ async def test_the_answer_goes_to_the_space_of_the_newest_message_of_a_person(sq
         assert await harness.sent_texts(harness.agent) == []
         (_, answer), _ = await harness.ledger.read(messages.list_latest, "spc_other")
         assert (answer.sender_id, answer.content) == (harness.agent, HELLO)
+
+
+@pytest.mark.spec("19.2")
+@pytest.mark.spec("20.2")
+@pytest.mark.parametrize(
+    ("rules", "is_sent"),
+    [
+        ([PolicyRule(decision="deny", tools=("send_message",))], False),
+        ([PolicyRule(decision="ask", tools=("*",), principals=("ent_person",))], False),
+        ([PolicyRule(decision="ask", tools=("*",), agents=("bob",))], True),
+        ([PolicyRule(decision="allow", tools=("send_message",)), PolicyRule(decision="ask", tools=("*",))], True),
+        ([PolicyRule(decision="ask", tools=("read_messages",))], True),
+    ],
+    ids=["denied", "asked for a person", "another agent", "allowed first", "another tool"],
+)
+async def test_plain_text_does_not_avoid_a_policy_on_messages(
+    sqlite: Database, tmp_path: Path, rules: list[PolicyRule], is_sent: bool
+) -> None:
+    model = ScriptedModel([HELLO])
+    async with run_agents(sqlite, agent("ada", model), session_dir=tmp_path, policy_rules=rules) as harness:
+        await harness.send_message("Hi")
+        run = await harness.wait_for_run()
+        assert await harness.sent_texts(harness.agent) == ([HELLO] if is_sent else [])
+        assert HELLO not in str([event.data for event in await harness.events(f"space:{harness.space}") if not is_sent])
+        assert (await harness.events(f"run:{run.id}"))[-1].data["spoke"] is is_sent
+        assert ("Other text that you write is private." in model.requests[0].system) is not is_sent
 
 
 async def _create_other_space(harness: AgentHarness) -> None:

@@ -21,7 +21,7 @@ from toolspace.agents.agent import Agent, entity_id_for, memory_dir_of, session_
 from toolspace.agents.agent_run import PreparedAgent
 from toolspace.agents.durable_loop import DurableLoop
 from toolspace.agents.loop import RunOutcome
-from toolspace.agents.plain_answers import deliver_answer, plain_answer
+from toolspace.agents.plain_answers import deliver_answer, may_send_text, plain_answer
 from toolspace.agents.registry import AgentRegistry
 from toolspace.agents.session_transactions import (
     CycleStep,
@@ -37,6 +37,7 @@ from toolspace.core.json_text import single_line
 from toolspace.core.names import sanitise
 from toolspace.core.secret_masking import mask_secrets
 from toolspace.core.stored_records import ENDED_RUN
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ModelError, StorageError, ToolspaceError
 from toolspace.orchestrator.call import cancel_all, start_in_background
 from toolspace.spaces.pending_calls import PendingCalls
@@ -170,6 +171,11 @@ class CycleRunner:
                 memory_dir=memory_dir_of(agent, prepared_agent.tools.context.memory_dir, lease.scope_key),
                 task_service=background_tasks.TaskService(self._ledger, lease.owner_id, is_task=lease.kind != "agent"),
             )
+            context = ToolContext(user_id=principal, agent_id=agent.name, agent_entity_id=entity_id)
+            settings = prepared_agent.settings
+            if settings.plain_text == "deliver" and not may_send_text(prepared_agent.tools, context):
+                settings = msgspec.structs.replace(settings, plain_text="private")
+                prepared_agent = msgspec.structs.replace(prepared_agent, settings=settings)
             if lease.kind == "task":
                 prepared_agent = await background_tasks.prepare_task(self._ledger, prepared_agent, lease)
             elif lease.kind == "reflection":

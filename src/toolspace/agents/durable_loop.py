@@ -262,6 +262,7 @@ class DurableLoop(LoopHooks):
                 await self._ledger.read(load_prompt_context, self.lease.session_id),
                 tool_instructions=prepared_agent.tools.instructions(context=context),
                 entity_id=self.lease.agent_entity_id,
+                settings=prepared_agent.settings,
             )
             if prepared_agent.agent.enters_space and (space_id := self._call_host.space_id) is not None:
                 system += "\n\n" + await self._ledger.read(render_active_space, self.lease.session_id, space_id)

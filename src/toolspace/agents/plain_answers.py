@@ -13,10 +13,15 @@ from typing import Any, cast
 from toolspace.agents.handoff import as_mapping, event_data
 from toolspace.agents.loop import RunOutcome
 from toolspace.core import json_text
+from toolspace.core.extension_points import Allow
 from toolspace.core.ids import new_id
 from toolspace.core.inbox_text import HANDOFF_PREFIX
 from toolspace.core.stored_records import InboxEvent, RunRecord
+from toolspace.core.tool_context import ToolContext
 from toolspace.errors import RefusedError
+from toolspace.orchestrator.effective_settings import matches_name
+from toolspace.orchestrator.orchestrator import ToolOrchestrator
+from toolspace.orchestrator.policy_rules import compile_policy
 from toolspace.spaces import messaging, session_scope
 from toolspace.spaces.ledger import Effects
 from toolspace.storage.database import Program
@@ -51,6 +56,27 @@ def plain_answer(outcome: RunOutcome) -> str | None:
     """The text that may be delivered when a run ends: that of a last turn without calls. None if there is none."""
     text = json_text.storable_text(outcome.text).strip() if outcome.end == "answered" and outcome.report is None else ""
     return text[: messaging.MAX_TEXT_LENGTH] or None
+
+
+def may_send_text(tools: ToolOrchestrator, context: ToolContext) -> bool:
+    """Whether no policy may ask for or deny the messages of an agent. Otherwise its text must not be sent without
+    `send_message`, which the policies see."""
+    explanation = tools.explain("send_message")
+    if explanation is None:
+        return True
+    entry, settings = explanation
+    policy = compile_policy(tools.services.policy_rules, entry, settings.approval)
+    if policy.approval is not None:
+        return False
+    names = tuple(filter(None, (context.agent_id, context.agent_entity_id)))
+    for rule in policy.rules:
+        if rule.agents is not None and not any(matches_name(pattern, names) for pattern in rule.agents):
+            continue
+        if rule.decision != "allow":
+            return False
+        if rule.principals is None and rule.condition is None:
+            break  # It decides; the rules after it do not matter.
+    return all(isinstance(item.decide(entry.tool, context), Allow) for item in tools.services.policies)
 
 
 def start_answer(

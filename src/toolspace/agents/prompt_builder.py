@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from toolspace.agents.agent import Agent
+from toolspace.agents.agent import Agent, LoopSettings
 from toolspace.agents.prebuilt.spaces_and_inbox import load_messages
 from toolspace.core import json_text
 from toolspace.core.ids import agent_of_session
@@ -76,15 +76,24 @@ def load_prompt_context(session_id: str) -> Program[PromptContext]:
 
 
 def build_system_prompt(
-    agent: Agent, context: PromptContext, *, tool_instructions: str = "", entity_id: str = ""
+    agent: Agent,
+    context: PromptContext,
+    *,
+    tool_instructions: str = "",
+    entity_id: str = "",
+    settings: LoopSettings | None = None,
 ) -> str:
-    """Builds the system prompt of a cycle. `tool_instructions` are those of MCP servers and services."""
+    """Builds the system prompt of a cycle. `tool_instructions` are those of MCP servers and services.
+
+    `settings`: those of this cycle, if they are not the agent's.
+    """
+    settings = settings or agent.settings
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0).isoformat()
     parts = [
         agent.system.strip(),
         f'You are the agent "{agent.name}" ({entity_id}). This cycle began at {now}.',
         _CYCLE_INSTRUCTIONS.format(
-            text=_DELIVERED_TEXT if agent.settings.plain_text == "deliver" else _PRIVATE_TEXT,
+            text=_DELIVERED_TEXT if settings.plain_text == "deliver" else _PRIVATE_TEXT,
             space=_ENTERS_SPACE if agent.enters_space else "",
         ),
         render_section("MEMORIES", render_memories(context)),
