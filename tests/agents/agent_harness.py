@@ -15,6 +15,7 @@ from toolspace.agents.agent_host import AgentHost
 from toolspace.agents.background_tasks import TaskToolProvider
 from toolspace.agents.prebuilt.provider import PrebuiltProvider
 from toolspace.agents.subagent_run_recorder import open_stored_recorder
+from toolspace.config.agent_settings import AgentLoopSettings
 from toolspace.config.configuration import AgentSpec
 from toolspace.core.ids import new_id
 from toolspace.core.language_model import Model
@@ -170,6 +171,11 @@ def agent(name: str, model: Model, *, tools: Sequence[Any] = (), system: str = "
     configured_agent = Agent.from_spec(AgentSpec(name=name, system=system, **spec))
     configured_agent.model, configured_agent.tools = model, tuple(tools)
     return configured_agent
+
+
+def private_agent(name: str, model: Model, **spec: Any) -> Agent:
+    """As `agent`, but its plain text is private: for tests whose subject are other messages and events."""
+    return agent(name, model, **{"loop": AgentLoopSettings(plain_text="private"), **spec})
 
 
 @asynccontextmanager

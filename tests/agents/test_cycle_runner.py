@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.agents.agent_harness import agent, run_agents
+from tests.agents.agent_harness import private_agent as agent
+from tests.agents.agent_harness import run_agents
 from toolspace.core.language_model import UserTurn
 from toolspace.errors import ModelError
 from toolspace.models.scripted import ScriptedModel, call

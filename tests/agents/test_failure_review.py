@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.agents.agent_harness import AgentHarness, agent, run_agents
+from tests.agents.agent_harness import AgentHarness, run_agents
+from tests.agents.agent_harness import private_agent as agent
 from tests.agents.scripted_sessions import wait_until_done
 from toolspace import tool
 from toolspace.config.agent_settings import AgentLoopSettings

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.agents.agent_harness import agent, run_agents
+from tests.agents.agent_harness import private_agent as agent
+from tests.agents.agent_harness import run_agents
 from toolspace import tool
 from toolspace.core.language_model import Model, ModelCall, ModelListener, ModelRequest, ModelTurn
 from toolspace.models.scripted import ScriptedModel, call

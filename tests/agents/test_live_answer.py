@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.agents.agent_harness import AgentHarness, agent, run_agents
+from tests.agents.agent_harness import AgentHarness, agent, private_agent, run_agents
 from tests.agents.crashing_database import CrashingDatabase
 from tests.agents.test_live_output import PacedModel
 from toolspace import Hook, HookCall, Settings
-from toolspace.config.agent_settings import AgentLoopSettings
 from toolspace.core.language_model import (
     CallDelta,
     CallStarted,
@@ -29,7 +28,6 @@ from toolspace.spaces.ledger import Ledger
 from toolspace.storage.database import Database
 from toolspace.storage.queries import entities_and_spaces, sessions
 
-DELIVER = {"loop": AgentLoopSettings()}
 GOALS = ModelTurn(text="Let me look.", calls=(ModelCall("c1", "get_goals", "{}"),), finish="tools")
 
 
@@ -84,7 +82,7 @@ async def test_plain_text_is_streamed_into_the_space_while_the_model_writes_it(
             ModelTurn(text="\n Hello, Husam! \n"),
         ]
     )
-    async with run_agents(database, agent("ada", model, **DELIVER), session_dir=tmp_path) as harness:
+    async with run_agents(database, agent("ada", model), session_dir=tmp_path) as harness:
         await harness.send_message("Hi")
         delta = await _wait_for(harness, "message.delta")
         assert delta.data["delta"] == "Hel"
@@ -117,7 +115,7 @@ async def test_text_before_a_call_is_withdrawn_and_the_last_text_is_the_answer(
         [TextDelta("Let me look."), "wait", CallStarted(0, "c1", "get_goals"), "wait", CallDelta(0, "{}"), GOALS],
         [TextDelta("You have none."), "wait", ModelTurn(text="You have none.")],
     )
-    async with run_agents(database, agent("ada", model, **DELIVER), session_dir=tmp_path) as harness:
+    async with run_agents(database, agent("ada", model), session_dir=tmp_path) as harness:
         await harness.send_message("What are my goals?")
         await _wait_for(harness, "message.delta", delta="Let me look.")
         assert [message.status for message in await harness.messages()] == ["complete", "running"]
@@ -150,7 +148,7 @@ async def test_text_beside_a_call_that_the_model_announced_only_at_the_end_is_wi
     sqlite: Database, tmp_path: Path
 ) -> None:
     model = PacedModel([TextDelta("Let me look."), "wait", GOALS], ModelTurn(text="None."))
-    async with run_agents(sqlite, agent("ada", model, **DELIVER), session_dir=tmp_path) as harness:
+    async with run_agents(sqlite, agent("ada", model), session_dir=tmp_path) as harness:
         await harness.send_message("Hi")
         await _wait_for(harness, "message.delta")
         model.go_on.set()
@@ -164,7 +162,7 @@ async def test_text_after_an_announced_call_stays_private(sqlite: Database, tmp_
     model = PacedModel(
         [CallStarted(0, "c1", "get_goals"), TextDelta("A thought."), "wait", GOALS], ModelTurn(text="None.")
     )
-    async with run_agents(sqlite, agent("ada", model, **DELIVER), session_dir=tmp_path) as harness:
+    async with run_agents(sqlite, agent("ada", model), session_dir=tmp_path) as harness:
         await harness.send_message("Hi")
         run_id = (await _first_run(harness)).id
         await harness.wait_for_event(run_id, "message.delta")
@@ -186,10 +184,9 @@ async def test_text_that_will_not_be_the_answer_is_not_streamed(sqlite: Database
     turn = [TextDelta("Hello."), "wait", ModelTurn(text="Hello.")]
     send = ModelTurn(calls=(ModelCall("c1", "reply", '{"text": "Sent.", "channelId": "spc_room"}'),), finish="tools")
     model = PacedModel(*([send] if reason == "sent" else []), turn)
-    settings = {"loop": AgentLoopSettings(plain_text="private")} if reason == "private" else DELIVER
-    agents = [agent("ada", model, **settings)]
+    agents = [private_agent("ada", model) if reason == "private" else agent("ada", model)]
     if reason == "agents":
-        agents.append(agent("bob", ScriptedModel.loop(["Nothing."]), **DELIVER))
+        agents.append(agent("bob", ScriptedModel.loop(["Nothing."])))
 
     def watch(call: HookCall) -> None:
         """Could deny the message."""
@@ -217,7 +214,7 @@ async def test_text_that_the_model_writes_again_replaces_what_was_streamed(sqlit
     model = PacedModel(
         [TextDelta("Good mor"), "wait", ResponseRestarted(), TextDelta("Hello."), "wait", ModelTurn(text="Hello.")]
     )
-    async with run_agents(sqlite, agent("ada", model, **DELIVER), session_dir=tmp_path) as harness:
+    async with run_agents(sqlite, agent("ada", model), session_dir=tmp_path) as harness:
         await harness.send_message("Hi")
         await _wait_for(harness, "message.delta", delta="Good mor")
         model.go_on.set()
@@ -245,7 +242,7 @@ async def test_text_of_a_model_that_fails_is_withdrawn_and_the_next_attempt_answ
             return turn
 
     model = FailingModel([TextDelta("Hel"), "wait", ModelTurn(text="Hel")], ModelTurn(text="Hello."))
-    async with run_agents(sqlite, agent("ada", model, **DELIVER), session_dir=tmp_path) as harness:
+    async with run_agents(sqlite, agent("ada", model), session_dir=tmp_path) as harness:
         await harness.send_message("Hi")
         await _wait_for(harness, "message.delta")
         model.go_on.set()
@@ -260,14 +257,14 @@ async def test_text_that_was_streamed_when_the_process_was_killed_is_withdrawn_a
 ) -> None:
     crashing_database = CrashingDatabase(database)
     model = PacedModel([TextDelta("Hel"), "wait", ModelTurn(text="Hello.")])
-    ada = agent("ada", model, **DELIVER)
+    ada = agent("ada", model)
     async with run_agents(crashing_database, ada, session_dir=tmp_path) as harness:
         await harness.send_message("Hi")
         await _wait_for(harness, "message.delta")
         crashing_database.crash()
         model.go_on.set()
     await Ledger(database).write(sessions.release_all_leases, "")
-    ada = agent("ada", ScriptedModel(["Hello."]), **DELIVER)
+    ada = agent("ada", ScriptedModel(["Hello."]))
     async with run_agents(database, ada, session_dir=tmp_path) as harness:
         assert (await harness.wait_for_run()).status == "completed"
         assert [message.content for message in await harness.messages()] == ["Hi", "Hello."]

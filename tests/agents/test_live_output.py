@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.agents.agent_harness import AgentHarness, agent, run_agents
+from tests.agents.agent_harness import AgentHarness, agent, private_agent, run_agents
 from toolspace import Tool
 from toolspace.core.json_text import StreamedTextField
 from toolspace.core.language_model import (
@@ -300,7 +300,7 @@ async def test_a_streamed_message_ends_with_an_error_if_the_model_fails(database
 
 async def test_the_text_of_the_model_is_only_on_the_stream_of_the_run(database: Database, tmp_path: Path) -> None:
     model = PacedModel([TextDelta("I wonder "), TextDelta("why."), ModelTurn(text="I wonder why.")])
-    async with run_agents(database, agent("ada", model), session_dir=tmp_path) as harness:
+    async with run_agents(database, private_agent("ada", model), session_dir=tmp_path) as harness:
         await harness.send_message("Hello?")
         run = await harness.wait_for_run()
         thoughts = [event for event in await harness.events(f"run:{run.id}") if event.type == "message.delta"]

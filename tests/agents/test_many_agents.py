@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from tests.agents.agent_harness import AgentHarness, agent, run_agents
+from tests.agents.agent_harness import AgentHarness, agent, private_agent, run_agents
 from toolspace.agents import scheduler
 from toolspace.agents.agent import Agent, entity_id_for
 from toolspace.config.agent_settings import AgentLimits
@@ -111,7 +111,7 @@ async def test_agents_take_turns_when_few_may_run_at_once(database: Database, tm
 
     names = ["a", "b", "c", "d"]
     limits = AgentLimits(inbox_batch=1, cycles_per_minute=1_000)
-    agents = [agent(name, thinks(name), limits=limits) for name in names]
+    agents = [private_agent(name, thinks(name), limits=limits) for name in names]
     async with run_agents(database, *agents, session_dir=tmp_path, max_active=1) as harness:
         for number in range(5):
             await harness.send_message(f"Message {number}")

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.agents.agent_harness import AgentHarness, agent, run_agents
+from tests.agents.agent_harness import AgentHarness, run_agents
+from tests.agents.agent_harness import private_agent as agent
 from tests.agents.chaos.job_agent import external_tool
 from toolspace import tool
 from toolspace.agents import live_output

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, Field
 
-from tests.agents.agent_harness import agent, run_agents
+from tests.agents.agent_harness import private_agent as agent
+from tests.agents.agent_harness import run_agents
 from tests.agents.test_live_output import PacedModel
 from tests.core.provider_schema_rules import check_anthropic
 from tests.models.model_server import ModelTestServer, anthropic_message, stream_reply, text_block, tool_use_block

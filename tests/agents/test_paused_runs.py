@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.agents.agent_harness import AgentHarness, CallId, agent, run_agents
+from tests.agents.agent_harness import AgentHarness, CallId, run_agents
+from tests.agents.agent_harness import private_agent as agent
 from tests.agents.chaos.job_agent import external_tool
 from tests.agents.crashing_database import CrashingDatabase
 from toolspace import Tool, tool

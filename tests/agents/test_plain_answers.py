@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.agents.agent_harness import AgentHarness, run_agents
-from tests.agents.agent_harness import agent as private_agent
+from tests.agents.agent_harness import AgentHarness, agent, run_agents
 from tests.agents.crashing_database import CrashingDatabase
-from toolspace.agents.agent import Agent, entity_id_for
+from toolspace.agents.agent import entity_id_for
 from toolspace.agents.prompt_builder import PromptContext, build_system_prompt
 from toolspace.config.agent_settings import AgentLoopSettings, RouterSettings
 from toolspace.core.ids import now_ms
@@ -25,11 +24,6 @@ from toolspace.storage.database import Database, Program
 from toolspace.storage.queries import entities_and_spaces, messages, sessions
 
 HELLO = "Hello, Husam!"
-
-
-def agent(name: str, model: ScriptedModel, **spec: Any) -> Agent:
-    """An agent whose text is delivered, as it is by default."""
-    return private_agent(name, model, **{"loop": AgentLoopSettings(), **spec})
 
 
 @pytest.mark.spec("19.2")

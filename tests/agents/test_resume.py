@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.agents.agent_harness import AgentHarness, agent, run_agents
+from tests.agents.agent_harness import AgentHarness, run_agents
+from tests.agents.agent_harness import private_agent as agent
 from tests.agents.chaos import checks
 from tests.agents.chaos.job_agent import KINDS, JobModel, job_tools
 from tests.agents.crashing_database import CrashingDatabase

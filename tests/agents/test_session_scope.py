@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.agents.agent_harness import AgentHarness, agent, run_agents
+from tests.agents.agent_harness import AgentHarness, run_agents
+from tests.agents.agent_harness import private_agent as agent
 from tests.agents.chaos.job_agent import external_tool
 from toolspace.agents.agent import entity_id_for
 from toolspace.builtin.catalog import memory_tools

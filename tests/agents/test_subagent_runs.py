@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.agents.agent_harness import agent, run_agents
+from tests.agents.agent_harness import private_agent as agent
+from tests.agents.agent_harness import run_agents
 from toolspace import tool
 from toolspace.agents.agent import entity_id_for
 from toolspace.core.language_model import ModelRequest, ResultsTurn, Usage

@@ -15,7 +15,8 @@ from typing import Any
 
 import msgspec
 
-from tests.agents.agent_harness import AgentHarness, agent, run_agents
+from tests.agents.agent_harness import AgentHarness, run_agents
+from tests.agents.agent_harness import private_agent as agent
 from tests.agents.chaos import checks
 from tests.agents.chaos.job_agent import JobModel, job_tools
 from toolspace.agents import session_transactions
