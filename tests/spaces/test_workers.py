@@ -83,7 +83,7 @@ async def run_woken_tasks(ledger: Ledger) -> None:
     """Lets every woken task run."""
     for _ in range(10):
         await ledger.write(presence.record_heartbeat, "node_of_the_test", started_at=0)
-        await ledger.read(presence.list_topics)
+        await ledger.read(presence.list_workers)
 
 
 @pytest.mark.spec("6.7")

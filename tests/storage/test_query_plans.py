@@ -29,7 +29,6 @@ ALLOWED: Final[Mapping[str, str]] = {
     "workers_and_presence.delete_node": "once for a dead process; `presence` has rows of connections alone",
     "workers_and_presence.disconnect_workers_of_node": "once for a dead process",
     "workers_and_presence.list_connected": "after a lost connection to the database",
-    "workers_and_presence.list_topics": "reads all connections, for readiness",
     "workers_and_presence.list_workers": "reads all workers, for an operator",
 }
 """Programs that may read a whole table, and why."""

@@ -43,7 +43,7 @@ from toolspace.server.rate_limit import RequestLimiter
 from toolspace.server.request_reads import RequestReads
 from toolspace.server.requests import Request
 from toolspace.server.routes import ROUTES
-from toolspace.server.routes.health_and_metrics import Readiness
+from toolspace.server.routes.health_and_metrics import OpenWorkCounter, Readiness
 from toolspace.server.routes.streams import StreamSubscribers
 from toolspace.server.routing import App
 from toolspace.server.sse_responses import StreamRegistry
@@ -131,11 +131,13 @@ class Gateway:
             )
         )
         self.readiness = Readiness(
-            lambda: self.ledger.read(presence.list_topics),
+            lambda: self.ledger.read(presence.list_heartbeats, except_node=self.ledger.node_id),
             self._check_writable,
             is_damaged=lambda: database.damage is not None,
         )
         stack.push_async_callback(self.readiness.aclose)
+        self.open_work = OpenWorkCounter(self.ledger)
+        stack.push_async_callback(self.open_work.aclose)
         self.pending_calls = PendingCalls(
             self.ledger,
             ttl=config.defaults.pending_call_ttl,

@@ -11,6 +11,11 @@ from toolspace.storage.database import Database, Program
 from toolspace.storage.queries import runs, workers_and_presence
 
 
+def _list_topics() -> Program[list[tuple[str, str]]]:
+    rows = yield "SELECT topic, holder FROM presence ORDER BY topic, holder", ()
+    return [(row[0], row[1]) for row in rows]
+
+
 async def test_process_is_listed_by_its_heartbeat_and_deleted_with_its_connections(database: Database) -> None:
     await database.run(lambda: workers_and_presence.record_heartbeat("node_1", started_at=1))
     await database.run(lambda: workers_and_presence.record_heartbeat("node_2", started_at=1))
@@ -19,7 +24,7 @@ async def test_process_is_listed_by_its_heartbeat_and_deleted_with_its_connectio
     await database.run(lambda: workers_and_presence.register_holder("wrk_2", ["tool:a"], node_id="node_1"))
     assert await database.run(lambda: workers_and_presence.delete_node("node_2")) == ["wrk_1"]
     assert await database.run(lambda: workers_and_presence.delete_node("node_2")) == []
-    assert await database.read(workers_and_presence.list_topics) == [("tool:a", "wrk_2")]
+    assert await database.read(_list_topics) == [("tool:a", "wrk_2")]
     assert (await database.read(runs.count_open_work)).nodes == 1
 
 
@@ -38,7 +43,7 @@ async def test_disconnected_holder_may_come_back(database: Database) -> None:
     assert await database.run(lambda: workers_and_presence.mark_left("wrk_1", node_id="node_1")) is False
     assert await database.run(lambda: workers_and_presence.mark_left("wrk_1", node_id="node_2")) is True
     assert await database.run(lambda: workers_and_presence.delete_departed(before=now_ms() + 60_000)) == ["wrk_1"]
-    assert await database.read(workers_and_presence.list_topics) == []
+    assert await database.read(_list_topics) == []
 
 
 async def test_one_of_two_concurrent_first_heartbeats_registers_the_process(database: Database) -> None:

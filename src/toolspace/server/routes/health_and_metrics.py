@@ -16,6 +16,7 @@ from toolspace.server.metrics import CONTENT_TYPE, render_metrics
 from toolspace.server.requests import Request
 from toolspace.server.responses import Problem, Response
 from toolspace.server.routing import RouteTable
+from toolspace.spaces.ledger import Ledger
 from toolspace.storage.queries import runs
 
 _log = logging.getLogger("toolspace.server")
@@ -31,6 +32,8 @@ _CACHE_SECONDS = 0.5
 """How long a check is cached: anyone may ask, as often as they like."""
 _COUNT_SECONDS = 5.0
 """How long the database may take to count open work."""
+_COUNT_EVERY_SECONDS = 2.0
+"""How old the counts of open work may be."""
 
 routes = RouteTable("operations")
 
@@ -93,6 +96,37 @@ class Readiness:
         return None
 
 
+class OpenWorkCounter:
+    """Counts the open work in the database, at most every two seconds, however many ask for metrics."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._task: asyncio.Task[runs.OpenWorkCounts | None] | None = None
+        self._started_at = -1e9
+
+    async def count(self) -> runs.OpenWorkCounts | None:
+        """None if the database does not respond: the other metrics are useful without it."""
+        now = time.monotonic()
+        task = self._task
+        if task is None or (task.done() and (now - self._started_at > _COUNT_EVERY_SECONDS or task.result() is None)):
+            self._started_at = now
+            task = self._task = asyncio.create_task(self._count())
+        # Shielded: several requests share the counts, and one that is cancelled must not cancel them for the others.
+        return await asyncio.shield(task)
+
+    async def aclose(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _count(self) -> runs.OpenWorkCounts | None:
+        try:
+            async with asyncio.timeout(_COUNT_SECONDS):
+                return await self._ledger.read(runs.count_open_work)
+        except (StorageError, TimeoutError):
+            return None
+
+
 class Health(msgspec.Struct, frozen=True):
     """The process is alive."""
 
@@ -129,11 +163,6 @@ async def get_ready(request: Request) -> Ready:
 @routes.add("GET", "/metrics", "Get metrics in the Prometheus format", media_type="text/plain")
 async def get_metrics(request: Request) -> Response:
     gateway = request.gateway
-    counts: runs.OpenWorkCounts | None
-    try:
-        async with asyncio.timeout(_COUNT_SECONDS):
-            counts = await gateway.ledger.read(runs.count_open_work)
-    except (StorageError, TimeoutError):
-        counts = None  # The other metrics are useful without the database.
+    counts = await gateway.open_work.count()
     text = render_metrics(gateway, counts)
     return Response(text, media_type=CONTENT_TYPE)

@@ -88,12 +88,6 @@ def is_any_served(topics: Sequence[str]) -> Program[bool]:
     return bool((yield f"SELECT 1 FROM presence WHERE topic IN ({placeholders(topics)}) LIMIT 1", tuple(topics)))
 
 
-def list_topics() -> Program[list[tuple[str, str]]]:
-    """Every topic with each of its holders."""
-    rows = yield "SELECT topic, holder FROM presence ORDER BY topic, holder", ()
-    return [(row[0], row[1]) for row in rows]
-
-
 # Workers
 
 
