@@ -244,6 +244,7 @@ VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "tool_name": ("book_room",),
     # Other values
     "limit": (10, 1),
+    "seconds_ago": (0.0,),
     "key": ("key_new", "key_used"),
     "tools": (("book_room",), ()),
     "topics": (("tool:book_room",), ()),

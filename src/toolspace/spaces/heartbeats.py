@@ -32,6 +32,8 @@ _BUSY_SECONDS: Final = 30.0
 _DISCONNECTED_SECONDS: Final = HEARTBEAT_SECONDS + 0.1
 """A process that is disconnected and sends no heartbeat for so long is dead. If only its connection was lost, it sends
 one in this time. With the intervals below less than `server.workerGrace`, after which other workers get its calls."""
+_OFFER_SECONDS: Final = 0.15
+"""The grace of workers of a dead process ends so much earlier: offering their calls to others takes a moment, too."""
 _CHECK_SECONDS: Final = 0.5
 _RECHECK_SECONDS: Final = 0.1
 """How often to check the other processes, and while one is disconnected."""
@@ -123,6 +125,7 @@ class ProcessMonitor:
             seconds = self._connections.seconds_since_loss(node_id, now)
             longest_silence = _BUSY_SECONDS if self._connections.is_connected(node_id) else DEAD_SECONDS
             if seconds is not None:
+                seconds += _OFFER_SECONDS
                 await self._clean_up(node_id, "its connection to the database has ended", seconds)
                 # A little later than the grace: rows have the time in whole milliseconds.
                 self._grace_ends.append(now - seconds + self._worker_grace + 0.005)
