@@ -98,9 +98,10 @@ def test_every_text_of_a_result_is_masked() -> None:
             TextPart(text=mail),
             JsonPart(value=[mail]),
             ResourcePart(uri=f"mailto:{mail}", name=mail, text=mail),
-            ImagePart(data="aGk="),
+            ImagePart(data="aGk=", fields={"_meta": {"from": mail}}),
         ),
         extras={"_meta": {"from": mail}},
+        structured_content=[mail],
     )
     masked_result = mask_personal_data_in_result(result)
     assert masked_result.result == {
@@ -112,8 +113,9 @@ def test_every_text_of_a_result_is_masked() -> None:
         TextPart(text="[email]"),
         JsonPart(value=["[email]"]),
         ResourcePart(uri="mailto:[email]", name="[email]", text="[email]"),
-        ImagePart(data="aGk="),
+        ImagePart(data="aGk=", fields={"_meta": {"from": "[email]"}}),
     )
+    assert masked_result.structured_content == ["[email]"]
     assert masked_result.extras == {"_meta": {"from": "[email]"}}
     assert mail in str(result.result)  # The result itself is unchanged.
     failure = mask_personal_data_in_result(ToolResult(False, error=f"no user {mail}", error_kind="execution_error"))

@@ -30,6 +30,7 @@ from toolspace import (
     Toolspace,
     tool,
 )
+from toolspace.core.trace_context import TraceContext
 from toolspace.integrations.opentelemetry import export_run, instrument
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -519,3 +520,19 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
         "  toolspace.turn UNSET",
         "    execute_tool double ERROR",
     ]
+
+
+@pytest.mark.spec("25.5")
+async def test_call_of_a_run_has_a_link_to_the_span_of_its_caller(spans: RecordedSpans) -> None:
+    caller_trace = TraceContext("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+
+    @tool
+    async def ping() -> str:
+        return "pong"
+
+    async with Toolspace(tools=[ping]) as ts:
+        instrument(ts, spans.provider)
+        async with ts.run() as run:
+            await ts.orchestrator.execute("ping", {}, context=ToolContext(trace=caller_trace), run=run)
+    call = spans.get("execute_tool ping")
+    assert [f"{link.context.trace_id:032x}" for link in call.links] == ["0af7651916cd43dd8448eb211c80319c"]

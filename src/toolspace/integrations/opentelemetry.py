@@ -123,8 +123,12 @@ class _CallSpans:
         parent = call.parent
         if call.run is not None and (parent is None or parent.run is not call.run):
             context, links = self._runs.get(call.run).turn_context()
-            caller_span = trace.get_current_span(_caller_context(call.base_context)).get_span_context()
-            return context, [*links, Link(caller_span)] if caller_span.is_valid and not links else links
+            caller_context = _caller_context(call.base_context)
+            if caller_context is not None and not links:
+                caller_span = trace.get_current_span(caller_context).get_span_context()
+                if caller_span.trace_id != trace.get_current_span(context).get_span_context().trace_id:
+                    links = [Link(caller_span)]
+            return context, links
         span = self._running_spans.get(parent) if parent is not None else None
         current = trace.get_current_span().get_span_context()
         if span is None and not current.is_valid:
