@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,18 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
 from tests.server.gateway_api import ApiClient, open_api, write_config
+from tests.server.scripted_agents import (
+    MODEL,
+    PERSON,
+    ROOM,
+    AgentGateway,
+    agent_config,
+    list_result_texts,
+    open_agent_gateway,
+    open_model_server,
+    tool_calls_turn,
+)
+from tests.server.test_approvals import poll
 from toolspace import ToolContext, Toolspace
 from toolspace.server.gateway import Gateway
 
@@ -203,13 +216,66 @@ async def open_command_line(folder: Path) -> AsyncIterator[list[Call]]:
         yield [call, call_with_context(ts, "bob")]
 
 
+def call_by_agent(setup: AgentGateway, sender: str, kind: str) -> Call:
+    """Lets a person ask an agent, which calls the tool itself, or lets a sub-agent or a background task call it."""
+    model_server = setup.model_server
+
+    async def call(name: str, arguments: dict[str, Any]) -> Any:
+        turn = tool_calls_turn((name, arguments))
+        scripts = {
+            "agent": [turn, "Done."],
+            "subagent": [tool_calls_turn(("agent__bob", {"prompt": "Call it.", "reason": "why"})), "Done."],
+            # The agent and its task ask the same model, in any order: both call the tool.
+            "task": [tool_calls_turn(("spawn_task", {"description": "call", "input": "Call it."})), turn, turn],
+        }
+        model, result_count = ("of-bob", 1) if kind == "subagent" else (MODEL, 2 if kind == "task" else 1)
+        old_count = len(model_server.list_requests(model))
+        model_server.script(*scripts[kind])
+        if kind == "subagent":
+            model_server.script(turn, "Done.", model="of-bob")
+        await setup.say("Call it.", sender=sender)
+
+        async def read_results() -> list[Any]:
+            requests = model_server.list_requests(model)[old_count:]
+            texts = [list_result_texts(item)[-1] for item in requests if item["messages"][-1]["role"] == "tool"]
+            return [json.loads(text) for text in texts if '"owner"' in text]
+
+        async def read_open_runs() -> list[Any]:
+            runs = (await setup.api.get("/api/runs")).data["items"]
+            return [run for run in runs if run["status"] in ("queued", "running", "waiting_tool")]
+
+        results = await poll(read_results, lambda results: len(results) >= result_count)
+        assert all(result == results[-1] for result in results)
+        await poll(read_open_runs, lambda runs: not runs)
+        return results[-1]
+
+    return call
+
+
+@asynccontextmanager
+async def open_agents_of(folder: Path, kind: str) -> AsyncIterator[list[Call]]:
+    (folder / "tools.py").write_text(TOOLS)
+    async with open_model_server() as model_server:
+        agents = {
+            "ada": agent_config(model_server, agents=["bob"], tools=["spawn_task"], session="user"),
+            "bob": agent_config(model_server, model={"name": "of-bob"}, spaces=[]),
+        }
+        async with open_agent_gateway(folder, model_server, agents=agents, functions="./tools.py") as setup:
+            other_person = await setup.api.create("/api/entities", type="human", name="Bob")
+            await setup.api.create(f"/api/spaces/{ROOM}/members", entityId=other_person["id"])
+            yield [call_by_agent(setup, sender, kind) for sender in (PERSON, other_person["id"])]
+
+
 IN_ONE_PROCESS = [
     open_library, open_runs, open_batches, open_http, open_http_runs, open_mcp_sessions, open_stateless_mcp,
 ]  # fmt: skip
-INTERFACES = [*IN_ONE_PROCESS, open_mcp_stdio, open_command_line]
+AGENTS = [partial(open_agents_of, kind=kind) for kind in ("agent", "subagent", "task")]
+INTERFACES = [*IN_ONE_PROCESS, open_mcp_stdio, open_command_line, *AGENTS]
 
 
 def name_interface(interface: Any) -> str:
+    if isinstance(interface, partial):
+        return interface.keywords["kind"]
     return interface.__name__.removeprefix("open_")
 
 
