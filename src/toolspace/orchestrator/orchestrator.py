@@ -408,8 +408,9 @@ class ToolOrchestrator:
         if context is not None:
             self.context = context
         decisions = {"policies": policies, "permissions": permissions, "policy_rules": policy_rules}
-        stored_limits = {"quotas": quotas, "quota_store": quota_store, "masks_secrets": masks_secrets}
-        for name, value in {**decisions, "approvals": approvals, **stored_limits}.items():
+        limits = {"quotas": quotas, "quota_store": quota_store}
+        settings = {**decisions, **limits, "approvals": approvals, "masks_secrets": masks_secrets}
+        for name, value in settings.items():
             if value is not None:
                 setattr(services, name, value)
                 for layer in tuple(self._layers):
