@@ -409,8 +409,7 @@ class ToolOrchestrator:
             self.context = context
         decisions = {"policies": policies, "permissions": permissions, "policy_rules": policy_rules}
         limits = {"quotas": quotas, "quota_store": quota_store}
-        settings = {**decisions, **limits, "approvals": approvals, "masks_secrets": masks_secrets}
-        for name, value in settings.items():
+        for name, value in {**decisions, **limits, "approvals": approvals, "masks_secrets": masks_secrets}.items():
             if value is not None:
                 setattr(services, name, value)
                 for layer in tuple(self._layers):
