@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
@@ -45,8 +46,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     hooks: Sequence[Hook] = ()
     """Run for matching calls, in this order."""
     count_tokens: TokenCounter = estimate_tokens
-    state_dir: Path | None = None
+    state_dir: Path | str | None = None
     """The directory of stored outputs; None: the user's state directory."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.state_dir, str):
+            msgspec.structs.force_setattr(self, "state_dir", Path(self.state_dir))
+        elif not isinstance(cast("object", self.state_dir), Path | None):
+            raise TypeError(f"Settings.state_dir is a path, not {str(self.state_dir)[:80]!r}")
 
     def defaults(self) -> CallDefaults:
         values = {name: getattr(self, name) for name in CallDefaults.__struct_fields__}

@@ -21,6 +21,7 @@ CIRCUIT_BREAKER_FAILURES: Final = 5
 """After how many failed calls in a row a provider is not called for a while."""
 CIRCUIT_BREAKER_DELAY_SECONDS: Final = 30.0
 MODEL_TIMEOUT_SECONDS: Final = 600.0
+MODEL_STALL_SECONDS: Final = 30.0
 MODEL_RETRIES: Final = 4
 EVENT_RETENTION_SECONDS: Final = 604_800.0
 RETENTION_SECONDS: Final = 2_592_000.0
