@@ -16,7 +16,7 @@ from benchmarks.harness import QUICK, Report, Row, format_report, run_python
 MEASURES = (
     "call", "cache", "imports", "register", "many", "memory", "stream", "queues", "threads", "telemetry", "policies",
     "quotas",
-    "mcp", "serve", "proxy", "rest", "openapi", "startup",
+    "mcp", "serve", "proxy", "rest", "openapi", "startup", "first_answer",
     "gateway_results", "gateway_events", "gateway_memory", "gateway_mcp",
     "agent_rounds", "agent_durable", "agent_models", "agent_many",
 )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,7 @@ import yaml
 from tests.models.model_server import (
     ModelApiRequest,
     anthropic_message,
-    chat_chunk,
     error_reply,
-    events,
     stream_reply,
     text_block,
     text_completion,
@@ -167,20 +164,6 @@ async def test_a_slow_response_times_out(agent: AgentWithModel) -> None:
     assert not result.ok
     assert "50 ms" in result.error or "0.05" in result.error, result.error
     await agent.server.client_closed.wait()
-
-
-@coverage.covers("model.stallTimeout")
-async def test_a_response_that_stalls_is_requested_again(agent: AgentWithModel) -> None:
-    async def stall(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
-        writer.write(head + events(chat_chunk({"content": "Half of"})))
-        await agent.server.never_answer(reader, writer)
-
-    agent.server.script(stall, text_completion("All of it."))
-    assert (await agent.ask(stallTimeout="50ms", retries=1)).text == "All of it."
-    agent.server.script(stall)
-    result = await agent.ask(stallTimeout="50ms", retries=0)
-    assert "nothing of its response arrived for 0.05 s; raise model.stallTimeout" in result.error
 
 
 @coverage.covers("model.retries")

@@ -605,6 +605,7 @@ OTHER_MODULES = (
     "restTools.",
     "openapi.",
     "defaults.mcpInitConcurrency",
+    "defaults.startPatience",
     "defaults.traceMCP",
     "defaults.descriptionPrefix",
     "tools.mcpServers",

@@ -19,6 +19,7 @@ from aiohttp import web
 from tests.providers.mcp.conftest import until
 from tests.setting_coverage import SettingCoverage
 from toolspace import ConfigError, ProviderError, ToolContext, Toolspace
+from toolspace.orchestrator.provider_startup import StartupWait
 
 pytestmark = [pytest.mark.spec("5.3"), pytest.mark.spec("3.2")]
 
@@ -301,6 +302,33 @@ async def test_concurrent_starts_of_mcp_servers_are_limited(setup: SourceSetup) 
     assert [word for word in words if word in ("start", "greeted")] == ["start", "greeted"] * 3
 
 
+@coverage.covers("defaults.startPatience", "mcpServers.<name>.startPatience")
+@pytest.mark.spec("3.19")
+async def test_lists_wait_for_starting_servers_within_their_patience(setup: SourceSetup) -> None:
+    gate = setup.folder / "gate"
+    script = Path(__file__).parent / "providers" / "mcp" / "servers" / "gated.py"
+    server = {"command": sys.executable, "args": [str(script), str(gate), "work"]}
+
+    async def start_and_list(own_setting: Any, default: Any) -> tuple[Toolspace, asyncio.Task[None]]:
+        servers = {"s": server if own_setting is None else {**server, "startPatience": own_setting}}
+        ts = setup.open(mcpServers=servers, defaults={"startPatience": default})
+        ts.startup_wait = StartupWait(only_required=True)
+        await ts.__aenter__()
+        list_wait = asyncio.create_task(ts.orchestrator.wait_for_lists())
+        await asyncio.wait((list_wait,), timeout=0.3)
+        return ts, list_wait
+
+    for own_setting, default, is_patient in ((None, 0, False), (None, "1h", True), (0, "1h", False), ("1h", 0, True)):
+        gate.unlink(missing_ok=True)
+        ts, list_wait = await start_and_list(own_setting, default)
+        async with asyncio.timeout(60):
+            assert list_wait.done() is not is_patient
+            gate.touch()
+            await list_wait
+            assert (ts.find_tool("s__work") is not None) or not is_patient
+            await ts.aclose()
+
+
 @coverage.covers("defaults.traceMCP")
 async def test_messages_of_mcp_servers_are_logged(setup: SourceSetup) -> None:
     lines: list[str] = []
@@ -483,5 +511,5 @@ async def test_a_required_openapi_service_must_start(setup: SourceSetup) -> None
 
 def test_every_documented_setting_of_a_source_has_a_test() -> None:
     prefixes = ("mcpServers.", "restTools.", "openapi.")
-    settings = ("defaults.mcpInitConcurrency", "defaults.traceMCP", "tools.mcpServers")
+    settings = ("defaults.mcpInitConcurrency", "defaults.startPatience", "defaults.traceMCP", "tools.mcpServers")
     assert coverage.list_missing(*prefixes, *settings) == []

@@ -14,17 +14,7 @@ from typing import Any
 
 import pytest
 
-from toolspace import (
-    ConfigError,
-    EventType,
-    FunctionTool,
-    Settings,
-    Tool,
-    ToolNameConflict,
-    Toolspace,
-    ToolspaceError,
-    tool,
-)
+from toolspace import ConfigError, EventType, FunctionTool, ToolNameConflict, Toolspace, ToolspaceError, tool
 from toolspace.agents.registry import AgentRegistry
 from toolspace.config.find_and_watch import default_state_dir
 from toolspace.config.load import load_config
@@ -389,14 +379,3 @@ def test_help_does_not_print_the_environment(function: object) -> None:
     assert "environ: " in text
     assert "PATH" not in text
     assert os.environ["PATH"] not in text
-
-
-@pytest.mark.spec("5.1")
-async def test_the_state_directory_may_be_a_text(tmp_path: Path) -> None:
-    large = Tool("large", "Large.", handler=lambda parameters, context: "x" * 5_000)
-    settings = Settings(state_dir=str(tmp_path / "state"), tool_response_max_bytes=100)
-    async with Toolspace(tools=[large], settings=settings) as ts, ts.run() as run:
-        assert (await run.call("large", {})).ok
-    assert list((tmp_path / "state" / "outputs").iterdir())
-    with pytest.raises(TypeError, match=r"Settings.state_dir is a path, not '3'"):
-        Settings(state_dir=3)  # type: ignore[arg-type]

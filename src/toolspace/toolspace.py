@@ -83,7 +83,7 @@ class Toolspace:
         `conversations` keeps the sessions of `run_agent`; None: they are in memory.
         `parent`: a toolspace whose tools this one offers too, except those whose names it uses itself."""
         settings = settings or Settings()
-        self.state_dir = Path(settings.state_dir or default_state_dir())
+        self.state_dir = settings.state_dir or default_state_dir()
         self.config_path: Path | None = None
         self.startup_wait = StartupWait()
         """How long `async with` waits for providers that start slowly."""

@@ -120,36 +120,3 @@ def test_any_text_is_data_or_a_syntax_error(text: str) -> None:
             parse(text)
         except YamlSyntaxError as error:
             assert error.line >= 1  # noqa: PT017 - any text may be valid
-
-
-@pytest.mark.spec("5.1")
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("a: |\n  \tindented\n  next\n", "\tindented\nnext\n"),
-        ("a: |-\n\n    \tindented\n    \tnext\n", "\n\tindented\n\tnext"),
-        ('a: "x\u0085y\u0080z"\n', "x\u0085y\u0080z"),
-        ("a: 'x\u009fy'\n", "x\u009fy"),
-        ("a: |\n  x\u0081y\u2028z\n", "x\u0081y\u2028z\n"),
-        ("a: x\x7fy\n", "x\x7fy"),
-        ("a: '\U000f0000\u0080'\n", "\U000f0000\u0080"),  # The characters that stand in for others stay, too.
-        ('a: "\\ud83d\\ude00"\n', "😀"),
-    ],
-)
-def test_valid_yaml_that_the_parser_refuses_is_read(text: str, value: str) -> None:
-    assert parse_yaml(text).data == {"a": value}
-    assert parse_yaml_as_json(text) == {"a": value}
-
-
-@pytest.mark.spec("5.1")
-def test_tabs_that_only_separate_are_read() -> None:
-    text = "a:\n  -\tone\n  - two\n\t\nb: 1\n"
-    assert parse_yaml_as_json(text) == {"a": ["one", "two"], "b": 1}
-    assert parse_yaml(text).lines["b",] == 5
-
-
-@pytest.mark.spec("5.1")
-@pytest.mark.parametrize("text", ["a: |\n\tx\n", "a:\n\tb: 1\n", "a: x\x01y\n", "a: >\n  \tx\n"])
-def test_tabs_and_control_characters_that_cannot_be_read_are_errors_with_their_line(text: str) -> None:
-    with pytest.raises(YamlSyntaxError):
-        parse_yaml_as_json(text)

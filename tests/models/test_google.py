@@ -253,21 +253,3 @@ async def test_the_official_sdk_understands_the_test_server(server: ModelTestSer
     assert parts[0].text == "Hi "
     assert parts[1].function_call.args == {"a": 1}
     assert server.requests[0].path.endswith("/models/gemini-2.5-flash:streamGenerateContent?alt=sse")
-
-
-@pytest.mark.spec("11.7")
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        ("/proxy/gemini", "/proxy/gemini/v1beta/models"),
-        ("/v1", "/v1/models"),
-        ("/proxy/v1beta/", "/proxy/v1beta/models"),
-        ("/v1/projects/p/locations/l/publishers/google", "/v1/projects/p/locations/l/publishers/google/models"),
-    ],
-)
-async def test_the_path_of_the_base_url_is_used_whole(server: ModelTestServer, path: str, expected: str) -> None:
-    server.reply(stream_reply(google_chunks({"text": "Hi"})))
-    model = open_model("google", "gemini-2.5-flash", base_url=f"{server.url}{path}", api_key="k", environ={}, retries=0)
-    await model.respond(HELLO)
-    await model.aclose()
-    assert server.requests[0].path == f"{expected}/gemini-2.5-flash:streamGenerateContent?alt=sse"

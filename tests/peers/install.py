@@ -50,6 +50,7 @@ SETS = {
         PeerSet("npm", ROOT / "tests/peers/package.json"),
         PeerSet("inspector", ROOT / "tests/peers/inspector/package.json"),
         PeerSet("streams", ROOT / "tests/peers/streams/package.json"),
+        PeerSet("clients", ROOT / "tests/peers/clients/package.json"),
         PeerSet("servers", ROOT / "tests/peers/servers.txt"),
         PeerSet("sqlite", ROOT / "tests/peers/sqlite.txt"),
         PeerSet("conformance", ROOT / "tests/conformance/package.json", by_default=False),

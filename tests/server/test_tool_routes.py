@@ -103,6 +103,7 @@ async def test_a_tool_key_sees_only_its_tools(api: ApiClient) -> None:
 @pytest.mark.spec("12.1")
 async def test_servers_report_their_status_and_are_restarted(with_server: ApiClient, tmp_path: Path) -> None:
     api = with_server
+    await api.post("/api/tools/notes__add/call", {})  # It waits until the server has started.
     first = (await api.get("/api/servers/notes")).data
     assert (first["state"], first["tools"], first["restarts"]) == ("ready", 1, 0)
     second_response = await api.post("/api/servers/notes/restart")

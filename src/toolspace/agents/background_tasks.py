@@ -255,6 +255,7 @@ async def prepare_task(ledger: Ledger, prepared_agent: PreparedAgent, lease: Ses
     prompt_context = await ledger.read(load_prompt_context, lease.owner_id)
     run = await ledger.read(run_rows.find, task.run_id)
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0).isoformat()
+    await prepared_agent.tools.wait_for_lists()
     sections = (
         f'You work on a task for the agent "{agent.name}". It is: {single_line(task.description)}\nNow it is {now}.',
         _TASK_INSTRUCTIONS,

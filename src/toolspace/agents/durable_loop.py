@@ -257,6 +257,7 @@ class DurableLoop(LoopHooks):
         if task is not None:
             system = task.prompt
         else:
+            await prepared_agent.tools.wait_for_lists()
             system = build_system_prompt(
                 prepared_agent.agent,
                 await self._ledger.read(load_prompt_context, self.lease.session_id),

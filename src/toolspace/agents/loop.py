@@ -239,6 +239,7 @@ class AgentLoop:
         tool_choice = settings.tool_choice
         if run.steps and tool_choice not in ("auto", "required", "none"):
             tool_choice = "auto"  # Forced in every step, a named tool would keep the run from ending.
+        await self._prepared_agent.tools.wait_for_lists()
         request = ModelRequest(
             system=self._system,
             turns=turns,

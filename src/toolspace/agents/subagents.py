@@ -254,6 +254,7 @@ async def _run_prepared(
         seconds=min(run.budget.remaining_seconds, request.caller.remaining_seconds),
     )
     tool_run.trace.attributes["agent"] = run.name
+    await prepared_agent.tools.wait_for_lists()
     system = request_system_prompt(prepared_agent, run, context)
     if request.output is not None:
         tool_run.check_report = request.output.check

@@ -33,7 +33,8 @@ from toolspace.cli.agent_checks import (
     check_session_scopes,
 )
 from toolspace.cli.check_result import CheckResult, CheckState, print_check
-from toolspace.cli.local_toolspace import config_environment, config_path, inspected_toolspace
+from toolspace.cli.config_file import config_environment, config_path
+from toolspace.cli.local_toolspace import inspected_toolspace
 from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import show_status

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
+from toolspace.cli.config_file import read_config
 from toolspace.cli.local_toolspace import (
     complete_tool_name,
     find_tool,
     not_found_message,
-    read_config,
     started_toolspace,
 )
 from toolspace.cli.logs import mute_provider_warnings

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from toolspace.cli.local_toolspace import read_config
+from toolspace.cli.config_file import read_config
 from toolspace.cli.options import Options
 from toolspace.client.client import ToolspaceClient
 from toolspace.client.errors import GatewayUnreachable

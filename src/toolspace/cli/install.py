@@ -24,6 +24,7 @@ import tomlkit
 from tomlkit.container import Container
 from tomlkit.items import Comment, Table, Whitespace
 
+from toolspace.cli.config_file import config_path
 from toolspace.cli.editor_files import (
     CLIENTS,
     INSTALLABLE,
@@ -35,7 +36,6 @@ from toolspace.cli.editor_files import (
     read_text,
     rewrite_file,
 )
-from toolspace.cli.local_toolspace import config_path
 from toolspace.cli.options import Command, Options
 from toolspace.config.file_formats import (
     ConfigDocument,

@@ -23,7 +23,10 @@ _STYLES = ({"bold": True}, {"fg": "cyan"}, {"fg": "yellow"})
 @click.option("--category", metavar="NAME", help=f"List one category only: {', '.join(ToolCategory)}.")
 @click.pass_obj
 async def command(options: Options, tokens: bool, category: str | None) -> int:
-    """List the tools: name, category and description."""
+    """List the tools: name, category and description.
+
+    Waits until every MCP server is ready or has failed. Exits with 1 if one failed.
+    """
     tool_category = _parse_category(category)
     output = options.output
     mute_provider_warnings(options)
@@ -41,8 +44,8 @@ async def command(options: Options, tokens: bool, category: str | None) -> int:
         if search_note:
             output.note(search_note)
     for namespace, reason in unavailable.items():
-        output.warning(f"the tools of {namespace} are missing: {reason}")
-    return 0
+        output.error(f"the tools of {namespace} are missing: {reason}")
+    return 1 if unavailable else 0
 
 
 def _documents(tools: Sequence[Tool], costs: Sequence[int] | None) -> list[dict[str, object]]:

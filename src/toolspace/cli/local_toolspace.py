@@ -5,25 +5,22 @@ Finds the configuration, sets up the logs, starts the providers and closes every
 
 from __future__ import annotations
 
+import asyncio
 import getpass
 import logging
 import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, redirect_stderr, redirect_stdout, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from toolspace.cli.logs import FORMAT_VARIABLE, LEVEL_VARIABLE, set_up_logs
+from toolspace.cli.config_file import config_environment, config_path
+from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Options
 from toolspace.cli.output import first_line, show_status
-from toolspace.config.configuration import Config
-from toolspace.config.find_and_watch import find_config
-from toolspace.config.load import load_config
 from toolspace.core.approvals import ApprovalCallback
 from toolspace.core.names import SEPARATOR, did_you_mean
-from toolspace.core.secret_masking import register_secrets
 from toolspace.errors import ConfigError, ProviderError
 from toolspace.orchestrator.catalog import CatalogEntry
 from toolspace.orchestrator.effective_settings import EffectiveSettings
@@ -34,12 +31,13 @@ from toolspace.toolspace import Toolspace
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-CONFIG_VARIABLE = "TOOLSPACE_CONFIG"
 _log = logging.getLogger("toolspace.cli")
-_WAIT_FOR_ALL = StartupWait(wait_for_stragglers=True)
-"""A command prints once: a server that is ready a little later would be missing from its output."""
-_WAIT_FOR_CHECK = StartupWait(seconds=60, wait_for_stragglers=True)
-"""As long as a server may take to start."""
+_WAIT_FOR_ALL = StartupWait(seconds=65, wait_for_stragglers=True)
+"""A command prints once: a server that is ready a little later would be missing from its output. Each provider gets a
+little more than the time that an MCP server may take to start, so that it is ready or has failed."""
+ONLY_REQUIRED = StartupWait(only_required=True)
+"""For processes that serve: the others start in the background, and clients are notified of their tools."""
+_SHOWN_NAMES = 3
 
 
 @asynccontextmanager
@@ -66,17 +64,54 @@ async def started_toolspace(
             output.warning(warning)
         else:
             _log.info("%s", warning)
-    async with show_status(output, "starting"):
-        try:
-            await ts.__aenter__()
-        except OSError as error:
-            raise ConfigError(
-                f"storage.dir: the state directory cannot be used: {error}; set it to a folder that you may write"
-            ) from error
+    async with show_status(output, "starting", lambda: _describe_progress(ts)):
+        await _start(ts)
     try:
         yield ts
     finally:
         await ts.aclose()
+
+
+@asynccontextmanager
+async def starting_toolspace(
+    options: Options, *, callbacks: McpCallbacks, on_approval: ApprovalCallback | None = None
+) -> AsyncGenerator[tuple[Toolspace, asyncio.Task[None]]]:
+    """Yields a toolspace at once, and the task that starts it. Raises `ConfigError`.
+
+    The task ends when the required providers are ready. It raises `ProviderError` if one does not start.
+    """
+    set_up_logs(options, os.environ)
+    ts = create_toolspace(options, callbacks=callbacks, on_approval=on_approval)
+    ts.startup_wait = ONLY_REQUIRED
+    for warning in ts.warnings:
+        _log.info("%s", warning)
+    start = asyncio.create_task(_start(ts))
+    try:
+        yield ts, start
+    finally:
+        start.cancel()
+        await asyncio.gather(start, return_exceptions=True)
+        await ts.aclose()
+
+
+async def _start(ts: Toolspace) -> None:
+    try:
+        await ts.__aenter__()
+    except OSError as error:
+        raise ConfigError(
+            f"storage.dir: the state directory cannot be used: {error}; set it to a folder that you may write"
+        ) from error
+
+
+def _describe_progress(ts: Toolspace) -> str:
+    """Returns how many MCP servers are ready or have failed, and which of the others are starting."""
+    servers = ts.list_servers()
+    starting_names = [server.name for server in servers if server.state in ("stopped", "starting")]
+    if not starting_names:
+        return ""
+    more = f" and {len(starting_names) - _SHOWN_NAMES} more" if len(starting_names) > _SHOWN_NAMES else ""
+    names = ", ".join(starting_names[:_SHOWN_NAMES])
+    return f"{len(servers) - len(starting_names)} of {len(servers)} servers; waiting for {names}{more}"
 
 
 @asynccontextmanager
@@ -88,8 +123,9 @@ async def inspected_toolspace(options: Options) -> AsyncGenerator[Toolspace]:
             logging.getLogger(name).addFilter(lambda record: record.levelno > logging.WARNING)
     ts = create_toolspace(options)
     try:
-        with suppress(ProviderError):
-            await ts.orchestrator.warmup(wait=_WAIT_FOR_CHECK)
+        async with show_status(options.output, "starting", lambda: _describe_progress(ts)):
+            with suppress(ProviderError):
+                await ts.orchestrator.warmup(wait=_WAIT_FOR_ALL)
         yield ts
     finally:
         await ts.aclose()
@@ -111,32 +147,6 @@ def create_toolspace(
         single_tool=single_tool,
         on_approval=on_approval,
     )
-
-
-def read_config(options: Options) -> Config:
-    """Returns the configuration, and registers its secrets for masking. Raises `ConfigError`."""
-    config = load_config(config_path(options), environ=config_environment(options))
-    register_secrets(config.secret_values)
-    return config
-
-
-def config_path(options: Options) -> Path | None:
-    """Returns the file of `--config` or `TOOLSPACE_CONFIG`, else the nearest one upwards; None: built-in tools only."""
-    if path := options.config or os.environ.get(CONFIG_VARIABLE):
-        return Path(path)
-    try:
-        return find_config(Path.cwd())
-    except OSError as error:
-        raise ConfigError(f"the current folder cannot be read: {error.strerror}") from error
-
-
-def config_environment(options: Options) -> dict[str, str]:
-    """Returns the environment variables for the configuration, without those that only the command line uses."""
-    own_variables = (CONFIG_VARIABLE, LEVEL_VARIABLE, FORMAT_VARIABLE)
-    environ = {name: value for name, value in os.environ.items() if name not in own_variables}
-    if options.trace_mcp:
-        environ["TOOLSPACE_TRACE_MCP"] = "true"
-    return environ
 
 
 def session_id() -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from toolspace.cli.config_file import LOG_FORMAT_VARIABLE, LOG_LEVEL_VARIABLE
 from toolspace.cli.options import Options
 from toolspace.cli.output import CommandOutput, escape_control_characters
 from toolspace.core import json_text
@@ -17,8 +18,6 @@ from toolspace.core.names import SEPARATOR, did_you_mean, sanitise
 from toolspace.core.secret_masking import mask_secrets
 from toolspace.orchestrator.stages.call_events import VERBOSE
 
-LEVEL_VARIABLE = "TOOLSPACE_LOG"
-FORMAT_VARIABLE = "TOOLSPACE_LOG_FORMAT"
 LEVELS = {
     "debug": logging.DEBUG,
     "verbose": VERBOSE,
@@ -135,17 +134,17 @@ def _choose_level(options: Options, environ: Mapping[str, str]) -> int | None:
         return logging.ERROR
     if options.verbose:
         return VERBOSE
-    text = environ.get(LEVEL_VARIABLE, "").strip().lower()
+    text = environ.get(LOG_LEVEL_VARIABLE, "").strip().lower()
     if not text:
         return None
     if text not in LEVELS:
         hint = did_you_mean(text, LEVELS)
-        raise click.UsageError(f"{LEVEL_VARIABLE}={text}: the level is one of {', '.join(LEVELS)}{hint}")
+        raise click.UsageError(f"{LOG_LEVEL_VARIABLE}={text}: the level is one of {', '.join(LEVELS)}{hint}")
     return LEVELS[text]
 
 
 def _is_json_format(environ: Mapping[str, str]) -> bool:
-    text = environ.get(FORMAT_VARIABLE, "").strip().lower()
+    text = environ.get(LOG_FORMAT_VARIABLE, "").strip().lower()
     if text not in ("", "text", "json"):
-        raise click.UsageError(f"{FORMAT_VARIABLE}={text}: the format is text or json")
+        raise click.UsageError(f"{LOG_FORMAT_VARIABLE}={text}: the format is text or json")
     return text == "json"

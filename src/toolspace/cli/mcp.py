@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import NamedTuple
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 from click.core import ParameterSource
 
 from toolspace.cli.event_loop import Interrupts, fast_loop_factory, is_loopback, run, tune_process, wait_for_signal
-from toolspace.cli.gateway_connection import find_local_gateway
-from toolspace.cli.local_toolspace import read_config, started_toolspace
 from toolspace.cli.options import Command, Options
-from toolspace.core.approvals import CALLER, ApprovalDecision, ApprovalRequest
-from toolspace.orchestrator.provider_startup import StartupWait
-from toolspace.providers.mcp.server_spec import FORWARD_TO_CALLER
-from toolspace.server.control_socket import serve_control_socket
-from toolspace.toolspace import Toolspace
+
+if TYPE_CHECKING:  # Heavy imports delay the first answer to a client on stdio.
+    from toolspace.core.approvals import ApprovalCallback, ApprovalDecision, ApprovalRequest
+    from toolspace.server.mcp.first_answers import EarlyReader
+    from toolspace.server.mcp.stdio_pipes import ClaimedPipes
 
 TOKEN_VARIABLE = "TOOLSPACE_MCP_TOKEN"
-_STARTUP_WAIT = StartupWait(seconds=10)
-"""Clients wait for the first response. They are notified of tools of servers that start later."""
 
 
 @click.command("mcp", cls=Command)
@@ -87,23 +84,55 @@ class _HttpAddress(NamedTuple):
 
 
 async def _serve_stdio(options: Options) -> int:
+    # Only what the first answer needs is imported before it. Clients wait a second for it, or a few.
+    from toolspace.cli.config_file import read_config
+    from toolspace.composition.mcp_servers import read_last_instructions
+    from toolspace.server.mcp.first_answers import EarlyReader, FirstAnswers
     from toolspace.server.mcp.stdio_pipes import claim_stdio, exit_after_disconnect
 
     # First, so that nothing else can write to the client.
     with claim_stdio() as pipes, exit_after_disconnect(pipes.input):
         if os.isatty(pipes.input):
             options.output.note("Serving MCP on standard input and output; Ctrl-C ends it.")
-        async with _started_toolspace(options, show_warnings=False) as ts, serve_control_socket(ts):
-            from toolspace.server.mcp.stdio import serve_stdio  # The MCP library takes almost a second to import.
-
-            ts.watch()
-            await serve_stdio(ts, pipes)
+        instructions = read_last_instructions(read_config(options))
+        with EarlyReader(pipes, FirstAnswers(instructions)) as early_reader:
+            await _serve_toolspace(options, pipes, early_reader)
     return 0
 
 
+async def _serve_toolspace(options: Options, pipes: ClaimedPipes, early_reader: EarlyReader) -> None:
+    """Serves the toolspace until the client closes its end. Raises if a required provider does not start."""
+    from toolspace.cli.local_toolspace import starting_toolspace
+    from toolspace.providers.mcp.server_spec import FORWARD_TO_CALLER
+    from toolspace.server.control_socket import serve_control_socket
+    from toolspace.server.mcp.stdio import serve_stdio  # The MCP library takes almost a second to import.
+
+    toolspace_start = starting_toolspace(options, callbacks=FORWARD_TO_CALLER, on_approval=_refuse_approvals(options))
+    async with toolspace_start as (ts, start), serve_control_socket(ts):
+        ts.watch()
+        server_task = asyncio.create_task(serve_stdio(ts, pipes, early_reader))
+        try:
+            await asyncio.wait((start, server_task), return_when=asyncio.FIRST_COMPLETED)
+            if not server_task.done():
+                await start
+            await server_task
+        finally:
+            server_task.cancel()
+            await asyncio.gather(server_task, return_exceptions=True)
+
+
 async def _serve_http(options: Options, address: _HttpAddress, interrupts: Interrupts) -> int:
+    from toolspace.cli.local_toolspace import ONLY_REQUIRED, started_toolspace
+    from toolspace.providers.mcp.server_spec import FORWARD_TO_CALLER
+    from toolspace.server.control_socket import serve_control_socket
+
     async with (
-        _started_toolspace(options) as ts,
+        started_toolspace(
+            options,
+            startup_wait=ONLY_REQUIRED,
+            callbacks=FORWARD_TO_CALLER,
+            on_approval=_refuse_approvals(options),
+        ) as ts,
         serve_control_socket(ts),
         AsyncExitStack() as stack,
     ):
@@ -134,17 +163,14 @@ async def _serve_http(options: Options, address: _HttpAddress, interrupts: Inter
     return 0
 
 
-def _started_toolspace(options: Options, *, show_warnings: bool = True) -> AbstractAsyncContextManager[Toolspace]:
+def _refuse_approvals(options: Options) -> ApprovalCallback:
+    """Returns the callback that refuses each call that needs approval, and says where it can be approved."""
+    from toolspace.core.approvals import ApprovalDecision
+
     async def refuse(request: ApprovalRequest) -> ApprovalDecision:
         return ApprovalDecision(False, await _explain_refusal(options, request))
 
-    return started_toolspace(
-        options,
-        show_warnings=show_warnings,
-        startup_wait=_STARTUP_WAIT,
-        callbacks=FORWARD_TO_CALLER,
-        on_approval=refuse,
-    )
+    return refuse
 
 
 async def _explain_refusal(options: Options, request: ApprovalRequest) -> str:
@@ -153,6 +179,10 @@ async def _explain_refusal(options: Options, request: ApprovalRequest) -> str:
     This process stores nothing, so a call cannot wait for a decision. A gateway can; the client has to call it there,
     because its calls are made with a key of their own.
     """
+    from toolspace.cli.config_file import read_config
+    from toolspace.cli.gateway_connection import find_local_gateway
+    from toolspace.core.approvals import CALLER
+
     source = f" ({request.source})" if request.source else ""
     reason = f'the tool "{request.tool.name}" needs approval by {", ".join(request.approvers)}{source}'
     if CALLER in request.approvers:

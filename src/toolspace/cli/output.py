@@ -270,9 +270,10 @@ def _colour_token(match: re.Match[str]) -> str:
 class StatusLine:
     """One line at the bottom of the terminal: what is running, for how long, and how far it is."""
 
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str, get_detail: Callable[[], str] | None = None) -> None:
         self.detail = ""
         """The progress. May change while the line is shown."""
+        self._get_detail = get_detail
         self._label = label
         self._started = time.monotonic()
         self._is_shown = False
@@ -296,6 +297,8 @@ class StatusLine:
         frame = 0
         while not self._is_hidden:
             seconds = time.monotonic() - self._started
+            if self._get_detail is not None:
+                self.detail = self._get_detail()
             text = f"{SPINNER[frame % len(SPINNER)]} {self._label} {seconds:.0f}s {self.detail}"
             _write_status(_CLEAR_LINE + first_line(text)[: _terminal_columns(sys.stderr.fileno()) - 1])
             self._is_shown = True
@@ -304,11 +307,16 @@ class StatusLine:
 
 
 @asynccontextmanager
-async def show_status(output: CommandOutput, label: str) -> AsyncGenerator[StatusLine]:
-    """Shows a status line while the block runs, if standard error is a terminal and `--quiet` is not set."""
+async def show_status(
+    output: CommandOutput, label: str, get_detail: Callable[[], str] | None = None
+) -> AsyncGenerator[StatusLine]:
+    """Shows a status line while the block runs, if standard error is a terminal and `--quiet` is not set.
+
+    `get_detail` returns the progress, each time that the line is drawn.
+    """
     import asyncio
 
-    status = StatusLine(label)
+    status = StatusLine(label, get_detail)
     if output.json or output.quiet or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield status
         return

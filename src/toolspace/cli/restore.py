@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from toolspace.cli.local_toolspace import read_config
+from toolspace.cli.config_file import read_config
 from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import show_status

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from toolspace import __version__
+from toolspace.cli.config_file import config_environment, config_path
 from toolspace.cli.event_loop import Interrupts, fast_loop_factory, is_loopback, run, tune_process, wait_for_signal
 from toolspace.cli.gateway_connection import KEY_VARIABLE
-from toolspace.cli.local_toolspace import config_environment, config_path
 from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import CommandOutput, show_status
@@ -170,6 +170,10 @@ def print_startup_message(options: Options, gateway: Gateway, url: str) -> None:
     output.line(url)
     output.note("")
     output.note(f"Toolspace gateway {__version__} with {len(gateway.toolspace.list_tools())} tools; Ctrl-C stops it.")
+    starting_names = [server.name for server in gateway.toolspace.list_servers() if server.state == "starting"]
+    if starting_names:
+        more = f" and {len(starting_names) - _MAX_NAMES} more" if len(starting_names) > _MAX_NAMES else ""
+        output.note(f"  MCP servers still start, and add their tools: {', '.join(starting_names[:_MAX_NAMES])}{more}")
     output.note(f"  data   {database}")
     output.note(f"  state  {gateway.config.state_dir}")
     output.note(f"  MCP    {url}/mcp")

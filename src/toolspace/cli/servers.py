@@ -24,7 +24,8 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
-from toolspace.cli.local_toolspace import inspected_toolspace, read_config
+from toolspace.cli.config_file import read_config
+from toolspace.cli.local_toolspace import inspected_toolspace
 from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import (
@@ -35,6 +36,7 @@ from toolspace.cli.output import (
     join_columns,
     show_status,
 )
+from toolspace.composition.mcp_servers import build_server_spec, login_dir
 from toolspace.config.configuration import Config
 from toolspace.config.provider_settings import McpServerSettings
 from toolspace.config.secret_references import load_secrets, resolve_secrets
@@ -135,7 +137,10 @@ async def _show(options: Options, config: Config) -> int:
         options.output.note("there are no MCP servers in the configuration")
     else:
         _print_groups(options.output, groups, disabled, verbose=options.verbose)
-    return 1 if any(_lacks_required(config, group) for group in groups) else 0
+    failed_servers = [server for group in groups for server in group.servers if server.state == "failed"]
+    for server in failed_servers:
+        options.output.error(f"{server.name} has failed: {server.last_error}")
+    return 1 if failed_servers or any(_lacks_required(config, group) for group in groups) else 0
 
 
 async def _load_groups(options: Options, config: Config) -> list[ServerGroup]:
@@ -145,7 +150,7 @@ async def _load_groups(options: Options, config: Config) -> list[ServerGroup]:
         return [ServerGroup(response.pid, response.servers, response.error) for response in responses]
     if not any(map(_can_start, config.mcp_servers.values())):
         return []
-    async with show_status(options.output, "starting"), inspected_toolspace(options) as ts:
+    async with inspected_toolspace(options) as ts:
         return [ServerGroup(None, report_servers(ts), "")]
 
 
@@ -156,7 +161,7 @@ async def _restart(options: Options, config: Config, server: McpServerSettings) 
     groups = [ServerGroup(response.pid, _only(response.servers, name), response.error) for response in responses]
     if not responses:
         options.output.note(f"no toolspace of this configuration runs: starting {name} here, to test it")
-        async with show_status(options.output, f"starting {name}"), inspected_toolspace(options) as ts:
+        async with inspected_toolspace(options) as ts:
             groups = [ServerGroup(None, _only(report_servers(ts), name), "")]
     if options.json:
         options.output.document(_documents(config, groups))
@@ -334,7 +339,6 @@ def _origin(url: str | None) -> str:
 
 async def _log_in(options: Options, config: Config, server: McpServerSettings, *, use_browser: bool) -> int:
     """Logs in, and restarts the server in the toolspaces that run, so that they use the new login."""
-    from toolspace.composition.providers import build_server_spec, login_dir  # Here: with libraries for HTTP.
     from toolspace.providers.mcp.oauth.authorization import login
     from toolspace.providers.mcp.oauth.token_store import TokenStore
 
@@ -355,7 +359,6 @@ async def _log_in(options: Options, config: Config, server: McpServerSettings, *
 
 
 async def _log_out(options: Options, config: Config, server: McpServerSettings) -> int:
-    from toolspace.composition.providers import build_server_spec, login_dir
     from toolspace.providers.mcp.oauth.authorization import logout
     from toolspace.providers.mcp.oauth.token_store import TokenStore
 

@@ -1,6 +1,6 @@
 """Builds the providers of a configuration: MCP servers, REST tools, OpenAPI services, plugins. Starts none.
 
-Used by `from_config`; the CLI uses `login_dir` and `build_server_spec`.
+Used by `from_config`.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
+from toolspace.composition.mcp_servers import build_server_spec, login_dir, open_tool_cache
 from toolspace.config.configuration import Config
 from toolspace.config.provider_settings import McpServerSettings, OpenApiSettings, ProviderSettings, RestToolSettings
 from toolspace.config.secret_references import resolve_secrets
@@ -22,7 +22,8 @@ from toolspace.core.names import SEPARATOR, sanitise
 from toolspace.errors import ConfigError, ProviderError, RegistrationError, ToolspaceError
 from toolspace.orchestrator.catalog import Catalog
 from toolspace.orchestrator.effective_settings import ProviderRules, ToolRules
-from toolspace.providers.mcp.server_spec import McpCallbacks, ServerSpec
+from toolspace.providers.mcp.server_spec import McpCallbacks
+from toolspace.providers.mcp.tool_cache import ToolCacheFile
 from toolspace.providers.plugins import MountedProvider
 
 if TYPE_CHECKING:
@@ -100,10 +101,12 @@ def build_providers(
     def is_needed(plan: _ProviderPlan) -> bool:
         return single_tool is None or plan.rules.required or plan.may_offer(single_tool)
 
+    # From here, where references to secrets still stand for them: a new token does not change the tools.
+    caches = {name: open_tool_cache(server, config) for name, server in config.mcp_servers.items()}
     if (config if config.parent is None else config.parent).secret_references:
-        plans = _plan_providers(config, denied_tools, overrides, callbacks)
+        plans = _plan_providers(config, denied_tools, overrides, callbacks, caches)
         config = _resolve_secrets(config, {plan.key for plan in plans if is_needed(plan)})
-    for plan in _plan_providers(config, denied_tools, overrides, callbacks):
+    for plan in _plan_providers(config, denied_tools, overrides, callbacks, caches):
         if not is_needed(plan):
             continue
         key = plan.key
@@ -160,19 +163,6 @@ def belongs_to_one_provider(config: Config, tool: str) -> bool:
     return any(_is_in_namespace(tool, namespace) for namespace in namespaces)
 
 
-def login_dir(config: Config) -> Path:
-    """The directory of the logins at MCP servers."""
-    return config.state_dir / "logins"
-
-
-def build_server_spec(server: McpServerSettings, config: Config) -> ServerSpec:
-    """The settings of a server as its provider needs them. References to secrets stay."""
-    fields = _copy_fields(server, ServerSpec)
-    if server.description_prefix is None:
-        fields["description_prefix"] = config.defaults.description_prefix
-    return ServerSpec(**fields)
-
-
 def find_mcp_providers(providers: Iterable[ToolProvider]) -> dict[str, McpProvider]:
     """The MCP servers among the providers, by namespace."""
     inner_providers = (provider.inner if isinstance(provider, MountedProvider) else provider for provider in providers)
@@ -199,7 +189,11 @@ def check_tool_names(providers: Iterable[ToolProvider]) -> None:
 
 
 def _plan_providers(
-    config: Config, tools_denied: Sequence[str], overrides: Mapping[str, ToolRules], callbacks: McpCallbacks
+    config: Config,
+    tools_denied: Sequence[str],
+    overrides: Mapping[str, ToolRules],
+    callbacks: McpCallbacks,
+    caches: Mapping[str, ToolCacheFile],
 ) -> Iterator[_ProviderPlan]:
     def build_rules(section: str, entry: ProviderSettings | McpServerSettings | OpenApiSettings) -> ProviderRules:
         source = config.source(section, entry.name)
@@ -216,6 +210,7 @@ def _plan_providers(
             tools_allowed=entry.tools_allowed,
             tools_denied=(*entry.tools_denied, *tools_denied),
             required=entry.required,
+            start_patience=entry.start_patience if isinstance(entry, McpServerSettings) else None,
             overrides=overrides,
         )
 
@@ -240,7 +235,7 @@ def _plan_providers(
                     msgspec.to_builtins(build_server_spec(server, config), enc_hook=str),
                     config.defaults.trace_mcp,
                 ],
-                build=partial(_build_mcp_provider, config, server, limiters, callbacks),
+                build=partial(_build_mcp_provider, config, server, limiters, callbacks, caches[server.name]),
                 rules=build_rules("mcpServers", server),
             )
     rest_tools = [tool for tool in config.rest_tools.values() if tool.enabled]
@@ -282,7 +277,11 @@ def _build_plugin(config: Config, entry: ProviderSettings, factories: dict[str, 
 
 
 def _build_mcp_provider(
-    config: Config, server: McpServerSettings, limiters: list[StartupLimiter], callbacks: McpCallbacks
+    config: Config,
+    server: McpServerSettings,
+    limiters: list[StartupLimiter],
+    callbacks: McpCallbacks,
+    tool_cache: ToolCacheFile,
 ) -> ToolProvider:
     """`limiters` holds the one limiter that all servers share. It is empty until the first server is built."""
     # Imported here: importing the MCP library takes almost a second, and only configurations with servers need it.
@@ -302,6 +301,7 @@ def _build_mcp_provider(
         callbacks=callbacks,
         startup_limiter=limiters[0],
         auth=create_http_auth(server.name, spec, store=TokenStore(login_dir(config)), open_login_page=None),
+        tool_cache=tool_cache,
         trace=config.defaults.trace_mcp,
         version=importlib.metadata.version("toolspace"),
     )

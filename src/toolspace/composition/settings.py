@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast
 
 import msgspec
 
@@ -34,6 +33,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     circuit_breaker_failures: int | None = defaults.CIRCUIT_BREAKER_FAILURES
     """After how many transport errors or timeouts in a row a provider is not called for a while; None: never."""
     circuit_breaker_delay: float = defaults.CIRCUIT_BREAKER_DELAY_SECONDS
+    start_patience: float = defaults.START_PATIENCE_SECONDS
+    """How long agents' prompts and lists for MCP clients wait for providers that are starting."""
     tool_output_ttl: float = defaults.TOOL_OUTPUT_TTL_SECONDS
     output_limits: OutputLimits = OutputLimits()
     """How many bytes of results may be stored; of the store that the toolspace creates itself."""
@@ -46,14 +47,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     hooks: Sequence[Hook] = ()
     """Run for matching calls, in this order."""
     count_tokens: TokenCounter = estimate_tokens
-    state_dir: Path | str | None = None
+    state_dir: Path | None = None
     """The directory of stored outputs; None: the user's state directory."""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.state_dir, str):
-            msgspec.structs.force_setattr(self, "state_dir", Path(self.state_dir))
-        elif not isinstance(cast("object", self.state_dir), Path | None):
-            raise TypeError(f"Settings.state_dir is a path, not {str(self.state_dir)[:80]!r}")
 
     def defaults(self) -> CallDefaults:
         values = {name: getattr(self, name) for name in CallDefaults.__struct_fields__}

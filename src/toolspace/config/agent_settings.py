@@ -103,9 +103,6 @@ class AgentModelSettings(Section, frozen=True, kw_only=True):
         "Its price, if Toolspace does not know it or yours is another one; `limits.maxCost` needs a price.",
     ] = None
     timeout: Annotated[Duration, "How long one response may take."] = defaults.MODEL_TIMEOUT_SECONDS
-    stall_timeout: Annotated[Duration, "How long nothing may arrive while the model writes."] = (
-        defaults.MODEL_STALL_SECONDS
-    )
     retries: Annotated[int, types.integer(0), "How often a request that failed for a temporary reason is retried."] = (
         defaults.MODEL_RETRIES
     )

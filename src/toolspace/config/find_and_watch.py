@@ -19,7 +19,7 @@ PROJECT_STATE_FOLDER = ".toolspace"
 """The state directory of a project, beside its configuration file."""
 STATE_MARKER = "without-configuration"
 """A file in the user's state directory: the state there belongs to commands without a configuration file."""
-_STATE_FOLDERS = ("conversations", "logins", "outputs", "run", "sessions")
+_STATE_FOLDERS = ("conversations", "logins", "mcp-tools", "outputs", "run", "sessions")
 _STATE_DATABASES = ("toolspace.db", "cache.db")
 _LASTING_STATE = ("toolspace.db", "conversations", "logins", "sessions")
 """What cannot be made again, unlike caches and outputs."""

@@ -185,6 +185,11 @@ class McpServerSettings(ToolSourceSettings, frozen=True, kw_only=True):
     idle_timeout: Annotated[
         Duration | None, "Stop the server after this time without use; the next call restarts it."
     ] = None
+    start_patience: Annotated[
+        float | None,
+        types.duration_or_zero,
+        "How long lists of tools wait while this server starts; without it `defaults.startPatience`.",
+    ] = None
     extra: Mapping[str, Any] = {}
     """Keys of other programs, kept unchanged."""
 

@@ -131,6 +131,11 @@ class DefaultSettings(Section, frozen=True, kw_only=True):
         Duration, "How long until the next call of that provider is let through, to test whether it is back."
     ] = defaults.CIRCUIT_BREAKER_DELAY_SECONDS
     mcp_init_concurrency: Annotated[Count, "How many MCP servers start at once."] = 32
+    start_patience: Annotated[
+        float,
+        types.duration_or_zero,
+        "How long a `tools/list` of an MCP client and the prompt of an agent wait for servers that are starting.",
+    ] = defaults.START_PATIENCE_SECONDS
     description_prefix: Annotated[
         bool, "Whether the descriptions of the tools of MCP servers begin with the name of their server: `[github] …`."
     ] = True

@@ -238,6 +238,14 @@ def duration(value: Value) -> float:
     return seconds
 
 
+@value_type("duration", 'a duration such as "2s"', {"type": ["string", "number"]}, format_default=format_duration)
+def duration_or_zero(value: Value) -> float:
+    seconds = _read_seconds(value)
+    if seconds < 0:
+        raise InvalidValue("a duration, or 0")
+    return seconds
+
+
 @value_type("duration", 'a duration such as "5m"', _SCALAR)
 def cache_duration(value: Value) -> float:
     if value.data is False or (isinstance(value.data, str) and value.data.strip().lower() in ("false", "no", "off")):

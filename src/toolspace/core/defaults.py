@@ -20,8 +20,9 @@ TOOL_OUTPUT_TTL_SECONDS: Final = 86_400.0
 CIRCUIT_BREAKER_FAILURES: Final = 5
 """After how many failed calls in a row a provider is not called for a while."""
 CIRCUIT_BREAKER_DELAY_SECONDS: Final = 30.0
+START_PATIENCE_SECONDS: Final = 2.0
+"""How long a list of tools waits for a provider that is starting."""
 MODEL_TIMEOUT_SECONDS: Final = 600.0
-MODEL_STALL_SECONDS: Final = 30.0
 MODEL_RETRIES: Final = 4
 EVENT_RETENTION_SECONDS: Final = 604_800.0
 RETENTION_SECONDS: Final = 2_592_000.0

@@ -78,6 +78,10 @@ class ToolProvider(ABC):
     async def warmup(self) -> None:
         """Connects and fetches the list of tools. Called in parallel with other providers; again after a failure."""
 
+    def is_waiting_to_start(self) -> bool:
+        """Whether `warmup` waits until other providers have started. The time limit of its start runs only later."""
+        return False
+
     def last_connected_at(self) -> float:
         """Returns when it last connected by itself, in seconds of `time.monotonic`; 0 if it has no connection."""
         return 0.0

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from toolspace.core import json_text
-from toolspace.core.defaults import MODEL_STALL_SECONDS, MODEL_TIMEOUT_SECONDS
+from toolspace.core.defaults import MODEL_TIMEOUT_SECONDS
 from toolspace.core.result import AudioPart, ImagePart, ResourcePart
 from toolspace.core.tool import Tool
 
@@ -128,8 +128,6 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`low`, `medium`, `high`, `none`, or another value that the provider accepts."""
     timeout: float = MODEL_TIMEOUT_SECONDS
     """Seconds for one request."""
-    stall_timeout: float = MODEL_STALL_SECONDS
-    """Seconds without a new piece while the model writes its response. It does not limit how long the model thinks."""
 
 
 DEFAULT_SETTINGS = ModelSettings()

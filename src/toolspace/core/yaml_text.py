@@ -15,8 +15,6 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import msgspec
 import yaml
 
-from toolspace.core.yaml_source import YamlSource
-
 KeyPath: TypeAlias = tuple[str | int, ...]
 
 MAX_DEPTH = 100
@@ -121,7 +119,7 @@ class _Composer:
     def __init__(self, text: str, *, max_depth: int, max_values: int) -> None:
         self.anchored_ids: set[int] = set()
         """The `id()` of every node that has an anchor."""
-        self._text = YamlSource(text)
+        self._text = text
         self._max_depth = max_depth
         self._max_values = max_values
         self._count = 0
@@ -130,21 +128,15 @@ class _Composer:
 
     def compose(self, *, is_single: bool) -> _Node | None:
         """Returns the root of the first document, or None. `is_single`: a second document is an error."""
-        while True:
-            self._count = 0
-            self._anchors.clear()
-            self.anchored_ids.clear()
-            try:
-                self._events = iter(_yaml.parse(self._text.parser_text, Loader=_LOADER))
-                return self._document(is_single)
-            except yaml.MarkedYAMLError as error:
-                mark: Any = error.problem_mark or error.context_mark
-                reason = error.problem or error.context or "not valid YAML"
-                if mark and self._text.repair(reason, mark.line, mark.column):
-                    continue
-                raise _error_at(mark, reason) if mark else YamlSyntaxError(reason, 1) from None
-            except yaml.YAMLError as error:
-                raise YamlSyntaxError(str(error).splitlines()[0], 1) from None
+        try:
+            self._events = iter(_yaml.parse(self._text, Loader=_LOADER))
+            return self._document(is_single)
+        except yaml.MarkedYAMLError as error:
+            mark: Any = error.problem_mark or error.context_mark
+            reason = error.problem or error.context or "not valid YAML"
+            raise _error_at(mark, reason) if mark else YamlSyntaxError(reason, 1) from None
+        except yaml.YAMLError as error:
+            raise YamlSyntaxError(str(error).splitlines()[0], 1) from None
 
     def _document(self, is_single: bool) -> _Node | None:
         next(self._events)  # The start of the stream.
@@ -173,7 +165,7 @@ class _Composer:
             self._anchors[anchor] = None  # Not complete: an alias to it from inside would never end.
         node: _Node
         if isinstance(event, yaml.ScalarEvent):
-            node = _Scalar(_scalar_tag(event), mark, self._text.restore(event.value))
+            node = _Scalar(_scalar_tag(event), mark, event.value)
         elif isinstance(event, yaml.SequenceStartEvent):
             items: list[_Node] = []
             while not isinstance(inner := next(self._events), yaml.SequenceEndEvent):

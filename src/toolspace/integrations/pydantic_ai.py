@@ -81,11 +81,13 @@ class ToolspaceToolset(AbstractToolset[AgentDepsT]):
             self._run.close()
 
     async def get_instructions(self, ctx: RunContext[AgentDepsT]) -> str | None:
+        await self._toolspace.orchestrator.wait_for_lists()
         return self._toolspace.orchestrator.instructions() or None
 
     async def get_tools(self, ctx: RunContext[AgentDepsT]) -> dict[str, ToolsetTool[AgentDepsT]]:
         retries = self._max_retries if self._max_retries is not None else ctx.max_retries
         hidden_names = LOOP_TOOLS if self._run is None or self._owns_run else ()
+        await self._toolspace.orchestrator.wait_for_lists()
         tools = self._toolspace.orchestrator.tools_for_model(self._run, context=self._context)
         return {
             tool.name: ToolsetTool(

@@ -10,7 +10,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -20,7 +19,7 @@ from toolspace.core.secret_masking import register_secrets
 from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ModelError, ToolDefinitionError, ToolExecutionError, ToolTransportError
 from toolspace.models.http import ModelEndpoint, ModelHttpClient, encode_body, retry_transient
-from toolspace.models.registry import API_VERSION, find_key, google_resource, resolve_access
+from toolspace.models.registry import find_key, google_resource, resolve_access
 
 IMAGE_TIMEOUT_SECONDS = 180.0
 """How long one image may take: the best models need more than a minute."""
@@ -204,7 +203,7 @@ def open_image_model(
     url, key = access.base_url, access.key
     if provider == "google":
         verb = "predict" if name.startswith("imagen") else "generateContent"
-        version = "" if API_VERSION.search(urlsplit(url).path) else "/v1beta"
+        version = "" if url.rpartition("/")[2].startswith("v1") else "/v1beta"
         url, authorization = f"{url}{version}/{google_resource(name)}:{verb}", {"x-goog-api-key": key or ""}
     else:
         url, authorization = f"{url}/images/generations", {"Authorization": f"Bearer {key}"}

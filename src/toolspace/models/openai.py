@@ -380,8 +380,6 @@ class OpenAIResponsesResponse(StreamedResponse):
             self.layout.add_entry(
                 {"type": _REASONING, "summary": item.summary or [], "encrypted_content": item.encrypted_content}
             )
-        if item.type == _REASONING:
-            self.is_writing = False
         if item.type != "function_call":
             return
         index = self.call_indices.get(position)

@@ -27,7 +27,7 @@ from toolspace.models.errors import build_error, response_error
 from toolspace.models.http import ModelEndpoint
 from toolspace.models.prices import find_price
 from toolspace.models.request_encoding import media_data, normalize_turns, split_turn
-from toolspace.models.streaming import StreamedResponse, stall_limit
+from toolspace.models.streaming import StreamedResponse
 
 _THINKING_PART = "pydantic"
 _FINISH_REASONS: Mapping[str | None, FinishReason] = {
@@ -83,10 +83,8 @@ class PydanticAIModel(Model):
                 model, messages, model_settings=self._build_settings(request), model_request_parameters=parameters
             ) as stream:
                 events = _EventReceiver(response)
-                async with stall_limit(self.name, request.settings.stall_timeout) as limit:
-                    async for event in stream:
-                        events.receive(event)
-                        limit.restart(response)
+                async for event in stream:
+                    events.receive(event)
                 pydantic_response = stream.get()
         except ModelError:
             raise

@@ -5,7 +5,6 @@ Used by the agents, the CLI, `images` and `embeddings`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 from urllib.parse import quote, urlsplit
@@ -111,8 +110,6 @@ PYDANTIC_AI_PROVIDERS = (
 """The providers that Pydantic AI has an adapter for, by its names."""
 DEMO = "demo"
 _ANTHROPIC_VERSION = "2023-06-01"
-API_VERSION = re.compile(r"/v[0-9]+[a-z]*[0-9]*(?:/|$)")
-"""A version in the path of Google's API. Google's own clients add one to a URL that has none."""
 
 
 def open_model(
@@ -321,7 +318,7 @@ def _open_http_model(
         case "generate":
             from toolspace.models.google import GoogleModel as ModelClass
 
-            version = "" if API_VERSION.search(urlsplit(base).path) else "/v1beta"
+            version = "" if urlsplit(base).path.strip("/") else "/v1beta"
             path = f"{version}/{google_resource(name)}:streamGenerateContent?alt=sse"
             authorization = {"x-goog-api-key": key}
     if is_azure:

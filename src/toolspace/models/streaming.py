@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -23,7 +22,6 @@ from toolspace.core.language_model import (
     ModelCall,
     ModelListener,
     ModelRequest,
-    ModelSettings,
     ModelTurn,
     TextDelta,
     ThinkingDelta,
@@ -86,8 +84,6 @@ class StreamedResponse:
         self.usage: Usage | None = None
         self.cost: float | None = None
         """The cost, if the provider itself sends it."""
-        self.is_writing = False
-        """Whether the model writes text or arguments, so that it does not pause for long."""
         self.layout = TurnLayout()
         self._is_refusal = False
         self._cache_write_tokens = 0
@@ -103,7 +99,6 @@ class StreamedResponse:
 
     def add_text(self, piece: str) -> None:
         self._count_size(len(piece))
-        self.is_writing = True
         self._texts.append(piece)
         self.layout.add_text(len(piece))
         if self._listen is not None:
@@ -116,14 +111,12 @@ class StreamedResponse:
 
     def add_thinking(self, piece: str) -> None:
         self._count_size(len(piece))
-        self.is_writing = False
         if self._listen is not None and piece:
             self._listen(ThinkingDelta(piece))
 
     def start_call(self, call_id: str | None, name: str) -> int:
         """Starts a call and returns its index, which its arguments refer to."""
         index = len(self._calls)
-        self.is_writing = True
         name = self.tool_names.get(name, name)
         call_id = call_id or f"call_{index}"
         if call_id in self._ids:  # Some servers use the same id for all calls.
@@ -141,7 +134,6 @@ class StreamedResponse:
         if index is None:
             return
         self._count_size(len(piece))
-        self.is_writing = True
         self._calls[index].pieces.append(piece)
         if self._listen is not None and piece:
             self._listen(CallDelta(index, piece))
@@ -266,7 +258,7 @@ class StreamingModel(Model):
         body = encode_body(self.build_request(request, omitted_features))
         while True:
             try:
-                return await self._send(body, request.settings, self.create_response(request, listen))
+                return await self._send(body, request.settings.timeout, self.create_response(request, listen))
             except ModelError as error:
                 shorter_request = self._omit_refused_feature(error, request, omitted_features, body)
                 if shorter_request is None:
@@ -295,18 +287,17 @@ class StreamingModel(Model):
                     return feature, shorter_body
         return None
 
-    async def _send(self, body: bytes, settings: ModelSettings, response: StreamedResponse) -> ModelTurn:
+    async def _send(self, body: bytes, timeout: float, response: StreamedResponse) -> ModelTurn:
         from toolspace.core.http_client_errors import HTTP_FAILURES
 
-        has_started, timeout = False, settings.timeout
+        has_started = False
         try:
             http_response = await self._http.post(self.endpoint, body, timeout)
             try:
                 if http_response.status != 200:
                     raise await read_error(self.endpoint, http_response)
                 has_started = True
-                async with stall_limit(self.name, settings.stall_timeout) as limit:
-                    await self._read(http_response, response, limit)
+                await self._read(http_response, response)
             finally:
                 http_response.close()  # Closes the connection too, unless all was read and it is back in the pool.
         # `from None`: the errors of aiohttp contain the whole URL.
@@ -320,7 +311,7 @@ class StreamingModel(Model):
             raise ModelError("broken", f"{self.name}: its response broke off before its end")
         return response.build_turn(self.price, len(body))
 
-    async def _read(self, http_response: aiohttp.ClientResponse, response: StreamedResponse, limit: StallLimit) -> None:
+    async def _read(self, http_response: aiohttp.ClientResponse, response: StreamedResponse) -> None:
         content, content_type = http_response.content, http_response.content_type
         if content_type in ("text/html", "application/xhtml+xml"):
             message = f"a web page is at {self.endpoint.url_without_query}; check base_url"
@@ -338,7 +329,6 @@ class StreamingModel(Model):
                 return
             while chunk := await content.readany():
                 _receive(response, decoder.feed(chunk))
-                limit.restart(response)
                 if response.is_complete:
                     await _read_to_end(content)
                     return
@@ -350,34 +340,6 @@ class StreamingModel(Model):
             if isinstance(error, msgspec.MsgspecError | UnicodeError):
                 raise
             raise ModelError("invalid", f"{self.name}: its answer cannot be read: {error}") from None
-
-
-class StallLimit:
-    """Ends a response of which nothing arrives while the model writes."""
-
-    def __init__(self, timeout: asyncio.Timeout, seconds: float) -> None:
-        self._timeout = timeout
-        self._seconds = seconds
-        self._now = asyncio.get_running_loop().time
-
-    def restart(self, response: StreamedResponse) -> None:
-        """A piece has arrived."""
-        is_limited = response.is_writing and response.finish is None and not response.is_complete
-        self._timeout.reschedule(self._now() + self._seconds if is_limited else None)
-
-
-@asynccontextmanager
-async def stall_limit(name: str, seconds: float) -> AsyncGenerator[StallLimit]:
-    """Raises `ModelError` if the limit ends the response. Such a response is requested again, like a broken one."""
-    timeout = asyncio.timeout(None)
-    try:
-        async with timeout:
-            yield StallLimit(timeout, seconds)
-    except TimeoutError:
-        if not timeout.expired():
-            raise
-        message = f"{name}: nothing of its response arrived for {seconds:g} s; raise model.stallTimeout"
-        raise ModelError("broken", message) from None
 
 
 def select_options(options: Mapping[str, Any], omitted_features: frozenset[str]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from toolspace.core.names import SEPARATOR, did_you_mean, qualify_all, sanitise
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool, check_local_name
 from toolspace.errors import ErrorKind, ToolNameConflict
-from toolspace.orchestrator.effective_settings import ProviderRules, ToolSpellings
+from toolspace.orchestrator.effective_settings import ProviderRules, ToolSpellings, matches_name
 from toolspace.orchestrator.tool_search import is_permitted
 
 if TYPE_CHECKING:
@@ -111,6 +111,16 @@ class Catalog:
     @property
     def providers(self) -> list[ToolProvider]:
         return list(self._providers)
+
+    def find_unmatched(self, patterns: Iterable[str]) -> list[str]:
+        """Returns the patterns that match no tool, denied ones included."""
+        spellings = [entry.spellings for entry in self.entries.values()]
+        return [pattern for pattern in patterns if not any(matches_name(pattern, tool.names) for tool in spellings)]
+
+    def get_timeout(self, provider: ToolProvider, default: float) -> float:
+        """Returns how long calls of a provider may take, if the rules for one of its tools say nothing else."""
+        timeout = self._providers[provider][0].rules.timeout
+        return default if timeout is None else timeout
 
     def __iter__(self) -> Iterator[CatalogEntry]:
         """Iterates over the entries that may be used, in the order of their providers."""

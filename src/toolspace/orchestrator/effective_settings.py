@@ -38,6 +38,7 @@ class CallDefaults(msgspec.Struct, frozen=True, kw_only=True):
     tool_search_threshold: SourcedValue[int | None] = SourcedValue(defaults.TOOL_SEARCH_THRESHOLD)
     circuit_breaker_failures: SourcedValue[int | None] = SourcedValue(defaults.CIRCUIT_BREAKER_FAILURES)
     circuit_breaker_delay: SourcedValue[float] = SourcedValue(defaults.CIRCUIT_BREAKER_DELAY_SECONDS)
+    start_patience: SourcedValue[float] = SourcedValue(defaults.START_PATIENCE_SECONDS)
 
 
 class ToolRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +89,8 @@ class ProviderRules(msgspec.Struct, frozen=True, kw_only=True):
     tools_allowed: Sequence[str] | None = None
     tools_denied: Sequence[str] = ()
     required: bool = False
+    start_patience: float | None = None
+    """How long a list of tools waits for its first start, in seconds; None: `CallDefaults.start_patience`."""
     overrides: Mapping[str, ToolRules] = {}
     """Tool name or glob → rules. Each key applies by itself: the most specific rule that matches and sets it wins."""
 

@@ -103,6 +103,10 @@ class LayeredOrchestrator(ToolOrchestrator):
     def _unavailable_reasons(self) -> Mapping[ToolProvider, str]:
         return {**self._parent._unavailable_reasons(), **super()._unavailable_reasons()}
 
+    async def wait_for_lists(self) -> None:
+        await self._parent.wait_for_lists()
+        await super().wait_for_lists()
+
     async def _wait_for_start(self, name: str) -> bool:
         return await super()._wait_for_start(name) or await self._parent._wait_for_start(name)
 

@@ -30,7 +30,6 @@ from toolspace.orchestrator.effective_settings import (
     EffectiveSettings,
     ProviderRules,
     ToolSpellings,
-    matches_name,
     resolve_settings,
 )
 from toolspace.orchestrator.event_bus import EventBus
@@ -118,12 +117,11 @@ class ToolOrchestrator:
         rules = rules or ProviderRules()
         self._catalog.add(provider, rules)
         if needs_start:
-            self._startup.add(provider, required=rules.required)
+            self._startup.add(provider, required=rules.required, patience=rules.start_patience)
 
     def find_unmatched(self, patterns: Iterable[str]) -> list[str]:
         """Returns the patterns that match no tool, denied ones included."""
-        spellings = [entry.spellings for entry in self._catalog.entries.values()]
-        return [pattern for pattern in patterns if not any(matches_name(pattern, tool.names) for tool in spellings)]
+        return self._catalog.find_unmatched(patterns)
 
     def get_spellings(self, name: str) -> ToolSpellings:
         """Returns all names of the tool with this full name; only this one if there is no such tool."""
@@ -146,11 +144,13 @@ class ToolOrchestrator:
         await provider.aclose()
 
     async def warmup(self, *, wait: StartupWait | None = None) -> None:
-        """Starts all providers in parallel. Raises `ProviderError` if a required one is not ready in time.
-
-        Providers that take longer than `wait` allows continue in the background.
-        """
+        """Starts all providers in parallel. Those that take longer than `wait` allows continue in the background.
+        Raises `ProviderError` if a required one is not ready in time."""
         await self._startup.start(wait)
+
+    async def wait_for_lists(self) -> None:
+        """Waits for providers that are starting, for each at most its `startPatience` since its start."""
+        await self._startup.wait_for_lists(self._services.defaults.start_patience.value)
 
     @property
     def root(self) -> ToolOrchestrator:
@@ -348,9 +348,7 @@ class ToolOrchestrator:
 
     def get_stats(self, principal: str | None = None) -> ToolStats:
         """Returns the statistics of all calls, or of the calls of one principal."""
-        stats = self._services.call_log.stats
-        collector = stats if principal is None else stats.of_principal(principal)
-        return collector.summary(entry.tool for entry in self._catalog)
+        return self._services.call_log.summarize(principal, (entry.tool for entry in self._catalog))
 
     # Extensions
 
@@ -409,7 +407,8 @@ class ToolOrchestrator:
             self.context = context
         decisions = {"policies": policies, "permissions": permissions, "policy_rules": policy_rules}
         limits = {"quotas": quotas, "quota_store": quota_store}
-        for name, value in {**decisions, **limits, "approvals": approvals, "masks_secrets": masks_secrets}.items():
+        settings = {**decisions, **limits, "approvals": approvals, "masks_secrets": masks_secrets}
+        for name, value in settings.items():
             if value is not None:
                 setattr(services, name, value)
                 for layer in tuple(self._layers):
@@ -466,7 +465,8 @@ class ToolOrchestrator:
         return self._startup.reasons()
 
     async def _wait_for_start(self, name: str) -> bool:
-        return await self._startup.wait_for_first_start(name)
+        default = self._services.defaults.tool_timeout.value
+        return await self._startup.wait_for_first_start(name, lambda owner: self._catalog.get_timeout(owner, default))
 
     def _compile(self, entry: CatalogEntry, *, in_run: bool) -> CallHandler:
         services, outer_stages = self._services, self._outer_stages

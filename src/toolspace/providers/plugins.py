@@ -272,6 +272,9 @@ class MountedProvider(ToolProvider):
     def describe_execution(self, name: str) -> object:
         return self._settings, self._source, self.inner.describe_execution(name)
 
+    def is_waiting_to_start(self) -> bool:
+        return self.inner.is_waiting_to_start()
+
     def last_connected_at(self) -> float:
         return self.inner.last_connected_at()
 

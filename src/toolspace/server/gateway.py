@@ -31,6 +31,7 @@ from toolspace.core.language_model import Embedder
 from toolspace.core.result import ToolResult
 from toolspace.errors import ModelError
 from toolspace.orchestrator.catalog import CatalogEntry
+from toolspace.orchestrator.provider_startup import StartupWait
 from toolspace.server.api_keys import InitialKeys, KeyUsage, create_missing_keys
 from toolspace.server.authentication import Authenticator
 from toolspace.server.authorization import Caller, MembershipCache
@@ -147,6 +148,8 @@ class Gateway:
         stack.push_async_callback(self.pending_calls.aclose)
         self.tool_key_policy.pending_calls = self.pending_calls
         self.toolspace = Toolspace.open(self._path, environ=self.environ, callbacks=ASK_SPACE_MEMBERS)
+        # Servers that start slowly delay neither the API nor MCP clients, which are notified of their tools.
+        self.toolspace.startup_wait = StartupWait(only_required=True)
         self.toolspace.orchestrator.register(PrebuiltProvider())
         self.toolspace.add_local_provider(TaskToolProvider())
         self.tool_key_policy.get_base_context = lambda: self.toolspace.orchestrator.context

@@ -13,6 +13,7 @@ from tests.peers.install import npm_package
 from toolspace import Settings
 from toolspace.core.argument_validation import compile_schema
 from toolspace.core.names import qualify_all
+from toolspace.errors import ProviderError
 from toolspace.providers.openapi.provider import OpenApiProvider, OpenApiSpec
 from toolspace.toolspace import Toolspace
 
@@ -111,33 +112,6 @@ async def test_an_example_is_the_same_in_json_and_yaml() -> None:
         assert first == second
 
 
-async def test_every_2_0_example_is_read_without_warnings() -> None:
-    files = sorted(npm_package("@readme/oas-examples").glob("2.0/*/*.*"))
-    assert len(files) >= 14
-    for file in files:
-        provider = await read(file, base_url="https://example.com")
-        assert provider.warnings == (), file.name
-        assert provider.list_tools(), file.name
-        check(provider)
-
-
-async def test_calls_of_a_2_0_document_match_it() -> None:
-    petstore = npm_package("@readme/oas-examples") / "2.0/json/petstore.json"
-    async with http_server() as server:
-        spec = OpenApiSpec(spec=str(petstore), base_url=server.url("/v2"), auth={"api_key": "k", "petstore_auth": "t"})
-        async with Toolspace(providers=[OpenApiProvider("pets", spec)]) as ts:
-            for name, arguments in (
-                ("findPetsByStatus", {"status": ["available", "sold"]}),
-                ("addPet", {"name": "Rex", "photoUrls": ["u"]}),
-                ("updatePetWithForm", {"petId": 7, "name": "Rex", "status": "sold"}),
-                ("getPetById", {"petId": 7}),
-            ):
-                result = await ts.call(f"pets__{name}", arguments)
-                assert result.ok, result.error
-    find, add, update, get = server.requests
-    assert find.target == "/v2/pet/findByStatus?status=available&status=sold"
-    assert (add.method, add.headers["content-type"]) == ("POST", "application/json")
-    assert add.body == b'{"name":"Rex","photoUrls":["u"]}'
-    assert update.headers["content-type"] == "application/x-www-form-urlencoded"
-    assert (update.target, update.body) == ("/v2/pet/7", b"name=Rex&status=sold")
-    assert get.headers["api_key"] == "k"
+async def test_2_0_documents_are_rejected_with_a_hint() -> None:
+    with pytest.raises(ProviderError, match=r"Swagger 2\.0.*convert it"):
+        await read(npm_package("@readme/oas-examples") / "2.0/json/petstore.json")

@@ -17,6 +17,7 @@ import click
 from toolspace.cli.chat.conversation import Conversation
 from toolspace.cli.chat.run_tracker import ChatContext
 from toolspace.cli.chat.screen import open_screen
+from toolspace.cli.config_file import config_environment, config_path, read_config
 from toolspace.cli.event_loop import Interrupts, fast_loop_factory, run
 from toolspace.cli.gateway_connection import (
     KEY_VARIABLE,
@@ -27,7 +28,6 @@ from toolspace.cli.gateway_connection import (
     find_local_gateway,
     gateway_options,
 )
-from toolspace.cli.local_toolspace import config_environment, config_path, read_config
 from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import show_status

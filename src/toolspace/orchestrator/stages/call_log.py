@@ -8,14 +8,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from toolspace.core import json_text
-from toolspace.core.call_statistics import CallStats, StatsCollector
+from toolspace.core.call_statistics import CallStats, StatsCollector, ToolStats
 from toolspace.core.extension_points import TokenCounter
 from toolspace.core.result import ToolResult
+from toolspace.core.tool import Tool
 from toolspace.errors import ErrorKind, ToolError
 from toolspace.orchestrator.run import Span
 
@@ -74,6 +76,11 @@ class CallLog:
     def recent(self) -> list[CallLogEntry]:
         """The latest calls, oldest first."""
         return [self._entry(row) for row in self._rows]
+
+    def summarize(self, principal: str | None, tools: Iterable[Tool]) -> ToolStats:
+        """Returns the statistics of all calls, or of the calls of one principal."""
+        stats = self.stats if principal is None else self.stats.of_principal(principal)
+        return stats.summary(tools)
 
     def add(self, call: Call, result: ToolResult, stats: CallStats | None) -> None:
         """Logs a call. `stats` is None for a name that no provider offers: made-up names must not use memory."""

@@ -80,6 +80,7 @@ class ServerConnection:
         self._end_reason: EndReason = "lost"
         self._is_closing = False
         self._is_attempting = False
+        self._is_waiting_for_slot = False
         self._handshake = False
         """Whether the server broke at the request for its era, and gets the handshake at once."""
         self._failures = 0
@@ -100,6 +101,16 @@ class ServerConnection:
     def is_first_reconnect(self) -> bool:
         """Whether the first attempt since the loss of the session is under way."""
         return self._session is None and self._failures <= 1 and self._is_attempting
+
+    @property
+    def is_stateless(self) -> bool:
+        """Whether the current or last session is of the stateless era."""
+        return self._status.era == "stateless"
+
+    @property
+    def is_waiting_for_slot(self) -> bool:
+        """Whether the current attempt waits until other servers have started."""
+        return self._is_waiting_for_slot
 
     async def start(self) -> None:
         """Returns when the server is ready. Raises ServerUnreachable if the current or next attempt fails."""
@@ -272,7 +283,7 @@ class ServerConnection:
             finally:
                 if owner is self._owner:
                     self._session = None
-                    self._is_attempting = False
+                    self._is_attempting = self._is_waiting_for_slot = False
             if owner is not self._owner:
                 return
             if ready_at is None:
@@ -310,7 +321,9 @@ class ServerConnection:
         if self._status.state not in ("reconnecting", "failed"):  # These stay: they say that it is a retry.
             self._set_state("starting")
         limiter = self._options.startup_limiter
+        self._is_waiting_for_slot = limiter is not None
         async with limiter.slot() if limiter is not None else nullcontext():
+            self._is_waiting_for_slot = False
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
                     session, transport, tool_list = await connect(

@@ -25,6 +25,7 @@ from toolspace.errors import ProviderError
 from toolspace.providers.mcp.oauth.authorization import HttpAuth
 from toolspace.providers.mcp.server_spec import NO_CALLBACKS, McpCallbacks, ServerSpec
 from toolspace.providers.mcp.session import McpSession, ServerToolList, SessionOptions, open_session
+from toolspace.providers.mcp.tool_cache import ToolCacheFile
 from toolspace.providers.mcp.transports.base import (
     MAX_MESSAGE_BYTES,
     MessageTrace,
@@ -82,6 +83,8 @@ class ConnectionOptions(msgspec.Struct, frozen=True, kw_only=True):
     startup_limiter: StartupLimiter | None = None
     auth: HttpAuth | None = None
     """Authorizes HTTP requests."""
+    tool_cache: ToolCacheFile | None = None
+    """Keeps the tools for the next start; None: they are not kept."""
     trace: bool = False
     version: str = "0"
     """Toolspace's version, as it is reported to servers."""

@@ -19,9 +19,16 @@ from toolspace.core.tool import Tool
 from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ErrorKind, ProviderError
 from toolspace.providers.mcp.connection import ConnectionOptions, ServerConnection
-from toolspace.providers.mcp.conversion import ServerTool, parse_resource_contents
+from toolspace.providers.mcp.conversion import (
+    ServerTool,
+    UnusableTool,
+    limit_instructions,
+    parse_resource_contents,
+    parse_tool,
+)
 from toolspace.providers.mcp.server_spec import ServerSpec, ServerStatus
 from toolspace.providers.mcp.session import McpSession, ServerToolList
+from toolspace.providers.mcp.tool_cache import LastTools, ToolCacheFile
 from toolspace.providers.mcp.transports.base import (
     ServerUnreachable,
     UnknownSession,
@@ -49,7 +56,13 @@ class McpProvider(ToolProvider):
         self._server_tools: Mapping[str, ServerTool] = {}
         self._tools: Sequence[Tool] = ()
         self._server_version: str | None = None
-        self._connection = ServerConnection(name, spec, self._update_tools, options or ConnectionOptions())
+        options = options or ConnectionOptions()
+        self._cache = options.tool_cache
+        self._cached_instructions = ""
+        self._uses_cache = False
+        """Whether the tools are those of an earlier start, because the server has not listed them yet."""
+        self._save_task: asyncio.Task[None] | None = None
+        self._connection = ServerConnection(name, spec, self._update_tools, options)
 
     def list_tools(self) -> Sequence[Tool]:
         return self._tools
@@ -61,7 +74,7 @@ class McpProvider(ToolProvider):
         return self._connection.spec, self._server_version
 
     def get_instructions(self) -> str:
-        return self._connection.instructions
+        return self._cached_instructions if self._uses_cache else self._connection.instructions
 
     def status(self) -> ServerStatus:
         return self._connection.status
@@ -69,14 +82,23 @@ class McpProvider(ToolProvider):
     def last_connected_at(self) -> float:
         return self._connection.connected_at
 
+    def is_waiting_to_start(self) -> bool:
+        return self._connection.is_waiting_for_slot
+
     def is_reconnecting(self) -> bool:
         return self._connection.is_first_reconnect
 
     async def warmup(self) -> None:
-        """Starts the server. Raises ProviderError if it does not start."""
+        """Starts the server. Raises ProviderError if it does not start.
+
+        Until the server is ready, the tools of its last start are listed.
+        """
+        self._load_cached_tools()
         try:
             await self._connection.start()
         except ServerUnreachable as error:
+            if self._uses_cache:  # A server that failed offers nothing: its calls fail with the reason.
+                self._replace_tools({}, None)
             raise ProviderError(str(error)) from None
 
     async def restart(self) -> None:
@@ -88,15 +110,20 @@ class McpProvider(ToolProvider):
 
     async def aclose(self) -> None:
         await self._connection.aclose()
+        if self._save_task is not None and not self._save_task.get_loop().is_closed():
+            await asyncio.wait((self._save_task,))
 
     async def execute(self, name: str, parameters: dict[str, Any], context: ToolContext) -> ToolResult:
         tool = self._server_tools.get(name)
         if tool is None:
             return _failure("unknown_tool", f'the server no longer offers "{name}"', executed=False)
         is_retry = was_sent = False
+        is_from_cache = self._uses_cache
         while True:
             try:
                 async with self._connection.borrow_session() as session:
+                    if is_from_cache and (reason := self._find_change(name, tool)):
+                        return _failure("transport_error", reason, executed=False)
                     return await self._call(session, tool, parameters, context)
             except _RetryCall as retry:
                 was_sent = was_sent or retry.was_sent
@@ -180,18 +207,68 @@ class McpProvider(ToolProvider):
         return tool.replace(description=f"[{self.namespace}] {tool.description}".rstrip())
 
     def _update_tools(self, tool_list: ServerToolList) -> None:
-        previous, self._server_tools = self._server_tools, tool_list.tools
-        previous_version, self._server_version = self._server_version, self._connection.status.server
-        self._tools = [self._describe_tool(server_tool.tool) for server_tool in tool_list.tools.values()]
+        """Publishes and stores the tools that the server listed."""
+        server_version = self._connection.status.server
+        self._replace_tools(tool_list.tools, server_version)
+        if self._cache is not None:
+            last_tools = LastTools(
+                entries=tool_list.entries,
+                is_stateless=self._connection.is_stateless,
+                server=server_version,
+                instructions=self._connection.instructions,
+            )
+            save = self._save(self._cache, last_tools, self._save_task)
+            self._save_task = asyncio.get_running_loop().create_task(save)
+
+    async def _save(self, cache: ToolCacheFile, last_tools: LastTools, previous: asyncio.Task[None] | None) -> None:
+        if previous is not None and not previous.done():
+            await asyncio.wait((previous,))
+        await asyncio.to_thread(cache.save, last_tools)
+
+    def _load_cached_tools(self) -> None:
+        """Lists the tools of the last start, if the server has listed none yet."""
+        if self._cache is None or self._server_tools or self._connection.connected_at:
+            return
+        last_tools = self._cache.load()
+        if last_tools is None:
+            return
+        tools: dict[str, ServerTool] = {}
+        for entry in last_tools.entries:
+            with suppress(UnusableTool):
+                server_tool = parse_tool(entry, stateless=last_tools.is_stateless)
+                tools.setdefault(server_tool.tool.name, server_tool)
+        if tools:
+            self._cached_instructions = limit_instructions(last_tools.instructions)
+            self._replace_tools(tools, last_tools.server, from_cache=True)
+
+    def _find_change(self, name: str, cached_tool: ServerTool) -> str | None:
+        """Returns why a call of a tool from the cache must not be sent now that the server has listed its tools.
+
+        The caller has decided about the call, and policies have allowed it, by the definition of that time.
+        """
+        current_tool = self._server_tools.get(name)
+        if current_tool is None:
+            return f'the server no longer offers "{name}"'
+        if current_tool.tool.to_dict() != cached_tool.tool.to_dict():
+            return f'the definition of "{name}" has changed since the last start of the server; call it again'
+        return None
+
+    def _replace_tools(
+        self, tools: Mapping[str, ServerTool], server_version: str | None, *, from_cache: bool = False
+    ) -> None:
+        previous, self._server_tools = self._server_tools, tools
+        previous_version, self._server_version = self._server_version, server_version
+        self._uses_cache = from_cache
         if (
-            list(previous) != list(tool_list.tools)
-            or previous_version != self._server_version  # Results that an older version returned are not used again.
+            list(previous) != list(tools)
+            or previous_version != server_version  # Results that an older version returned are not used again.
             or any(
                 previous[name].tool.to_dict() != server_tool.tool.to_dict()
                 or previous[name].tool.mcp_fields != server_tool.tool.mcp_fields
-                for name, server_tool in tool_list.tools.items()
+                for name, server_tool in tools.items()
             )
         ):
+            self._tools = [self._describe_tool(server_tool.tool) for server_tool in tools.values()]
             self.notify_changed()
 
 

@@ -9,7 +9,7 @@ import asyncio
 import contextvars
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
@@ -58,6 +58,8 @@ class ServerToolList(msgspec.Struct, frozen=True):
 
     tools: Mapping[str, ServerTool]
     left_out: tuple[str, ...] = ()
+    entries: tuple[Mapping[str, Any], ...] = ()
+    """The usable tools as the server sent them."""
 
 
 class SessionOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,6 +192,7 @@ class McpSession:
             return ServerToolList({})  # The server offers only prompts or resources, and may not know `tools/list`.
         tools: dict[str, ServerTool] = {}
         left_out: list[str] = []
+        usable_entries: list[Mapping[str, Any]] = []
         cursor: str | None = None
         cursors: set[str] = set()
         for _ in range(_MAX_PAGES):
@@ -197,25 +200,29 @@ class McpSession:
             entries = page.get("tools")
             for entry in cast("list[object]", entries) if isinstance(entries, list) else ():
                 if len(tools) + len(left_out) < MAX_TOOLS:
-                    self._add_tool(entry, tools, left_out)
+                    usable_entries += self._add_tool(entry, tools, left_out)
             cursor = page.get("nextCursor")
             if not isinstance(cursor, str) or cursor in cursors or len(tools) + len(left_out) >= MAX_TOOLS:
                 break
             cursors.add(cursor)
-        return ServerToolList(tools, tuple(left_out))
+        return ServerToolList(tools, tuple(left_out), tuple(usable_entries))
 
-    def _add_tool(self, entry: object, tools: dict[str, ServerTool], left_out: list[str]) -> None:
+    def _add_tool(
+        self, entry: object, tools: dict[str, ServerTool], left_out: list[str]
+    ) -> Sequence[Mapping[str, Any]]:
+        """Adds the tool of an entry. Returns the entry, or nothing if the tool cannot be used."""
         try:
             server_tool = parse_tool(entry, stateless=self.is_stateless)
         except UnusableTool as reason:
             name = cast("dict[str, Any]", entry).get("name") if isinstance(entry, dict) else None
             left_out.append(f"{name if isinstance(name, str) else '?'}: {reason}"[:300])
-            return
+            return ()
         name = server_tool.tool.name
         if name in tools:
             left_out.append(f"{name}: listed twice; the first one counts")
-        else:
-            tools[name] = server_tool
+            return ()
+        tools[name] = server_tool
+        return (cast("Mapping[str, Any]", entry),)
 
     async def call_tool(self, tool: ServerTool, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
         """Calls a tool, and answers the questions that the server asks meanwhile."""

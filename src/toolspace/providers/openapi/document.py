@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from urllib.parse import unquote
 
 from yarl import URL
 
 from toolspace.core import json_text
 from toolspace.core.http_messages import display_url
-from toolspace.core.json_data import JsonObject, as_list, as_object
 from toolspace.core.yaml_text import parse_yaml_as_json
 from toolspace.errors import ProviderError, ToolError
-from toolspace.providers.openapi.swagger2 import convert_swagger
 from toolspace.providers.rest.client import HttpClient, HttpRequest
 
 if TYPE_CHECKING:
@@ -29,7 +27,17 @@ FETCH_TIMEOUT = 60.0
 _MAX_REFERENCE_CHAIN = 32
 
 OpenApiVersion = Literal["3.0", "3.1"]
-"""Which schemas the document has. Those of 3.2 are the same as those of 3.1."""
+JsonObject = dict[str, Any]
+
+
+def as_object(value: Any) -> JsonObject | None:
+    """The value if it is an object, otherwise None."""
+    return cast("JsonObject", value) if isinstance(value, dict) else None
+
+
+def as_list(value: Any) -> list[Any]:
+    """The value if it is a list, otherwise an empty list."""
+    return cast("list[Any]", value) if isinstance(value, list) else []
 
 
 class OpenApiError(Exception):
@@ -85,8 +93,7 @@ class DocumentFile:
 
     def _resolve(self, ref: str) -> ResolvedReference:
         path, _, pointer = ref.partition("#")
-        is_own = not path or (bool(self.document.self_uri) and path == self.document.self_uri)
-        file = self.document.open_file(self, path, ref) if not is_own else self.document.root if path else self
+        file = self if not path else self.document.open_file(self, path, ref)
         if pointer and not pointer.startswith("/"):
             raise OpenApiError(f"the reference {ref!r} names an anchor; use a path such as #/components/…")
         node: Any = file.data
@@ -105,15 +112,11 @@ class OpenApiDocument:
     """The whole document: its main file, and the files that it refers to."""
 
     def __init__(self, data: Any, *, path: Path | None = None, url: URL | None = None) -> None:
-        """Raises `OpenApiError` unless it is OpenAPI 3.0, 3.1 or 3.2, or Swagger 2.0."""
+        """Raises `OpenApiError` unless it is OpenAPI 3.0 or 3.1."""
         self.data: JsonObject = _check_version(data)
-        self.version: OpenApiVersion = "3.0" if str(self.data["openapi"]).startswith("3.0") else "3.1"
-        self.notes: dict[str, None] = {}
-        """What was assumed where the document leaves something open."""
-        self.self_uri = str(self.data.get("$self") or "").partition("#")[0]
-        """The URI that an OpenAPI 3.2 document gives itself; references in it may begin with it."""
-        self.url = _own_url(url, self.self_uri)
-        self.root = DocumentFile(self, self.data, "", path)
+        self.version: OpenApiVersion = "3.0" if str(data["openapi"]).startswith("3.0") else "3.1"
+        self.url = url
+        self.root = DocumentFile(self, data, "", path)
         self._files = {"": self.root}
 
     def open_file(self, source: DocumentFile, path_text: str, ref: str) -> DocumentFile:
@@ -213,30 +216,17 @@ def _check_version(data: Any) -> JsonObject:
     document = as_object(data)
     if document is None:
         raise OpenApiError("it is not an OpenAPI document: expected a mapping with the key openapi")
-    version = str(document.get("openapi") or document.get("swagger") or "")
-    if version.startswith(("3.0", "3.1", "3.2")):
+    version = str(document.get("openapi") or "")
+    if version.startswith(("3.0", "3.1")):
         return document
-    if version == "2" or version.startswith("2."):
-        try:
-            return convert_swagger(document)
-        except RecursionError:
-            raise OpenApiError("it is nested too deeply") from None
+    if "swagger" in document or version.startswith("2"):
+        raise OpenApiError(
+            f"it is Swagger {document.get('swagger') or version}, but only OpenAPI 3.0 and 3.1 are supported; "
+            "convert it, for example with `npx swagger2openapi`"
+        )
     raise OpenApiError(
-        f"openapi: {version!r} is not supported; use 3.0, 3.1, 3.2 or Swagger 2.0"
-        if version
-        else "it has no openapi: version"
+        f"openapi: {version!r} is not supported; use 3.0 or 3.1" if version else "it has no openapi: version"
     )
-
-
-def _own_url(url: URL | None, self_uri: str) -> URL | None:
-    """The URL that relative servers refer to: `$self`, else where the document was fetched."""
-    try:
-        self_url = URL(self_uri)
-    except ValueError:
-        return url
-    if self_url.absolute and self_url.scheme in ("http", "https"):
-        return self_url
-    return url.join(self_url) if url is not None and self_uri else url
 
 
 def _origin(url: str) -> URL | None:

@@ -12,8 +12,7 @@ import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.http_messages import CLIENT_HEADERS, is_token
-from toolspace.core.json_data import JsonObject, as_list, as_object
-from toolspace.providers.openapi.document import DocumentFile, OpenApiError
+from toolspace.providers.openapi.document import DocumentFile, JsonObject, OpenApiError, as_list, as_object
 from toolspace.providers.openapi.schemas import (
     SCHEMA_KEYWORDS,
     SCHEMA_LIST_KEYWORDS,

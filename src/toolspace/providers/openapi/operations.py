@@ -16,11 +16,17 @@ import msgspec
 from yarl import URL
 
 from toolspace.core import json_text
-from toolspace.core.json_data import JsonObject, as_list, as_object
 from toolspace.core.names import sanitise, short_hash
 from toolspace.core.schema_size import SchemaTooLarge, measure_schema
 from toolspace.errors import ProviderError
-from toolspace.providers.openapi.document import DocumentFile, OpenApiDocument, OpenApiError
+from toolspace.providers.openapi.document import (
+    DocumentFile,
+    JsonObject,
+    OpenApiDocument,
+    OpenApiError,
+    as_list,
+    as_object,
+)
 from toolspace.providers.openapi.inputs import (
     OpenApiParameter,
     OperationInputs,
@@ -35,11 +41,10 @@ from toolspace.providers.openapi.security import SecurityRequirements, SecurityS
 if TYPE_CHECKING:
     from toolspace.providers.openapi.provider import OpenApiSpec
 
-METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace", "query")
+METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 MAX_DESCRIPTION = 1000
 PATH_PLACEHOLDER = re.compile(r"\{([^{}/]+)\}")
 
-_METHOD = re.compile(r"[A-Za-z][A-Za-z0-9!#$%&'*+.^_`|~-]{0,30}")
 _SERVER_VARIABLE = re.compile(r"\{([^{}]+)\}")
 
 
@@ -109,7 +114,7 @@ def read_operations(document: OpenApiDocument, spec: OpenApiSpec, security: Secu
         except (OpenApiError, SchemaTooLarge, RecursionError) as error:
             reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
             warnings.append(f'operation "{name}" ({entry.method.upper()} {entry.path}) is left out: {reason}')
-    return OperationList(operations, [*warnings, *document.notes])
+    return OperationList(operations, warnings)
 
 
 def _list_entries(document: OpenApiDocument, warnings: list[str]) -> Iterator[OperationEntry]:
@@ -129,11 +134,6 @@ def _list_entries(document: OpenApiDocument, warnings: list[str]) -> Iterator[Op
         for method in METHODS:
             if (node := as_object(path_item.get(method))) is not None:
                 yield OperationEntry(method, path, node, path_item, reference.file)
-        for method, operation in (as_object(path_item.get("additionalOperations")) or {}).items():  # OpenAPI 3.2.
-            if not _METHOD.fullmatch(method):
-                warnings.append(f'operation {json_text.describe(method)} of path "{path}" is left out: no such method')
-            elif (node := as_object(operation)) is not None:
-                yield OperationEntry(method.lower(), path, node, path_item, reference.file)
 
 
 def _operation_names(entries: list[OperationEntry]) -> list[str]:
@@ -210,7 +210,7 @@ class _OperationReader:
         """The parameters of the path and the operation, and those that only the path's placeholders imply."""
         parameters: dict[tuple[str, str], OpenApiParameter] = {}
         for node in (entry.path_item, entry.node):
-            for item in self._list_parameters(node, entry.file):
+            for item in as_list(node.get("parameters")):
                 parameter = self._read_parameter(item, entry.file)
                 if parameter is not None:
                     parameters[parameter.key] = parameter
@@ -223,28 +223,6 @@ class _OperationReader:
         for placeholder in placeholders:
             parameters.setdefault(("path", placeholder), implied_path_parameter(placeholder))
         return [item for item in parameters.values() if item.location != "path" or item.name in placeholders]
-
-    def _list_parameters(self, node: JsonObject, file: DocumentFile) -> Iterator[Any]:
-        """Yields the parameters. One for the whole query string (OpenAPI 3.2) becomes one for each of its fields."""
-        for item in as_list(node.get("parameters")):
-            reference = file.follow(item)
-            parameter = as_object(reference.node) or {}
-            if parameter.get("in") != "querystring":
-                yield item
-                continue
-            content = as_object(parameter.get("content")) or {}
-            media_type = as_object(content.get("application/x-www-form-urlencoded"))
-            if media_type is None:
-                raise OpenApiError(
-                    f"the parameter {parameter.get('name')!r} is the whole query string in another form than that of "
-                    f"HTML forms: {', '.join(content) or 'none'}"
-                )
-            schema = as_object(reference.file.follow(media_type.get("schema")).node) or {}
-            required = as_list(schema.get("required"))
-            encoding = as_object(media_type.get("encoding")) or {}
-            for name, part in (as_object(schema.get("properties")) or {}).items():
-                field = {"name": name, "in": "query", "required": name in required, "schema": part}
-                yield {**field, **(as_object(encoding.get(name)) or {})}
 
     def _read_parameter(self, node: Any, file: DocumentFile) -> OpenApiParameter | None:
         parameter = as_object(node)
@@ -274,11 +252,6 @@ def _resolve_server(document: OpenApiDocument, servers: Any) -> OperationServer:
     if server is None or not isinstance(server.get("url"), str):
         raise OpenApiError("its first server has no url")
     text = _fill_variables(server["url"], server.get("variables"))
-    if text.startswith("//"):
-        scheme = document.url.scheme if document.url is not None else "https"
-        origin = "as the document" if document.url is not None else "because the document names none"
-        document.notes[f'the server "{text}" has no scheme; using {scheme}, {origin}'] = None
-        text = f"{scheme}:{text}"
     try:
         url = URL(text)
         if not url.absolute:

@@ -13,14 +13,21 @@ from yarl import URL
 
 from toolspace.core import json_text
 from toolspace.core.extension_points import ToolProvider
-from toolspace.core.json_data import JsonObject, as_object
 from toolspace.core.result import ToolResult
 from toolspace.core.schema_size import SchemaTooLarge, measure_schema
 from toolspace.core.secret_masking import mask_secrets
 from toolspace.core.tool import NO_ANNOTATIONS, Annotations, Tool, ToolCategory
 from toolspace.core.tool_context import ToolContext
 from toolspace.errors import ToolExecutionError, ToolNotFoundError
-from toolspace.providers.openapi.document import OpenApiDocument, OpenApiError, fetch_document, is_url, load_document
+from toolspace.providers.openapi.document import (
+    JsonObject,
+    OpenApiDocument,
+    OpenApiError,
+    as_object,
+    fetch_document,
+    is_url,
+    load_document,
+)
 from toolspace.providers.openapi.inputs import is_json_type
 from toolspace.providers.openapi.operations import OpenApiOperation, OperationList, read_operations
 from toolspace.providers.openapi.request_builder import compile_operation

@@ -14,9 +14,16 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 
 from toolspace.core import json_text
-from toolspace.core.json_data import JsonObject, as_list, as_object
 from toolspace.core.names import short_hash
-from toolspace.providers.openapi.document import DocumentFile, OpenApiDocument, OpenApiError, ResolvedReference
+from toolspace.providers.openapi.document import (
+    DocumentFile,
+    JsonObject,
+    OpenApiDocument,
+    OpenApiError,
+    ResolvedReference,
+    as_list,
+    as_object,
+)
 
 Direction = Literal["request", "response"]
 Refs = dict[str, None]

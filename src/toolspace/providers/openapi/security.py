@@ -18,11 +18,10 @@ from yarl import URL
 
 from toolspace.core import json_text
 from toolspace.core.http_messages import CLIENT_HEADERS, basic_authorization, is_token
-from toolspace.core.json_data import JsonObject, as_list, as_object
 from toolspace.core.names import did_you_mean
 from toolspace.core.secret_masking import mask_secrets, register_secrets
 from toolspace.errors import ToolError, ToolPermissionError, ToolTransportError
-from toolspace.providers.openapi.document import OpenApiDocument, OpenApiError
+from toolspace.providers.openapi.document import JsonObject, OpenApiDocument, OpenApiError, as_list, as_object
 from toolspace.providers.rest.client import HttpClient, HttpRequest, HttpResponse
 
 SecurityRequirements = list[JsonObject]

@@ -236,6 +236,7 @@ class FastPath:
         context: ToolContext | None,
         headers: json_rpc.Headers = (),
     ) -> None:
+        await self._service.wait_for_lists()
         try:
             page = self._service.list_page(cursor, context, modern=era.is_modern)
         except InvalidCursor as error:

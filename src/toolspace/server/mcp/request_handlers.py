@@ -180,6 +180,7 @@ class ToolspaceMcpServer(Server[Any]):
         self.changes.add_session(context)
 
     async def _list_tools(self, context: _Context, params: types.PaginatedRequestParams) -> dict[str, Any]:
+        await self._service.wait_for_lists()
         try:
             page = self._service.list_page(params.cursor, _get_caller(context), modern=_is_modern(context))
         except InvalidCursor as error:

@@ -13,6 +13,7 @@ from mcp.shared.message import SessionMessage
 from toolspace.core import json_text
 from toolspace.server.mcp import json_rpc
 from toolspace.server.mcp.elicitation import STDIO_CLIENT, SuspendedCalls
+from toolspace.server.mcp.first_answers import EarlyReader, ReceivedLine
 from toolspace.server.mcp.request_handlers import ToolspaceMcpServer
 from toolspace.server.mcp.stdio_pipes import ClaimedPipes, PipeWriter, read_lines
 from toolspace.server.mcp.tool_service import McpService
@@ -24,8 +25,11 @@ _Incoming = MemoryObjectSendStream[SessionMessage | Exception]
 _Outgoing = MemoryObjectReceiveStream[SessionMessage]
 
 
-async def serve_stdio(toolspace: Toolspace, pipes: ClaimedPipes) -> None:
-    """Serves until the client closes its end. Cancelling it cancels the running calls."""
+async def serve_stdio(toolspace: Toolspace, pipes: ClaimedPipes, early_reader: EarlyReader) -> None:
+    """Serves until the client closes its end. Cancelling it cancels the running calls.
+
+    `early_reader` has read the first lines of the client, and answered some of them.
+    """
     service = McpService(toolspace)
     suspended_calls = SuspendedCalls(service, client=STDIO_CLIENT)
     server = ToolspaceMcpServer(service, suspended_calls)
@@ -38,7 +42,8 @@ async def serve_stdio(toolspace: Toolspace, pipes: ClaimedPipes) -> None:
         PipeWriter(pipes.output) as writer,
         anyio.create_task_group() as tasks,
     ):
-        bridge = _PipeBridge(writer)
+        await asyncio.to_thread(early_reader.stop)
+        bridge = _PipeBridge(writer, early_reader)
         tasks.start_soon(bridge.read, pipes.input, requests)
         tasks.start_soon(bridge.write, responses)
         await server.run(server_reader, server_writer, server.create_initialization_options())
@@ -48,32 +53,49 @@ async def serve_stdio(toolspace: Toolspace, pipes: ClaimedPipes) -> None:
 class _PipeBridge:
     """Moves messages between the pipes and the SDK, and knows which requests have no response yet."""
 
-    def __init__(self, writer: PipeWriter) -> None:
+    def __init__(self, writer: PipeWriter, early_reader: EarlyReader) -> None:
         self._writer = writer
+        self._early_reader = early_reader
+        self._answered_requests: set[types.RequestId] = set()
+        """Requests that have an answer already. The SDK gets them too, for its state, and its answer is dropped."""
         self._open_requests: set[types.RequestId] = set()
         self._response_sent = asyncio.Event()
 
     async def read(self, descriptor: int, messages: _Incoming) -> None:
         async with messages:
-            async for line in read_lines(descriptor):
-                if line.isspace():
-                    continue
-                try:
-                    message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
-                except ValueError:
-                    await self._reject(line)
-                    continue
-                if isinstance(message, types.JSONRPCRequest):
-                    self._open_requests.add(message.id)
-                await messages.send(SessionMessage(message))
+            for early_line in self._early_reader.lines:
+                await self._forward(early_line, messages)
+            async for line in read_lines(descriptor, self._early_reader.unfinished_line):
+                received_line = self._early_reader.answers.receive(line)
+                if received_line.response is not None:
+                    await self._write_line(received_line.response)
+                await self._forward(received_line, messages)
             await self._wait_for_responses()
+
+    async def _forward(self, line: ReceivedLine, messages: _Incoming) -> None:
+        """Hands a line to the SDK, if it is for the SDK and a message."""
+        if not line.is_for_sdk or line.text.isspace():
+            return
+        try:
+            message = types.jsonrpc_message_adapter.validate_json(line.text, by_name=False)
+        except ValueError:
+            await self._reject(line.text)
+            return
+        if isinstance(message, types.JSONRPCRequest):
+            requests = self._open_requests if line.response is None else self._answered_requests
+            requests.add(message.id)
+        await messages.send(SessionMessage(message))
 
     async def write(self, messages: _Outgoing) -> None:
         async with messages:
             async for item in messages:
                 message = item.message
+                is_response = isinstance(message, types.JSONRPCResponse | types.JSONRPCError)
+                if is_response and message.id in self._answered_requests:
+                    self._answered_requests.discard(message.id)
+                    continue
                 await self._write_line(message.model_dump_json(by_alias=True, exclude_unset=True).encode())
-                if isinstance(message, types.JSONRPCResponse | types.JSONRPCError) and message.id is not None:
+                if is_response and message.id is not None:
                     self._open_requests.discard(message.id)
                     self._response_sent.set()
 

@@ -84,15 +84,19 @@ def exit_after_disconnect(descriptor: int, seconds: float = _EXIT_SECONDS) -> Ge
         os.close(wake_reader)
 
 
-async def read_lines(descriptor: int) -> AsyncGenerator[bytes]:
-    """Yields the lines of a descriptor. Yields an empty one instead of one longer than `MAX_LINE_BYTES`."""
-    if _is_regular_file(descriptor):
+async def read_lines(descriptor: int, first_bytes: bytes = b"") -> AsyncGenerator[bytes]:
+    """Yields the lines of a descriptor. Yields an empty one instead of one longer than `MAX_LINE_BYTES`.
+
+    `first_bytes` were read from it already, and begin the first line.
+    """
+    if is_regular_file(descriptor):
         with os.fdopen(os.dup(descriptor), "rb") as file:
             while line := await asyncio.to_thread(file.readline, MAX_LINE_BYTES):
                 yield line
         return
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=MAX_LINE_BYTES, loop=loop)
+    reader.feed_data(first_bytes)
     file = os.fdopen(os.dup(descriptor), "rb", buffering=0)
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), file)
     try:
@@ -120,7 +124,7 @@ class PipeWriter:
 
     async def __aenter__(self) -> PipeWriter:
         file = os.fdopen(os.dup(self._descriptor), "wb", buffering=0)
-        if _is_regular_file(self._descriptor):
+        if is_regular_file(self._descriptor):
             self._file = file
         else:
             loop = asyncio.get_running_loop()
@@ -152,7 +156,7 @@ class PipeWriter:
             await self._writer.drain()
 
 
-def _is_regular_file(descriptor: int) -> bool:
+def is_regular_file(descriptor: int) -> bool:
     """Whether it is a file or /dev/null, which asyncio cannot wait for and need not."""
     mode = os.fstat(descriptor).st_mode
     can_block = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)

@@ -110,6 +110,7 @@ class McpService:
     def __init__(self, toolspace: Toolspace) -> None:
         self.toolspace = toolspace
         self.cancel = toolspace.orchestrator.cancel
+        self.wait_for_lists = toolspace.orchestrator.wait_for_lists
         self.progress = ProgressSubscriptions(toolspace.bus)
         self.outputs = StoredOutputs(toolspace.outputs, toolspace.orchestrator.session)
         self.links = LinkedResources()

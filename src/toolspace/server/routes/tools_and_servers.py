@@ -155,6 +155,7 @@ class CallToolResponse(ResponseBody, frozen=True, kw_only=True):
 async def list_tools(request: Request) -> ResultPage[dict[str, Any]]:
     query = request.query(ToolListQuery)
     toolspace = request.gateway.toolspace
+    await toolspace.orchestrator.wait_for_lists()
     tools = toolspace.list_tools(context=request.gateway.tool_key_policy.context_for(request.caller))
     if query.category is not None:
         tools = [tool for tool in tools if tool.category == query.category]
