@@ -22,6 +22,7 @@ class CrashingDatabase(Database):
         self._writes_until_crash: int | None = None
         self._loses_last_write = False
         self.is_shared = database.is_shared
+        self.clock = database.clock
         self.has_crashed = asyncio.Event()
 
     def crash(self) -> None:

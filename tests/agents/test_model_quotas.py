@@ -13,24 +13,18 @@ from tests.setting_coverage import SettingCoverage
 from toolspace import Agent, Quota, Settings, ToolContext, Toolspace, tool
 from toolspace.builtin.memory import memory_tools
 from toolspace.config.agent_settings import ConsciousnessSettings
-from toolspace.core import quotas
 from toolspace.core.language_model import ModelRequest, Usage
-from toolspace.core.times import parse_iso_time, to_milliseconds
+from toolspace.core.quotas import MemoryQuotas
+from toolspace.core.times import format_iso, parse_iso_time, to_milliseconds
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.storage.database import Database, Program
 
 pytestmark = pytest.mark.spec("22.2")
 coverage = SettingCoverage("quotas[].")
 USAGE = Usage(requests=1, input_tokens=90, output_tokens=10, cost=0.5)
-NOON = "2100-03-01T12:00:00Z"  # In the future: the sweeper deletes counters of ended windows.
 
 
-@pytest.fixture(autouse=True)
-def times(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The current time: the last of the list."""
-    times = [NOON]
-    monkeypatch.setattr(quotas, "now_ms", lambda: to_milliseconds(parse_iso_time(times[-1])))
-    return times
+DAY_MS = 24 * 3_600_000
 
 
 @tool(visible=False)
@@ -53,17 +47,17 @@ def make_agent(name: str = "ada", *script: Any, **options: Any) -> Agent:
         (Quota(per="agent", cost_per_day=0.75), "$0.75 per day"),
     ],
 )
-async def test_a_run_over_the_budget_of_its_agent_fails_until_the_reset(
-    times: list[str], quota: Quota, text: str
-) -> None:
+async def test_a_run_over_the_budget_of_its_agent_fails_until_the_reset(quota: Quota, text: str) -> None:
+    time = "2100-03-01T12:00:00Z"
     settings = Settings(quotas=[quota])
     async with Toolspace(agents=[make_agent(), make_agent("bob")], settings=settings) as ts:
+        ts.orchestrator.configure(quota_store=MemoryQuotas(clock=lambda: to_milliseconds(parse_iso_time(time))))
         assert [(await ts.run_agent("ada", "Hi")).ok for _ in range(2)] == [True, True]
         result = await ts.run_agent("ada", "Hi")
         assert (result.ok, result.end, result.error_kind, result.steps) == (False, "limit", "limit_exceeded", 0)
         assert result.error == f'the quota of {text} for "ada" (quotas) is used up; it resets at 2100-03-02T00:00:00Z'
         assert (await ts.run_agent("bob", "Hi")).ok
-        times.append("2100-03-02T00:00:00Z")
+        time = "2100-03-02T00:00:00Z"
         assert (await ts.run_agent("ada", "Hi")).ok
 
 
@@ -115,10 +109,11 @@ async def test_the_run_of_a_gateway_fails_with_the_reason_and_its_events_are_don
         await harness.send_message("Hi again")
         run = await harness.wait_for_run(2)
         assert (run.status, run.steps) == ("failed", 0)
-        assert "it resets at 2100-03-02T00:00:00Z" in (run.error or "")
+        reset = format_iso((harness.ledger.now_ms() // DAY_MS + 1) * DAY_MS)
+        assert f"it resets at {reset}" in (run.error or "")
         assert {event.status for event in await harness.inbox()} == {"processed"}
         assert (await harness.sent_texts(harness.agent))[-1] == (
-            "I cannot answer: the budget for today is used up. It resets at 2100-03-02T00:00:00Z."
+            f"I cannot answer: the budget for today is used up. It resets at {reset}."
         )
     assert len(model.requests) == 2
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Run, Toolspace
+from tests.shifted_clock import set_database_ahead
 from toolspace.core.extension_points import CachedResult
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.postgres.database import PostgresDatabase
@@ -319,6 +320,16 @@ def test_postgresql_is_listed_with_its_version_or_the_connection_error(toolspace
     assert "127.0.0.1:1/none cannot be reached" in get_database_check(missing_check)["found"]
     assert get_database_check(missing_check)["fix"] == "start it, or correct TOOLSPACE_STORAGE_URL (environment)"
     assert "hunter22" not in missing_check.stdout + missing_check.stderr
+
+
+@pytest.mark.spec("15.1")
+async def test_a_clock_that_differs_from_the_database_is_a_warning(toolspace: Toolspace, postgres_url: str) -> None:
+    await set_database_ahead(postgres_url, "1 hour")
+    result = await asyncio.to_thread(toolspace, "doctor", "--json", TOOLSPACE_STORAGE_URL=postgres_url)
+    check = get_database_check(result)
+    assert check["state"] == "warning"
+    assert "the clock of this machine is 3600 s behind the database" in check["found"]
+    assert check["fix"] == "synchronize the clocks of both machines"
 
 
 @pytest.mark.spec("21.3")

@@ -10,7 +10,6 @@ import pytest
 
 from toolspace import Settings, Tool, ToolContext, ToolProvider, ToolResult, Toolspace, tool
 from toolspace.errors import ToolExecutionError, ToolTransportError
-from toolspace.orchestrator.stages import circuit_breaker
 
 pytestmark = pytest.mark.spec("22.4")
 
@@ -57,14 +56,14 @@ class Service(ToolProvider):
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(circuit_breaker, "now", clock)
-    return clock
+def clock() -> Clock:
+    return Clock()
 
 
-def open_toolspace(service: Service, **settings: Any) -> Toolspace:
-    return Toolspace(providers=[service], settings=Settings(circuit_breaker_failures=3, **settings))
+def open_toolspace(service: Service, clock: Clock | None = None, **settings: Any) -> Toolspace:
+    ts = Toolspace(providers=[service], settings=Settings(circuit_breaker_failures=3, **settings))
+    ts.orchestrator.circuits.clock = clock or Clock()
+    return ts
 
 
 async def open_breaker(ts: Toolspace, service: Service) -> None:
@@ -76,7 +75,7 @@ async def open_breaker(ts: Toolspace, service: Service) -> None:
 
 async def test_after_some_failures_in_a_row_calls_fail_at_once_with_the_reason(clock: Clock) -> None:
     service = Service()
-    async with open_toolspace(service) as ts:
+    async with open_toolspace(service, clock) as ts:
         await open_breaker(ts, service)
         for name in ("service__ask", "service__brief"):
             result = await ts.call(name)
@@ -97,7 +96,7 @@ async def test_the_default_is_five_failures() -> None:
 
 async def test_a_call_after_the_delay_closes_the_breaker_if_it_reaches_the_service(clock: Clock) -> None:
     service = Service()
-    async with open_toolspace(service, circuit_breaker_delay=10) as ts:
+    async with open_toolspace(service, clock, circuit_breaker_delay=10) as ts:
         await open_breaker(ts, service)
         clock.seconds += 10
         assert (await ts.call("service__ask")).error == "connection refused"
@@ -111,7 +110,7 @@ async def test_a_call_after_the_delay_closes_the_breaker_if_it_reaches_the_servi
 
 async def test_one_probe_runs_at_a_time(clock: Clock) -> None:
     service = Service()
-    async with open_toolspace(service, circuit_breaker_delay=10) as ts:
+    async with open_toolspace(service, clock, circuit_breaker_delay=10) as ts:
         await open_breaker(ts, service)
         clock.seconds += 10
         service.error, service.gate = None, asyncio.Event()
@@ -127,7 +126,7 @@ async def test_one_probe_runs_at_a_time(clock: Clock) -> None:
 
 async def test_a_cancelled_probe_leaves_its_place_to_the_next_call(clock: Clock) -> None:
     service = Service()
-    async with open_toolspace(service, circuit_breaker_delay=10) as ts:
+    async with open_toolspace(service, clock, circuit_breaker_delay=10) as ts:
         await open_breaker(ts, service)
         clock.seconds += 10
         service.error, service.gate = None, asyncio.Event()
@@ -180,7 +179,7 @@ async def test_calls_that_fail_together_count_once() -> None:
 
 async def test_a_new_connection_lets_the_next_call_through(clock: Clock) -> None:
     service = Service()
-    async with open_toolspace(service) as ts:
+    async with open_toolspace(service, clock) as ts:
         await open_breaker(ts, service)
         clock.seconds += 1
         service.error, service.connected_at = None, clock.seconds
@@ -189,7 +188,7 @@ async def test_a_new_connection_lets_the_next_call_through(clock: Clock) -> None
 
 async def test_a_cached_result_is_returned_and_the_reason_of_another_user_is_not(clock: Clock) -> None:
     service = Service()
-    async with open_toolspace(service) as ts:
+    async with open_toolspace(service, clock) as ts:
         assert (await ts.call("service__cached")).ok
         await open_breaker(ts, service)
         assert (await ts.call("service__cached")).ok

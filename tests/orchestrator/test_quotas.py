@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from toolspace import Agent, Settings, ToolContext, Toolspace, tool
-from toolspace.core import quotas
 from toolspace.core.language_model import ResultsTurn
-from toolspace.core.quotas import Quota
+from toolspace.core.quotas import MemoryQuotas, Quota
 from toolspace.core.times import parse_iso_time, to_milliseconds
 from toolspace.models.scripted import ScriptedModel, call
 from toolspace.orchestrator.pipeline import STAGES
@@ -30,11 +29,9 @@ class Clock:
         return self.milliseconds
 
 
-@pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(quotas, "now_ms", clock)
-    return clock
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 @tool
@@ -49,8 +46,10 @@ async def look(text: str = "") -> str:
     return text
 
 
-def open_toolspace(*items: Quota, **options: Any) -> Toolspace:
-    return Toolspace([echo, look], settings=Settings(quotas=items, **options))
+def open_toolspace(*items: Quota, clock: Clock | None = None, **options: Any) -> Toolspace:
+    ts = Toolspace([echo, look], settings=Settings(quotas=items, **options))
+    ts.orchestrator.configure(quota_store=MemoryQuotas(clock=clock or Clock()))
+    return ts
 
 
 async def count_allowed(ts: Toolspace, name: str = "echo", *, calls: int = 5, **context: Any) -> int:
@@ -68,7 +67,7 @@ async def count_allowed(ts: Toolspace, name: str = "echo", *, calls: int = 5, **
     ],
 )
 async def test_an_exceeded_quota_says_when_it_resets_and_does(clock: Clock, limit: str, reset: str) -> None:
-    async with open_toolspace(Quota(**{limit: 2})) as ts:
+    async with open_toolspace(Quota(**{limit: 2}), clock=clock) as ts:
         assert [(await ts.call("echo")).ok for _ in range(2)] == [True, True]
         result = await ts.call("echo")
         assert (result.error_kind, result.executed) == ("limit_exceeded", False)
@@ -109,7 +108,8 @@ async def test_a_glob_matches_all_spellings_of_a_tool() -> None:
 
 
 async def test_refused_and_invalid_calls_leave_the_other_counters_alone(clock: Clock) -> None:
-    async with open_toolspace(Quota(calls_per_day=3), Quota(per="tool", calls_per_minute=2)) as ts:
+    quotas = Quota(calls_per_day=3), Quota(per="tool", calls_per_minute=2)
+    async with open_toolspace(*quotas, clock=clock) as ts:
         assert await count_allowed(ts) == 2
         assert (await ts.call("echo", {"text": {}})).error_kind == "invalid_parameters"
         clock.set("2026-03-01T10:22:00Z")
@@ -173,7 +173,7 @@ async def test_a_tool_without_a_quota_is_compiled_without_the_stage() -> None:
 
 
 async def test_the_memory_of_ended_windows_is_released(clock: Clock) -> None:
-    store = quotas.MemoryQuotas()
+    store = MemoryQuotas(clock=clock)
     async with open_toolspace(Quota(per="principal", calls_per_minute=1)) as ts:
         ts.orchestrator.configure(quota_store=store)
         for number in range(50):

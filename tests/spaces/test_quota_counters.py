@@ -28,7 +28,7 @@ def charge(key: str = "k", *, limit: int = 3, amount: int = 1, start: int = STAR
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     if request.param == "memory":
-        yield MemoryQuotas()
+        yield MemoryQuotas(clock=lambda: START)  # The windows have not ended.
         return
     if request.param == "sqlite":
         database: Database = await SqliteDatabase.open(tmp_path / "toolspace.db")
@@ -36,11 +36,6 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
         database = await PostgresDatabase.open(request.getfixturevalue("postgres_url"))
     yield StoredQuotas(Ledger(database))
     await database.aclose()
-
-
-@pytest.fixture(autouse=True)
-def windows_that_have_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolspace.core.quotas.now_ms", lambda: START)
 
 
 async def test_charges_are_taken_up_to_the_limit(store: QuotaStore) -> None:

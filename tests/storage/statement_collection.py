@@ -21,9 +21,10 @@ from types import FrameType, ModuleType
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from tests.storage.statement_samples import LATER, VALUES, seed, special_samples
+from toolspace.core.ids import now_ms
 from toolspace.errors import RefusedError
 from toolspace.storage import queries
-from toolspace.storage.database import Program, RowBatch, StaleError
+from toolspace.storage.database import READ_CLOCK, Program, RowBatch, StaleError
 from toolspace.storage.migrations import migrate
 from toolspace.storage.queries import quotas
 
@@ -129,6 +130,9 @@ class Runner:
                 sql, values = program.send(rows) if rows is not None else next(program)
             except StopIteration as stop:
                 return stop.value
+            if sql is READ_CLOCK:
+                rows = [(now_ms(),)]
+                continue
             batch: Sequence[Any] = values if isinstance(values, RowBatch) else [values]
             if batch:
                 self.statements.setdefault(sql, (batch[0], self.program_name))

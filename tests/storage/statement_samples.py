@@ -186,7 +186,7 @@ def _update(sql: str) -> Program[None]:
 
 def _effects() -> Effects:
     effects = Effects()
-    effects.inbox_rows.append(inbox.build_row("ada", "evt_new", "service", {}, priority=1))
+    effects.inbox_rows.append(inbox.build_row("ada", "evt_new", "service", {}, priority=1, at=1))
     effects.emit("space:spc_1", NewEvent("message", {}, "full"))
     return effects
 
@@ -194,7 +194,7 @@ def _effects() -> Effects:
 def _resolution(run: RunProgram, space_id: str | None = "spc_1") -> Sequence[Any]:
     record = msgspec.structs.replace(run(calls.find("call_waiting")), space_id=space_id)
     remembered_call = calls.CallTransition(record, "full", None, False)
-    _, row = calls.build_resolution(remembered_call, result=1, is_error=False, source="client", submission=None)
+    _, row = calls.build_resolution(remembered_call, result=1, is_error=False, source="client", submission=None, now=1)
     return row
 
 

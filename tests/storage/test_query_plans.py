@@ -25,6 +25,7 @@ _HIGHEST_COST: Final = 5_000
 
 ALLOWED: Final[Mapping[str, str]] = {
     "entities_and_spaces.list_agents_of_several_people": "once, at the start of a process, and in `toolspace doctor`",
+    "inbox.end_impossible_delays": "once, at the start of the only process of an SQLite file",
     "sessions.release_all_leases": "once, at the start of the only process of an SQLite file",
     "workers_and_presence.delete_node": "once for a dead process; `presence` has rows of connections alone",
     "workers_and_presence.disconnect_workers_of_node": "once for a dead process",

@@ -34,8 +34,12 @@ class ModelQuotas:
 
     def _charge(self, usage: Usage) -> list[QuotaCharge]:
         # Read for each request: a reload may have changed the quotas.
+        services = self._services
+        if not services.quotas:
+            return []
+        now = services.quota_store.now_ms()
         return unique_charges(
             charge
-            for quota in self._services.quotas
-            for charge in quota.charge_model(self._context, tokens=usage.tokens, cost=usage.cost)
+            for quota in services.quotas
+            for charge in quota.charge_model(self._context, now=now, tokens=usage.tokens, cost=usage.cost)
         )

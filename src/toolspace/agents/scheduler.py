@@ -19,7 +19,7 @@ from toolspace.agents.cycle_runner import CycleRunner
 from toolspace.agents.durable_loop import DurableLoop
 from toolspace.agents.session_transactions import LeaseLost, SessionLease
 from toolspace.core.defaults import MAX_ACTIVE_AGENTS
-from toolspace.core.ids import agent_of_session, now_ms, session_id_for
+from toolspace.core.ids import agent_of_session, session_id_for
 from toolspace.errors import StorageError
 from toolspace.orchestrator.call import cancel_all, context_without_call, start_in_background
 from toolspace.spaces.ledger import Ledger
@@ -443,7 +443,7 @@ class CycleRateLimit:
     async def seconds_until_allowed(self, session: SessionRecord, per_minute: int) -> float:
         """How long a leased session must wait for its next cycle; 0 if it need not."""
         token, starts = self._starts.get(session.id, (-1, deque[int]()))
-        since = now_ms() - MINUTE_MS
+        since = self._ledger.now_ms() - MINUTE_MS
         if session.token - token not in (0, 1):
             starts = deque(await self._ledger.read(sessions.list_cycle_starts, session, since=since, limit=per_minute))
         while starts and starts[0] <= since:
@@ -457,7 +457,7 @@ class CycleRateLimit:
         return (starts[len(starts) - per_minute] - since) / 1000 if len(starts) >= per_minute else 0.0
 
     def record_start(self, session_id: str) -> None:
-        self._starts[session_id][1].append(now_ms())
+        self._starts[session_id][1].append(self._ledger.now_ms())
 
     def forget(self, agent_entity_id: str) -> None:
         """Forgets the sessions of an agent."""

@@ -15,7 +15,7 @@ from toolspace.agents import handoff, paused_runs, plain_answers
 from toolspace.agents.loop_hooks import PlannedCall
 from toolspace.agents.run_principal import find_principal
 from toolspace.core import inbox_text, json_text
-from toolspace.core.ids import new_id, now_ms, session_id_for
+from toolspace.core.ids import new_id, session_id_for
 from toolspace.core.json_text import quote_name, quote_truncated
 from toolspace.core.language_model import ModelTurn, ResultsTurn, Turn, Usage, UserTurn
 from toolspace.core.stored_records import ENDED_RUN, CallRecord, InboxEvent, RunRecord
@@ -23,7 +23,7 @@ from toolspace.core.token_count import estimate_tokens
 from toolspace.errors import ToolspaceError
 from toolspace.spaces import announced_calls, call_transactions, messaging, runs
 from toolspace.spaces.ledger import Effects
-from toolspace.storage.database import Program
+from toolspace.storage.database import Program, current_time
 from toolspace.storage.queries import call_delivery, entities_and_spaces, inbox, sessions
 from toolspace.storage.queries import calls as call_rows
 from toolspace.storage.queries import runs as run_rows
@@ -355,7 +355,8 @@ def postpone(
     if step.turns:
         yield from sessions.append_turns(lease.session_id, step.cycle, new_turns(step))
     delay = max(delays[attempts], at_least)
-    yield from sessions.postpone(lease.session_id, lease.token, now_ms() + delay)
+    now = yield from current_time()
+    yield from sessions.postpone(lease.session_id, lease.token, now + delay)
     return delay
 
 

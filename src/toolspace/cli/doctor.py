@@ -44,6 +44,7 @@ from toolspace.config.configuration import Config
 from toolspace.config.load import load_config
 from toolspace.config.provider_settings import McpServerSettings, OpenApiSettings
 from toolspace.config.secret_references import find_readable_file
+from toolspace.core.clock import LARGE_SKEW_SECONDS
 from toolspace.core.extension_points import ToolProvider
 from toolspace.core.secret_masking import mask_secrets
 from toolspace.errors import ConfigError, StorageDamaged, StorageError, ToolspaceError
@@ -57,6 +58,7 @@ _DATABASE_SECONDS = 10.0
 _PAGE_CHECK_SECONDS = 60.0
 """How long the pages of an SQLite database are checked at most."""
 _VERSION_QUERY = "SELECT COALESCE(MAX(version), 0) FROM migrations"
+_TIME_QUERY = "SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)"
 _LOW_SPACE, _NO_SPACE = 500 * 1024 * 1024, 20 * 1024 * 1024
 _EXTRAS = {
     "otel": "opentelemetry",
@@ -312,6 +314,7 @@ async def _check_postgres(url: str, place: str, source: str) -> CheckResult:
                 server = connection.get_server_version()
                 has_tables = await connection.fetchval("SELECT to_regclass('migrations') IS NOT NULL")
                 version = await connection.fetchval(_VERSION_QUERY) if has_tables else 0
+                skew = time.time() - await connection.fetchval(_TIME_QUERY)
             finally:
                 connection.terminate()
     except TimeoutError:
@@ -322,7 +325,12 @@ async def _check_postgres(url: str, place: str, source: str) -> CheckResult:
         # Of other errors, only the class is shown: their text may quote the URL with its password.
         reason = str(error) if isinstance(error, OSError | driver.PostgresError) else type(error).__name__
         return CheckResult("problem", _DATABASE, f"{place} cannot be reached: {reason}", fix)
-    return _check_version(f"{place}, PostgreSQL {server.major}.{server.minor}", version)
+    result = _check_version(f"{place}, PostgreSQL {server.major}.{server.minor}", version)
+    if result.state == "ok" and abs(skew) > LARGE_SKEW_SECONDS:
+        direction = "ahead of" if skew > 0 else "behind"
+        message = f"{result.message}; the clock of this machine is {abs(skew):.0f} s {direction} the database"
+        return CheckResult("warning", _DATABASE, message, "synchronize the clocks of both machines")
+    return result
 
 
 def _check_version(description: str, version: int) -> CheckResult:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -48,6 +48,10 @@ class QuotaCharge(msgspec.Struct, frozen=True, kw_only=True):
 
 class QuotaStore(ABC):
     """Counts charges. Several processes may share one."""
+
+    def now_ms(self) -> int:
+        """The time that decides in which window a call is counted: that of the process, unless a store has its own."""
+        return now_ms()
 
     @abstractmethod
     async def take(self, charges: Sequence[QuotaCharge]) -> QuotaCharge | None:
@@ -101,24 +105,26 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
             limits.append(f"${self.cost_per_day:g} per day")
         return ", ".join(limits) + (f" for each {self.per}" if self.per != "all" else "")
 
-    def charge_call(self, context: ToolContext, tool_name: str) -> Iterator[QuotaCharge]:
-        """Yields the charges of one call; none if the quota does not hold for it."""
+    def charge_call(self, context: ToolContext, tool_name: str, *, now: int) -> Iterator[QuotaCharge]:
+        """Yields the charges of one call; none if the quota does not hold for it. `now`: the time of the store."""
         subject = self._find_subject(context, tool_name)
         if subject is not None:
             for window, limit in self._call_limits():
                 if limit is not None:
-                    yield self._charge("calls", window, subject, limit, 1, f"{limit} calls per {window}")
+                    yield self._charge("calls", window, subject, limit, 1, f"{limit} calls per {window}", now)
 
-    def charge_model(self, context: ToolContext, *, tokens: int = 0, cost: float = 0) -> Iterator[QuotaCharge]:
+    def charge_model(
+        self, context: ToolContext, *, now: int, tokens: int = 0, cost: float = 0
+    ) -> Iterator[QuotaCharge]:
         """Yields the charges of what a model used; none if the quota does not hold for it."""
         subject = self._find_subject(context, None) if self.limits_models else None
         if subject is None:
             return
         if (limit := self.tokens_per_day) is not None:
-            yield self._charge("tokens", "day", subject, limit, tokens, f"{limit} tokens per day")
+            yield self._charge("tokens", "day", subject, limit, tokens, f"{limit} tokens per day", now)
         if (dollars := self.cost_per_day) is not None:
-            amount = round(cost * NANODOLLARS)
-            yield self._charge("cost", "day", subject, round(dollars * NANODOLLARS), amount, f"${dollars:g} per day")
+            amount, nanodollars = round(cost * NANODOLLARS), round(dollars * NANODOLLARS)
+            yield self._charge("cost", "day", subject, nanodollars, amount, f"${dollars:g} per day", now)
 
     def _call_limits(self) -> tuple[tuple[str, int | None], ...]:
         return (("minute", self.calls_per_minute), ("hour", self.calls_per_hour), ("day", self.calls_per_day))
@@ -137,13 +143,15 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
         subjects = {"all": "", "principal": principal, "agent": agent_name, "tool": tool_name}
         return (principal if key_id is not None else None) if self.per == "key" else subjects[self.per]
 
-    def _charge(self, metric: str, window: str, subject: str, limit: int, amount: int, text: str) -> QuotaCharge:
+    def _charge(
+        self, metric: str, window: str, subject: str, limit: int, amount: int, text: str, now: int
+    ) -> QuotaCharge:
         from hashlib import blake2b  # Imported here: programs that only call tools do not need it.
 
         # Without the limit: a counter keeps its value when the limit is changed.
         identity = (metric, window, self.per, self.tools, self.agents, self.principals, self.keys, subject)
         length = _CALL_WINDOWS[window]
-        start = now_ms() // length * length
+        start = now // length * length
         owner = f' for "{subject}"' if subject else ""
         return QuotaCharge(
             key=blake2b(json_text.encode_canonical(identity), digest_size=16).hexdigest(),
@@ -158,10 +166,15 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
 class MemoryQuotas(QuotaStore):
     """Counts in memory, for a toolspace without a database: a restart forgets, and other processes do not share."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, clock: Callable[[], int] = now_ms) -> None:
+        """`clock` returns Unix milliseconds."""
+        self._clock = clock
         self._amounts: dict[tuple[str, int], int] = {}
         self._reset_times: dict[tuple[str, int], int] = {}
         self._next_sweep = 0
+
+    def now_ms(self) -> int:
+        return self._clock()
 
     async def take(self, charges: Sequence[QuotaCharge]) -> QuotaCharge | None:
         self._sweep()
@@ -185,7 +198,7 @@ class MemoryQuotas(QuotaStore):
 
     def _sweep(self) -> None:
         """Forgets the counters of windows that have ended."""
-        now = now_ms()
+        now = self._clock()
         if now >= self._next_sweep:
             self._next_sweep = now + _MINUTE_MS
             for counter in [counter for counter, reset_at in self._reset_times.items() if reset_at <= now]:

@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from toolspace.config.server_settings import ServerSettings
-from toolspace.core.ids import new_id, now_ms
+from toolspace.core.ids import new_id
 from toolspace.core.result import ToolResult
 from toolspace.errors import StorageError
 from toolspace.orchestrator.call import Call
@@ -144,14 +144,14 @@ class KeyUsage:
 
     def record_use(self, key_id: str) -> None:
         """Records that the key authenticated a request now."""
-        self._counts.setdefault(key_id, [0, 0, 0])[2] = now_ms()
+        self._counts.setdefault(key_id, [0, 0, 0])[2] = self._ledger.now_ms()
 
     async def flush(self) -> None:
         """Stores the counts."""
         snapshot = {key_id: tuple(counts) for key_id, counts in self._counts.items() if any(counts)}
         if not snapshot:
             return
-        now = now_ms()
+        now = self._ledger.now_ms()
         try:
             uses = {key_id: KeyUse(calls, failed, at or now) for key_id, (calls, failed, at) in snapshot.items()}
             await self._ledger.write(rows.record_use, uses)

@@ -27,6 +27,7 @@ from toolspace.config.configuration import AgentSpec, Config
 from toolspace.config.find_and_watch import mark_user_state
 from toolspace.config.load import load_config
 from toolspace.config.secret_references import load_secrets
+from toolspace.core.clock import SystemClock
 from toolspace.core.language_model import Embedder
 from toolspace.core.result import ToolResult
 from toolspace.errors import ModelError
@@ -84,8 +85,16 @@ class Gateway:
     process_limits_notice: str | None = None
     """Which limits are not shared with the other gateways of the database; None if there are none."""
 
-    def __init__(self, config: Config, *, path: Path | None, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        path: Path | None,
+        environ: Mapping[str, str],
+        system_clock: SystemClock | None = None,
+    ) -> None:
         self.config = config
+        self._system_clock = system_clock
         self.metrics = Metrics()
         self.limiter = RequestLimiter(config.server)
         self.tool_key_policy = ToolKeyPolicy()
@@ -94,14 +103,21 @@ class Gateway:
         self._stack = AsyncExitStack()
 
     @classmethod
-    def open(cls, path: str | Path | None = None, *, environ: Mapping[str, str] | None = None) -> Self:
+    def open(
+        cls,
+        path: str | Path | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        system_clock: SystemClock | None = None,
+    ) -> Self:
         """Creates a gateway from a configuration file, or from the defaults. Raises `ConfigError`.
 
-        `environ`: None is the environment of the process.
+        `environ`, `system_clock`: None is the environment and the clock of the process.
         """
         environ = os.environ if environ is None else environ
         config_path = Path(path) if path is not None else None
-        return cls(load_config(config_path, environ=environ), path=config_path, environ=environ)
+        config = load_config(config_path, environ=environ)
+        return cls(config, path=config_path, environ=environ, system_clock=system_clock)
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -117,7 +133,7 @@ class Gateway:
             await load_secrets(*self.config.list_secret_holders())
             self.config = await asyncio.to_thread(resolve_process_secrets, self.config)
         config, server = self.config, self.config.server
-        database, wakeups = await _open_database(config)
+        database, wakeups = await _open_database(config, self._system_clock)
         self.metrics.observe_database(database)
         self.ledger = Ledger(database, wakeups)
         stack.push_async_callback(self.ledger.aclose)  # Closed last.
@@ -308,7 +324,7 @@ class Gateway:
             await self.toolspace.orchestrator.wait_until_idle()
 
 
-async def _open_database(config: Config) -> tuple[Database, WakeUps | None]:
+async def _open_database(config: Config, system_clock: SystemClock | None) -> tuple[Database, WakeUps | None]:
     """Opens SQLite in the state directory, or PostgreSQL if `storage.url` names it. Raises `StorageError`."""
     url = config.storage.url
     file = find_database_file(url, config.state_dir)
@@ -317,12 +333,12 @@ async def _open_database(config: Config) -> tuple[Database, WakeUps | None]:
 
         if config.path is None:
             await asyncio.to_thread(mark_user_state, config.state_dir)
-        return await SqliteDatabase.open(file), None
+        return await SqliteDatabase.open(file, system_clock=system_clock), None
     from toolspace.storage.postgres.database import PostgresDatabase  # asyncpg is an optional dependency.
     from toolspace.storage.postgres.wakeups import PostgresWakeUps
 
     assert url is not None
-    database = await PostgresDatabase.open(url)
+    database = await PostgresDatabase.open(url, system_clock=system_clock)
     try:
         wakeups = await PostgresWakeUps.open(url)
     except BaseException:

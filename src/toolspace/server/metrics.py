@@ -261,6 +261,11 @@ def render_metrics(gateway: Gateway, open_work: OpenWorkCounts | None) -> bytes:
                 "outcome",
             ),
             *_model_metrics(gateway.toolspace.agents.model_usage),
+            gauge(
+                "toolspace_clock_skew_seconds",
+                "How far the clock of this process is ahead of the database.",
+                round(gateway.ledger.database.clock.skew_seconds, 3),
+            ),
             gauge("toolspace_database_up", "1 if the database responds.", int(open_work is not None)),
             *(_open_work_metrics(open_work) if open_work is not None else ()),
             metrics.requests,

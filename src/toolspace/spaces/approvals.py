@@ -17,7 +17,7 @@ import msgspec
 
 from toolspace.core import json_text
 from toolspace.core.approvals import CALLER, MEMBERS, OPERATORS, ApprovalDecision, ApprovalRequest
-from toolspace.core.ids import new_id, now_ms
+from toolspace.core.ids import new_id
 from toolspace.core.result import PAUSES_RUN_KEY, ToolResult
 from toolspace.core.stored_records import ApprovalRecord, CallRecord, NewEvent, Visibility
 from toolspace.core.tool import PENDING_EXECUTION_TYPES
@@ -30,7 +30,7 @@ from toolspace.spaces.call_transactions import StartedCall
 from toolspace.spaces.ledger import Effects
 from toolspace.spaces.pending_calls import PendingCalls
 from toolspace.spaces.submission_hooks import to_stored_result
-from toolspace.storage.database import Program
+from toolspace.storage.database import Program, current_time
 from toolspace.storage.queries import approvals, calls, entities_and_spaces, messages, runs
 from toolspace.storage.queries.approvals import ApprovedCall, NewApproval
 from toolspace.storage.queries.calls import NewCall
@@ -162,7 +162,7 @@ class GatewayApprovals:
     def _new_call(
         self, host: GatewayCallHost, request: ApprovalRequest, seconds: float | None, *, pauses: bool
     ) -> NewCall:
-        now = now_ms()
+        now = self._ledger.now_ms()
         tool = request.tool
         ttl = request.expires_after or tool.expires_after or self._pending_calls.ttl
         # Nobody sees or executes it before it is approved.
@@ -298,7 +298,8 @@ def _decide(
     yield from _check_approver(approval, approver)
     approved_call = yield from approvals.get_approved_call(approval)
     is_executed_here = decision.is_approved and not approved_call.execution["isPending"]
-    if approval.status == "requested" and approval.expires_at <= now_ms():
+    now = yield from current_time()
+    if approval.status == "requested" and approval.expires_at <= now:
         raise RefusedError("gone", f'the approval "{approval_id}" has expired; call the tool again')
     has_changed = yield from approvals.decide(
         approval_id,

@@ -255,7 +255,9 @@ def find_open_call(submission: Submission) -> Program[CallRecord | None]:
     return call
 
 
-def resolve_from_memory(open_call: CallTransition, submission: Submission) -> tuple[Effects, CallRecord] | None:
+def resolve_from_memory(
+    open_call: CallTransition, submission: Submission, *, now: int
+) -> tuple[Effects, CallRecord] | None:
     """Twin path of `submit`, for an open call that this process remembers: reads nothing and runs no program.
 
     `benchmarks/gateway_results.py` (results per second) pays for it; `tests/spaces/test_submit_paths.py` compares it
@@ -278,6 +280,7 @@ def resolve_from_memory(open_call: CallTransition, submission: Submission) -> tu
         source=submission.source,
         submission=submission.key,
         client_id=submission.client_id,
+        now=now,
     )
     effects = Effects(resolved_calls=[resolution])
     _deliver(effects, transition)
@@ -465,8 +468,8 @@ def _deliver(
         known_flag,
     )
     recipient = transition.session_id or agent
-    event_id = inbox.result_event_id(call_id)
-    row = inbox.build_row(recipient, event_id, "tool_result", data, priority=inbox.TOOL_RESULT)
+    event_id, at = inbox.result_event_id(call_id), call.resolved_at or call.created_at
+    row = inbox.build_row(recipient, event_id, "tool_result", data, priority=inbox.TOOL_RESULT, at=at)
     effects.inbox_rows.append(row)
     effects.notify_inbox(recipient)
 

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from toolspace.core.ids import now_ms
 from toolspace.core.result import ToolResult
 from toolspace.core.stored_records import CallRecord
 from toolspace.errors import StorageError
@@ -55,18 +54,20 @@ class DueCalls:
         transactions = self._transactions
         due_calls = await transactions.read(calls.list_due, limit=BATCH)
         are_resolved = await complete_all(
-            self._end(call, ToolResult(True, {"waited": now_ms() - call.created_at}), _resolve_timer)
+            self._end(call, ToolResult(True, {"waited": transactions.now_ms() - call.created_at}), _resolve_timer)
             for call in due_calls
         )
         expired_calls = await transactions.read(calls.list_expired, limit=BATCH)
         are_expired = await complete_all(self._end(call, _expired_outcome(call), _expire) for call in expired_calls)
-        overdue_ids = await transactions.read(calls.list_overdue, before=now_ms() - _OVERDUE_MS, limit=BATCH)
+        overdue_ids = await transactions.read(
+            calls.list_overdue, before=transactions.now_ms() - _OVERDUE_MS, limit=BATCH
+        )
         are_pending = await complete_all(
             transactions.commit(call_transactions.make_pending, call_id) for call_id in overdue_ids
         )
         if not (are_resolved and are_expired and are_pending):
             return LONGEST_SLEEP
-        seconds = seconds_until(await transactions.read(calls.find_next_due))
+        seconds = seconds_until(transactions, await transactions.read(calls.find_next_due))
         return max(seconds, _HOOK_SLEEP) if self._waits_for_hooks else seconds
 
     async def aclose(self) -> None:

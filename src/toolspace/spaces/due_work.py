@@ -9,7 +9,6 @@ import logging
 from collections.abc import Coroutine, Iterable
 from typing import Any, Final
 
-from toolspace.core.ids import now_ms
 from toolspace.errors import RefusedError, StorageUnavailable
 from toolspace.spaces import plans
 from toolspace.spaces.ledger import Effects, Transactions
@@ -30,7 +29,7 @@ async def fire_plans(ledger: Transactions) -> float:
     due_plans = await ledger.read(plan_queries.list_due, limit=BATCH)
     if not await complete_all(ledger.commit(plans.fire, plan) for plan in due_plans):
         return LONGEST_SLEEP
-    return seconds_until(await ledger.read(plan_queries.find_next_due))
+    return seconds_until(ledger, await ledger.read(plan_queries.find_next_due))
 
 
 async def release_ended_claims(ledger: Transactions, *, worker_grace: float) -> float:
@@ -59,11 +58,11 @@ async def complete_all(transactions: Iterable[Coroutine[Any, Any, Any]]) -> bool
     return are_complete
 
 
-def seconds_until(due: int | None) -> float:
-    """Returns how long to sleep until a time in Unix milliseconds."""
+def seconds_until(ledger: Transactions, due: int | None) -> float:
+    """Returns how long to sleep until a time of the database."""
     if due is None:
         return LONGEST_SLEEP
-    return min(max((due - now_ms()) / 1000, _SHORTEST_SLEEP), LONGEST_SLEEP)
+    return min(max((due - ledger.now_ms()) / 1000, _SHORTEST_SLEEP), LONGEST_SLEEP)
 
 
 def _release_expired_events(effects: Effects) -> Program[None]:

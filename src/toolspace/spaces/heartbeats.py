@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from toolspace.core import defaults
-from toolspace.core.ids import now_ms
 from toolspace.spaces import approvals, call_transactions, runs
 from toolspace.spaces.due_work import complete_all
 from toolspace.spaces.ledger import Effects, Ledger
@@ -48,7 +47,7 @@ class Heartbeats:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._node_id = ledger.node_id
-        self._started_at = now_ms()
+        self._started_at = ledger.now_ms()
         self._tasks: set[asyncio.Task[None]] = set()
         self.on_declared_dead: Callable[[], Awaitable[None]] = _do_nothing
         """Called when other processes declared this one dead, and deleted the rows of its connections."""

@@ -70,6 +70,10 @@ class Transactions:
         self._on_commit = notify
         self._on_doubt = notify_of_doubt
 
+    def now_ms(self) -> int:
+        """The time of the database, as its records have it."""
+        return self.database.clock.now_ms()
+
     async def read(self, program: Callable[P, Program[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs a program that only reads."""
         return await self.database.read(lambda: program(*args, **kwargs))
@@ -116,7 +120,7 @@ class Ledger(Transactions):
         self.open_calls: dict[str, CallTransition] = {}
         """Open calls that this process started lately: storing their results needs no read."""
         self.waiters = Waiters()
-        self.hub = Hub(partial(self.read, events.list_after), partial(self.read, events.get_bounds))
+        self.hub = Hub(partial(self.read, events.list_after), partial(self.read, events.get_bounds), now_ms=self.now_ms)
         self.on_stop_call: Callable[[str], object] = lambda _: None
         """Stops a call, if it runs in this process."""
         self._wakeups = wakeups

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from toolspace.core import json_text
 from toolspace.core.defaults import TOOL_TIMEOUT_SECONDS
-from toolspace.core.ids import new_id, now_ms
+from toolspace.core.ids import new_id
 from toolspace.core.result import PENDING_CALL_KEY, ToolResult
 from toolspace.core.stored_records import OPEN_CALL, CallRecord
 from toolspace.core.times import format_milliseconds
@@ -98,7 +98,7 @@ class PendingCalls:
             )
         seconds = context.handle.allowed_seconds if context.handle is not None else TOOL_TIMEOUT_SECONDS
         is_pending = tool.is_async or tool.pauses_run or self._is_stopping
-        now = now_ms()
+        now = self.ledger.now_ms()
         timer = timer_seconds(tool, parameters)
         ttl = tool.expires_after if tool.expires_after is not None else self.ttl
         new = host.new_call(
@@ -125,7 +125,7 @@ class PendingCalls:
         if host.space_id is None:
             raise ToolExecutionError("nobody can be asked: the call is in no space")
         timeout = min(timeout, self.ttl)
-        now = now_ms()
+        now = self.ledger.now_ms()
         new = NewCall(
             call_id=new_id("call"),
             run_id=host.run_id,
@@ -280,7 +280,7 @@ class PendingCalls:
             submission = await self.hooks.process(submission)
         open_call = self.ledger.open_calls.get(submission.call_id)
         if open_call is not None:
-            resolution = call_transactions.resolve_from_memory(open_call, submission)
+            resolution = call_transactions.resolve_from_memory(open_call, submission, now=self.ledger.now_ms())
             if resolution is not None:
                 del self.ledger.open_calls[submission.call_id]  # The next submission reads the row.
                 effects, call = resolution

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from toolspace.core.ids import agent_of_session, new_id, now_ms
+from toolspace.core.ids import agent_of_session, new_id
 from toolspace.core.times import (
     format_iso,
     from_milliseconds,
@@ -18,7 +18,7 @@ from toolspace.core.times import (
 )
 from toolspace.errors import RefusedError
 from toolspace.spaces.ledger import Effects
-from toolspace.storage.database import Program
+from toolspace.storage.database import Program, current_time
 from toolspace.storage.queries import inbox
 from toolspace.storage.queries import plans as plan_queries
 from toolspace.storage.queries.plans import MAX_PLANS, Plan, PlanStatus
@@ -40,12 +40,13 @@ def set_plans(
     effects: Effects, session_id: str, plans: Sequence[NewPlan], *, principal: str | None
 ) -> Program[list[Plan]]:
     """Creates or changes plans of one session, all or none. They run for the principal who changed them last."""
+    now = yield from current_time()
     saved_plans: list[Plan] = []
     for new in plans:
         before = (yield from plan_queries.find(new.id)) if new.id is not None else None
         if new.id is not None and (before is None or before.session_id != session_id):
             raise RefusedError("not_found", f'you have no plan "{new.id}"; leave the id out to make a new one')
-        plan = yield from plan_queries.save(_build_plan(new, session_id, before, principal))
+        plan = yield from plan_queries.save(_build_plan(new, session_id, before, principal, now=now))
         if plan is None:
             raise RefusedError("not_found", f'you have no plan "{new.id}"')
         saved_plans.append(plan)
@@ -66,7 +67,8 @@ def fire(effects: Effects, plan: Plan) -> Program[bool]:
     status: PlanStatus = "completed"
     next_run_at: int | None = None
     if plan.cron is not None:
-        next_time = next_cron_time(plan.cron, from_milliseconds(max(now_ms(), due)), plan.timezone)
+        now = yield from current_time()
+        next_time = next_cron_time(plan.cron, from_milliseconds(max(now, due)), plan.timezone)
         next_run_at = to_milliseconds(next_time) if next_time is not None else None
         status = "active" if next_run_at is not None else "expired"
     if not (yield from plan_queries.advance(plan, status=status, next_run_at=next_run_at)):
@@ -97,8 +99,7 @@ def describe(plan: Plan) -> dict[str, object]:
     }
 
 
-def _build_plan(new: NewPlan, session_id: str, before: Plan | None, principal: str | None) -> Plan:
-    now = now_ms()
+def _build_plan(new: NewPlan, session_id: str, before: Plan | None, principal: str | None, *, now: int) -> Plan:
     schedules = {"runAfter": new.run_after, "scheduledAt": new.scheduled_at, "cron": new.cron}
     names = [name for name, value in schedules.items() if value is not None]
     if len(names) != 1:

@@ -15,6 +15,9 @@ class StoredQuotas(QuotaStore):
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
+    def now_ms(self) -> int:
+        return self._ledger.now_ms()
+
     async def take(self, charges: Sequence[QuotaCharge]) -> QuotaCharge | None:
         try:
             await self._ledger.write(quotas.take, charges)

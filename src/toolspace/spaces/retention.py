@@ -10,7 +10,6 @@ import time
 from typing import Final
 
 from toolspace.core import defaults
-from toolspace.core.ids import now_ms
 from toolspace.spaces.ledger import Ledger
 from toolspace.storage.queries import approvals, calls, events, idempotency, inbox, quotas, runs, tasks
 
@@ -41,7 +40,7 @@ class Retention:
 
     async def delete_old_records(self) -> None:
         """Returns when no old record is left."""
-        now = now_ms()
+        now = self._ledger.now_ms()
         ended_before = now - round(self._retention * 1000)
         for delete, before in (
             (events.delete_old, now - round(self._event_retention * 1000)),

@@ -1,7 +1,8 @@
 """The sweeper: the background work of one process on the database, each kind in a task of its own.
 
 It sends heartbeats, cleans up after dead processes, fires plans, ends timers and expired calls, releases ended claims,
-and deletes old records and the rows of deleted spaces. Every process runs one; several at once do no harm.
+deletes old records and the rows of deleted spaces, and measures the clock of the database. Every process runs one;
+several at once do no harm.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from functools import partial
 from toolspace.core import defaults
 from toolspace.errors import StorageError
 from toolspace.spaces import due_work, space_deletion
+from toolspace.spaces.clock_monitor import ClockMonitor
 from toolspace.spaces.due_calls import DueCalls
 from toolspace.spaces.heartbeats import HEARTBEAT_SECONDS, Heartbeats, ProcessMonitor, clean_up_after
 from toolspace.spaces.ledger import Ledger
 from toolspace.spaces.repeated_work import RepeatedWork
 from toolspace.spaces.retention import DELETE_EVERY_SECONDS, Retention
+from toolspace.storage.queries import inbox
 
 _log = logging.getLogger("toolspace.sweeper")
 
@@ -36,6 +39,7 @@ class Sweeper:
         self.heartbeats = Heartbeats(ledger)
         self._ledger = ledger
         self._monitor = ProcessMonitor(ledger, worker_grace=worker_grace)
+        self._clock_monitor = ClockMonitor(ledger)
         self._retention = Retention(ledger, event_retention=event_retention, retention=retention)
         self._fire_plans = partial(due_work.fire_plans, ledger.urgent_access)
         self.due_calls = DueCalls(ledger)
@@ -49,6 +53,7 @@ class Sweeper:
     async def __aenter__(self) -> Sweeper:
         await self.heartbeats.register()
         start = self._work.start
+        start("measuring the clock of the database", self._clock_monitor.check)
         if self._ledger.database.is_shared:
             start("sending heartbeats", self._send_heartbeat)
             await self._ledger.announce()
@@ -56,6 +61,7 @@ class Sweeper:
         else:
             # Only one process at a time may use the database: all others are dead.
             await self._monitor.clean_up_all_others()
+            await self._ledger.write(inbox.end_impossible_delays)
         self._wakers = [
             start("firing plans", self._fire_plans),
             start("ending timers and expired calls", self.due_calls.end_all),

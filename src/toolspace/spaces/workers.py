@@ -15,11 +15,10 @@ from functools import partial
 from typing import Any, Final, Literal, Self
 
 from toolspace.core.defaults import WORKER_GRACE_SECONDS
-from toolspace.core.ids import now_ms
 from toolspace.core.stored_records import OPEN_CALL, CallRecord
 from toolspace.errors import RefusedError, StorageError
 from toolspace.spaces.ledger import Effects, Ledger
-from toolspace.storage.database import Program
+from toolspace.storage.database import Program, current_time
 from toolspace.storage.queries import workers_and_presence as presence
 
 _log = logging.getLogger("toolspace.workers")
@@ -365,7 +364,8 @@ def _mark_left(worker_ids: Sequence[str], *, node_id: str) -> Program[None]:
 
 def release_departed(effects: Effects, *, grace: float) -> Program[None]:
     """Lets others claim the calls of workers that left longer ago than the grace period."""
-    before = now_ms() - round(grace * 1000)
+    now = yield from current_time()
+    before = now - round(grace * 1000)
     effects.notify_workers(*(yield from presence.release_departed(before=before)))
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeVar
 from urllib.parse import parse_qs
 
+from toolspace.core.clock import DatabaseClock
 from toolspace.core.stored_records import NewEvent, StoredEvent
 
 _log = logging.getLogger("toolspace.storage")
@@ -36,6 +37,16 @@ SKIP_LOCKED = "/*skip locked*/"
 """Ends a SELECT that picks rows to update: with several writers, it skips rows that another one has locked."""
 FOR_UPDATE = "/*locked*/"
 """Ends a SELECT of rows that nobody else may change before the commit."""
+
+
+READ_CLOCK: Final = "/*clock*/"
+"""A statement that every database answers itself, with its time: see `current_time`."""
+
+
+def current_time() -> Program[int]:
+    """The time of the database in Unix milliseconds, for the columns of records. Needs no round trip."""
+    rows = yield READ_CLOCK, ()
+    return rows[0][0]
 
 
 class RowBatch(list[Sequence[Any]]):
@@ -84,6 +95,8 @@ class Database(ABC):
     """How many programs can read at the same time."""
     is_shared: bool = False
     """Whether other processes write to it too, so that this process needs wake-ups from them."""
+    clock: DatabaseClock = DatabaseClock()
+    """The time that its records have. Programs read it with `current_time`."""
     observer: Callable[[OperationKind, Sequence[float], Sequence[BaseException]], None] | None = None
     """Called after programs have ended, with the seconds that each took, including waits, and the errors."""
     damage: str | None = None
@@ -139,6 +152,9 @@ class Database(ABC):
         if self.damage is None:
             self.damage = str(error)
             _log.error("the database is damaged: %s; toolspace doctor says more", self.damage)
+
+    async def measure_clock(self) -> None:
+        """Compares the clock of this process with that of the database server, if there is one."""
 
     def check_free_space(self) -> None:
         """Raises `StorageUnavailable` if this process can tell that the disk is nearly full."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from toolspace.core.ids import now_ms
 from toolspace.errors import StorageError
-from toolspace.storage.database import Program
+from toolspace.storage.database import Program, current_time
 
 _FIRST = (
     "CREATE TABLE nodes (id TEXT PRIMARY KEY, started_at BIGINT NOT NULL, seen_at BIGINT NOT NULL)",
@@ -322,6 +321,8 @@ _SPACE_DELETION = (
         WHERE status IN ('queued', 'running', 'waiting_tool') AND space_id IS NOT NULL""",
 )
 
+_MESSAGE_TIMES = ("ALTER TABLE spaces ADD COLUMN last_at BIGINT NOT NULL DEFAULT 0",)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     _FIRST,
     _SECOND,
@@ -337,6 +338,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     SESSION_SCOPE,
     _INDEXES_OF_LISTS,
     _SPACE_DELETION,
+    _MESSAGE_TIMES,
 )
 
 
@@ -357,5 +359,6 @@ def migrate(newest: int | None = None) -> Program[int]:
     for number in range(version + 1, newest + 1):
         for statement in MIGRATIONS[number - 1]:
             yield statement, ()
-        yield "INSERT INTO migrations (version, applied_at) VALUES (?, ?)", (number, now_ms())
+        now = yield from current_time()
+        yield "INSERT INTO migrations (version, applied_at) VALUES (?, ?)", (number, now)
     return newest - version

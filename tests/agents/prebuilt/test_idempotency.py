@@ -11,7 +11,6 @@ import pytest
 from tests.spaces.service_harness import ServiceHarness, service_harness
 from toolspace import ToolContext, ToolResult
 from toolspace.agents.prebuilt.provider import ALL_ACTIONS, PrebuiltProvider
-from toolspace.core.ids import now_ms
 from toolspace.core.stored_records import space_stream
 from toolspace.spaces import messaging, plans
 from toolspace.storage.database import Database
@@ -217,11 +216,11 @@ async def test_stored_call_results_are_deleted_with_age_and_with_their_agent(
     harness: ServiceHarness, act: RepeatedCalls
 ) -> None:
     await act("call_1", "set_memories", memories=[{"key": "a", "value": 1}])
-    assert await harness.ledger.write(idempotency.delete_old_receipts, now_ms() - 60_000, 100) == 0
-    assert await harness.ledger.write(idempotency.delete_old_receipts, now_ms() + 1, 100) == 1
+    assert await harness.ledger.write(idempotency.delete_old_receipts, harness.ledger.now_ms() - 60_000, 100) == 0
+    assert await harness.ledger.write(idempotency.delete_old_receipts, harness.ledger.now_ms() + 1, 100) == 1
     await act("call_1", "set_memories", memories=[{"key": "a", "value": 3}])
     await harness.ledger.write(entities_and_spaces.delete_entity, harness.agent)
-    assert await harness.ledger.write(idempotency.delete_old_receipts, now_ms() + 1, 100) == 0
+    assert await harness.ledger.write(idempotency.delete_old_receipts, harness.ledger.now_ms() + 1, 100) == 0
 
 
 def test_every_action_declares_whether_it_is_idempotent() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from toolspace.core.ids import now_ms
 from toolspace.storage.database import Database, Program
 from toolspace.storage.queries import call_delivery, call_lists, calls, entities_and_spaces, runs
 from toolspace.storage.queries.calls import CallTransition, NewCall
@@ -48,7 +47,7 @@ async def _create_remembered(database: Database, **fields: Any) -> CallTransitio
 
 def _resolve_remembered(remembered_call: CallTransition, result: Any = 1) -> Program[CallTransition | None]:
     transition, resolution = calls.build_resolution(
-        remembered_call, result=result, is_error=False, source="client", submission="key"
+        remembered_call, result=result, is_error=False, source="client", submission="key", now=7
     )
     return transition if (yield from calls.apply_resolution(resolution)) else None
 
@@ -59,7 +58,7 @@ def _expire(call_id: str = "call_1") -> Program[CallTransition | None]:
 
 @pytest.mark.spec("6.4")
 async def test_call_is_stored_with_all_its_fields(database: Database) -> None:
-    new = _new(expires_at=now_ms() + 5, visible=True, is_async=True, args={"text": "é\0", "big": 2**70})
+    new = _new(expires_at=database.clock.now_ms() + 5, visible=True, is_async=True, args={"text": "é\0", "big": 2**70})
     new_call = await database.run(lambda: calls.create(new, seq=3, message_id="msg_1"))
     assert await database.run(lambda: calls.create(_new(), seq=4, message_id=None)) is None
     stored_call = await database.read(lambda: calls.find("call_1"))
@@ -117,7 +116,9 @@ async def test_remembered_call_is_resolved_like_any_other(
 @pytest.mark.spec("6.4")
 @pytest.mark.parametrize("change", ["parked", "expired", "moved", "replaced"])
 async def test_call_that_is_not_as_remembered_is_not_resolved(database: Database, change: str) -> None:
-    remembered_call = await _create_remembered(database, status="waiting", space_id="one", created_at=now_ms() - 5)
+    remembered_call = await _create_remembered(
+        database, status="waiting", space_id="one", created_at=database.clock.now_ms() - 5
+    )
 
     def replace() -> Program[None]:
         yield "UPDATE calls SET created_at = created_at + 1", ()
@@ -147,7 +148,7 @@ async def test_exactly_one_of_many_resolves_a_remembered_call(database: Database
 
 @pytest.mark.spec("6.4")
 async def test_result_of_a_pending_call_goes_to_the_inbox(database: Database) -> None:
-    await _create(database, wait_until=now_ms())
+    await _create(database, wait_until=database.clock.now_ms())
     pending = await database.run(lambda: calls.make_pending("call_1"))
     assert pending is not None
     assert (pending.call.status, pending.delivery) == ("pending", None)
@@ -261,7 +262,7 @@ async def test_running_call_ends_once(database: Database) -> None:
 
 @pytest.mark.spec("6.9")
 async def test_due_expired_and_overdue_calls_are_listed(database: Database) -> None:
-    now = now_ms()
+    now = database.clock.now_ms()
     assert await database.read(calls.find_next_due) is None
     await _create(database, "late", expires_at=now - 1)
     await _create(database, "later", expires_at=now + 60_000)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from toolspace.core.ids import now_ms
 from toolspace.core.stored_records import NewEvent, StoredEvent
 from toolspace.storage.database import Database
 from toolspace.storage.queries import events, inbox
@@ -23,9 +22,9 @@ async def test_each_stream_has_its_own_counter_and_never_reuses_an_id(database: 
     assert (second.id, second.type, second.visibility, second.stream) == (2, "b", "none", "space:1")
     assert [event.id for event in await database.read(lambda: events.list_after("space:2", 0, 10))] == [1]
 
-    assert await database.run(lambda: events.delete_old(now_ms() + 1, 2)) == 2
-    assert await database.run(lambda: events.delete_old(now_ms() + 1, 2)) == 1
-    assert await database.run(lambda: events.delete_old(now_ms() + 1, 2)) == 0
+    assert await database.run(lambda: events.delete_old(database.clock.now_ms() + 1, 2)) == 2
+    assert await database.run(lambda: events.delete_old(database.clock.now_ms() + 1, 2)) == 1
+    assert await database.run(lambda: events.delete_old(database.clock.now_ms() + 1, 2)) == 0
     assert await database.read(lambda: events.get_bounds("space:1")) == (3, 2)
     (third,) = await database.run(lambda: events.append("space:1", [NewEvent("d", {})]))
     assert third.id == 3
@@ -37,7 +36,7 @@ async def test_deferred_writes_of_many_programs_keep_the_order_of_each_stream(da
     class Writes:
         def __init__(self, number: int) -> None:
             self.resolved_calls: list[Sequence[Any]] = []
-            self.inbox_rows = [inbox.build_row("ada", f"{number % 130}", "service", {"n": number}, priority=1)]
+            self.inbox_rows = [inbox.build_row("ada", f"{number % 130}", "service", {"n": number}, priority=1, at=1)]
             self.new_events = {"space:all": [NewEvent("n", {"n": number}), NewEvent("n", {"n": -number})]}
             self.new_events[f"run:{number}"] = [NewEvent("n", {})]
             self.stored_events: list[StoredEvent] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from toolspace.core.ids import now_ms
 from toolspace.storage.database import Database
 from toolspace.storage.queries import idempotency
 from toolspace.storage.queries.idempotency import StoredResponse
@@ -23,7 +22,7 @@ async def test_old_responses_are_deleted_in_limited_batches(database: Database) 
     for key in ("k1", "k2", "k3"):
         await database.run(lambda key=key: idempotency.claim_key(key, "print", "node"))
     assert await database.run(lambda: idempotency.delete_old_responses(0, 10)) == 0
-    later = now_ms() + 1_000
+    later = database.clock.now_ms() + 1_000
     assert await database.run(lambda: idempotency.delete_old_responses(later, 2)) == 2
     assert await database.run(lambda: idempotency.delete_old_responses(later, 2)) == 1
     assert await database.run(lambda: idempotency.claim_key("k1", "print", "node")) is None

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from toolspace.core.ids import now_ms
 from toolspace.storage.database import Database, Program
 from toolspace.storage.queries import inbox
 
@@ -31,7 +30,7 @@ def _make_available() -> Program[None]:
 
 @pytest.mark.spec("7.3")
 async def test_events_are_claimed_by_priority_then_time_then_sequence(database: Database) -> None:
-    at = now_ms() - 100
+    at = database.clock.now_ms() - 100
     await _add(database, "agent", priority=inbox.AGENT_MESSAGE, at=at)
     await _add(database, "service late", at=at + 1)
     await _add(database, "service", at=at)
@@ -100,7 +99,7 @@ async def test_released_event_is_delayed_longer_each_time_and_fails_finally(data
     waits: list[int] = []
     for attempt in range(1, inbox.MAX_ATTEMPTS + 1):
         assert await _claim(database) == ["a"]
-        before = now_ms()
+        before = database.clock.now_ms()
         (event,) = await database.run(lambda: inbox.release("ada", "claim", ["a"], error="broken"))
         assert (event.attempts, event.error) == (attempt, "broken")
         if attempt < inbox.MAX_ATTEMPTS:

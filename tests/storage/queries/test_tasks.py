@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from toolspace.core.ids import now_ms
 from toolspace.core.language_model import UserTurn
 from toolspace.storage.database import Database, Program
 from toolspace.storage.queries import entities_and_spaces, sessions, tasks
@@ -79,7 +78,7 @@ async def test_old_tasks_are_deleted_with_their_sessions_and_running_ones_stay(d
         turn = NewTurn(stored_turn=StoredTurn(UserTurn("x")), tokens=1, run_id=None)
         await database.run(lambda session=session, turn=turn: sessions.append_turns(session, 1, [turn]))
     await database.run(lambda: tasks.finish("task_a", "completed", "x"))
-    deleted_rows = [await database.run(lambda: tasks.delete_old(now_ms() + 1000, 2)) for _ in range(3)]
+    deleted_rows = [await database.run(lambda: tasks.delete_old(database.clock.now_ms() + 1000, 2)) for _ in range(3)]
     assert deleted_rows == [2, 1, 0]  # Two turns, then the task.
     for session, remaining in (("task_a", 0), ("refl_a", 0), ("task_b", 1)):
         assert len(await database.read(lambda session=session: sessions.list_turns(session))) == remaining
@@ -92,11 +91,11 @@ async def test_postponed_session_cannot_be_leased_before_its_time(database: Data
     lease = await database.run(lambda: sessions.acquire_lease("task_a", "node_1", lease_ms=1000))
     assert lease is not None
     assert not await database.run(lambda: sessions.postpone("task_a", lease.token - 1, 0))
-    assert await database.run(lambda: sessions.postpone("task_a", lease.token, now_ms() + 60_000))
+    assert await database.run(lambda: sessions.postpone("task_a", lease.token, database.clock.now_ms() + 60_000))
     for node in ("node_1", "node_2"):
         assert await database.run(lambda node=node: sessions.acquire_lease("task_a", node, lease_ms=1000)) is None
         assert await database.read(lambda: sessions.list_interrupted(limit=9)) == []
-    await database.run(lambda: sessions.postpone("task_a", lease.token, now_ms()))
+    await database.run(lambda: sessions.postpone("task_a", lease.token, database.clock.now_ms()))
     assert await database.read(lambda: sessions.list_interrupted(limit=9)) == ["task_a"]
     second_lease = await database.run(lambda: sessions.acquire_lease("task_a", "node_2", lease_ms=1000))
     assert second_lease is not None

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from toolspace.core.ids import now_ms
 from toolspace.storage.database import Database, Program
 from toolspace.storage.queries import runs, workers_and_presence
 
@@ -37,12 +36,18 @@ async def test_disconnected_holder_may_come_back(database: Database) -> None:
     assert await database.run(lambda: workers_and_presence.mark_left("wrk_1", node_id="node_2")) is False
     assert await database.run(lambda: workers_and_presence.mark_left("wrk_1", node_id="node_1")) is True
     assert await database.run(lambda: workers_and_presence.mark_left("wrk_1", node_id="node_1")) is False
-    assert await database.run(lambda: workers_and_presence.delete_departed(before=now_ms() - 60_000)) == []
+    assert (
+        await database.run(lambda: workers_and_presence.delete_departed(before=database.clock.now_ms() - 60_000)) == []
+    )
     await database.run(lambda: workers_and_presence.register_holder("wrk_1", ["tool:a", "tool:b"], node_id="node_2"))
-    assert await database.run(lambda: workers_and_presence.delete_departed(before=now_ms() + 60_000)) == []
+    assert (
+        await database.run(lambda: workers_and_presence.delete_departed(before=database.clock.now_ms() + 60_000)) == []
+    )
     assert await database.run(lambda: workers_and_presence.mark_left("wrk_1", node_id="node_1")) is False
     assert await database.run(lambda: workers_and_presence.mark_left("wrk_1", node_id="node_2")) is True
-    assert await database.run(lambda: workers_and_presence.delete_departed(before=now_ms() + 60_000)) == ["wrk_1"]
+    assert await database.run(
+        lambda: workers_and_presence.delete_departed(before=database.clock.now_ms() + 60_000)
+    ) == ["wrk_1"]
     assert await database.read(_list_topics) == []
 
 

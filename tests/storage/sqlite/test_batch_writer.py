@@ -34,10 +34,11 @@ class _Writes:
                 result={"text": chance.choice(_TEXTS), "n": chance.randint(-(2**60), 2**60)},
                 is_error=chance.random() < 0.3,
                 source="client",
+                now=7,
                 submission=chance.choice((None, *_TEXTS)),
                 client_id=chance.choice((None, *_TEXTS)),
             )
-            values = dict(zip(calls.RESOLUTION_COLUMNS, row, strict=True)) | {"resolved_at": 7}
+            values = dict(zip(calls.RESOLUTION_COLUMNS, row, strict=True))
             if chance.random() < 0.1:  # Not as it is stored.
                 values |= chance.choice(({"status": "waiting"}, {"created_at": 1}, {"space_id": "spc_2"}))
             self.resolved_calls.append(tuple(values.values()))

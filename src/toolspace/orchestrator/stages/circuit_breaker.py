@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from toolspace.orchestrator.pipeline import CallHandler, StageContext
 
 _log = logging.getLogger("toolspace.providers")
-now = time.monotonic
 _MAX_REASON = 300
 
 
@@ -86,6 +85,7 @@ class Circuit:
     """The breaker of one provider, or of one tool that is a service of its own."""
 
     __slots__ = (
+        "_clock",
         "_failure_principal",
         "_failure_reason",
         "_last_failure",
@@ -96,7 +96,8 @@ class Circuit:
         "probe",
     )
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self.failures = 0
         """Consecutive calls that failed."""
         self.opened_at: float | None = None
@@ -113,19 +114,19 @@ class Circuit:
     def status(self) -> CircuitStatus:
         if self.opened_at is None:
             return CircuitStatus(False, self.failures, None)
-        return CircuitStatus(True, self.failures, time.time() + max(0.0, self._next_probe - now()))
+        return CircuitStatus(True, self.failures, time.time() + max(0.0, self._next_probe - self._clock()))
 
     def refuse(self, principal: str, last_connected_at: float) -> str | None:
         """Returns why a call is not let through an open breaker; None if it is the next probe."""
         has_reconnected = self.opened_at is not None and last_connected_at > self.opened_at
-        if self.probe is None and (has_reconnected or now() >= self._next_probe):
+        if self.probe is None and (has_reconnected or self._clock() >= self._next_probe):
             return None
         # What a call of another principal got may contain its data.
         own_reason = f": {self._failure_reason}" if principal == self._failure_principal else ""
         if self.probe is not None:
             next_attempt = "a call tests right now whether it is back"
         else:
-            next_probe_at = time.time() + self._next_probe - now()
+            next_probe_at = time.time() + self._next_probe - self._clock()
             next_attempt = f"the next call is let through at {format_iso(int(next_probe_at * 1000))}"
         failures = f"its last {self.failures} calls failed with transport errors or timeouts"
         return f'"{self._name}" is not called (circuit breaker): {failures}{own_reason}; {next_attempt}'
@@ -140,7 +141,7 @@ class Circuit:
             if self.opened_at is None:
                 message = "%s: %d calls in a row failed; further calls fail at once, and one in %g s is let through: %s"
                 _log.warning(message, self._name, self.failures, delay, reason)
-            self.opened_at = now()
+            self.opened_at = self._clock()
             self._next_probe = self.opened_at + delay
 
     def add_success(self) -> None:
@@ -161,6 +162,8 @@ class CircuitRegistry:
     """The circuit breakers of an orchestrator and its layers. A breaker keeps its state when settings change."""
 
     def __init__(self) -> None:
+        self.clock: Callable[[], float] = time.monotonic
+        """Monotonic seconds, the same as `ToolProvider.last_connected_at`. New breakers use it."""
         self._circuits: WeakKeyDictionary[ToolProvider, dict[str, Circuit]] = WeakKeyDictionary()
 
     def get(self, entry: CatalogEntry) -> Circuit | None:
@@ -169,7 +172,7 @@ class CircuitRegistry:
         if scope == "none":
             return None
         name = entry.tool.name if scope == "tool" else entry.provider_name
-        return self._circuits.setdefault(entry.provider, {}).setdefault(name, Circuit(name))
+        return self._circuits.setdefault(entry.provider, {}).setdefault(name, Circuit(name, self.clock))
 
     def statuses(self) -> Iterator[tuple[str, CircuitStatus]]:
         """Iterates over the breakers of all tools that were called: the name of the provider or tool, and its state."""

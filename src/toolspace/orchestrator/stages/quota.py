@@ -31,7 +31,8 @@ def quota(stage: StageContext, next: CallHandler, /) -> CallHandler:
 
     async def run(call: Call) -> ToolResult:
         context = call.base_context
-        charges = unique_charges(charge for item in quotas for charge in item.charge_call(context, name))
+        now = services.quota_store.now_ms()
+        charges = unique_charges(charge for item in quotas for charge in item.charge_call(context, name, now=now))
         if charges:
             call.prepare_to_wait()
             try:

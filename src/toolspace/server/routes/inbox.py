@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar, cast
 import msgspec
 from msgspec import Meta
 
-from toolspace.core.ids import agent_of_session, is_id, new_id, now_ms
+from toolspace.core.ids import agent_of_session, is_id, new_id
 from toolspace.core.stored_records import InboxEvent, InboxStatus, InboxType
 from toolspace.errors import RefusedError
 from toolspace.server.api_types import (
@@ -191,7 +191,7 @@ async def claim_events(request: Request) -> ClaimResponse:
 
     async def claim() -> list[InboxEvent]:
         nonlocal lease_until
-        lease_until = now_ms() + lease_ms
+        lease_until = request.ledger.now_ms() + lease_ms
         return await request.ledger.write(
             inbox.claim,
             agent_id,
@@ -245,7 +245,7 @@ async def _poll(request: Request, agent_id: str, seconds: float, read: Callable[
     try:
         while True:
             wake_up = ledger.waiters.register(key)  # Before reading, so that no event is missed in between.
-            read_at = now_ms()
+            read_at = ledger.now_ms()
             try:
                 items = await read()
                 remaining = deadline - loop.time()
@@ -254,7 +254,7 @@ async def _poll(request: Request, agent_id: str, seconds: float, read: Callable[
                 # A released event becomes available again after a delay, without a wake-up.
                 next_at = await ledger.read(inbox.find_next_available, agent_id, after=read_at)
                 if next_at is not None:
-                    remaining = min(remaining, max((next_at - now_ms()) / 1000, 0.0))
+                    remaining = min(remaining, max((next_at - ledger.now_ms()) / 1000, 0.0))
                 await asyncio.wait((wake_up, disconnect), timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
                 if disconnect.done() or request.gateway.readiness.is_stopping:
                     return []  # Events must not be claimed for a client that does not get them.

@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 from graphlib import TopologicalSorter
 from typing import Any, Final
 
+from toolspace.core.ids import now_ms
 from toolspace.errors import StorageDamaged, StorageError
 from toolspace.storage.backup import BATCH_ROWS, TableSource, TableTarget
-from toolspace.storage.database import Program, Row, shown_address
+from toolspace.storage.database import READ_CLOCK, Program, Row, shown_address
 from toolspace.storage.migrations import migrate
 from toolspace.storage.postgres.database import DAMAGE_STATES, describe_error, load_driver, translate
 
@@ -80,7 +81,10 @@ class PostgresTarget(TableTarget):
                 sql, values = program.send(rows) if rows is not None else next(program)
             except StopIteration:
                 return
-            rows = await self._connection.fetch(translate(sql), *values)
+            if sql is READ_CLOCK:
+                rows = [(now_ms(),)]  # For the time of the migrations.
+            else:
+                rows = await self._connection.fetch(translate(sql), *values)
 
 
 @asynccontextmanager

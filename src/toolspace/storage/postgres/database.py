@@ -17,6 +17,7 @@ from functools import lru_cache, partial
 from types import CodeType
 from typing import Any, Final, Self, TypeVar
 
+from toolspace.core.clock import DatabaseClock, SystemClock
 from toolspace.errors import (
     ReadTimeout,
     StorageDamaged,
@@ -27,6 +28,7 @@ from toolspace.errors import (
 )
 from toolspace.storage.database import (
     FOR_UPDATE,
+    READ_CLOCK,
     SKIP_LOCKED,
     Database,
     DeferredT,
@@ -57,6 +59,7 @@ _MIGRATION_LOCK: Final = 0x746F6F6C73706163  # "toolspac": a number that other p
 
 _BEGIN_WRITE: Final = "BEGIN"
 _BEGIN_READ: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_SELECT_TIME: Final = "SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)"
 _QUESTION_MARK: Final = re.compile(r"'[^']*'|\?")
 
 DAMAGE_STATES: Final = ("XX001", "XX002")
@@ -102,9 +105,12 @@ class PostgresDatabase(Database):
 
     is_shared = True
 
-    def __init__(self, pool: Any, address: str, *, urgent_pool: Any | None = None) -> None:
+    def __init__(
+        self, pool: Any, address: str, *, clock: DatabaseClock | None = None, urgent_pool: Any | None = None
+    ) -> None:
         self.address = address
-        self._urgent_access = self if urgent_pool is None else PostgresDatabase(urgent_pool, address)
+        self.clock = clock or DatabaseClock()
+        self._urgent_access = self if urgent_pool is None else PostgresDatabase(urgent_pool, address, clock=self.clock)
         self._driver = load_driver()
         self._errors: tuple[type[Exception], ...] = connection_errors(self._driver)
         self._pool = pool
@@ -114,8 +120,8 @@ class PostgresDatabase(Database):
         """Reading programs that had more than one statement before."""
 
     @classmethod
-    async def open(cls, url: str, *, connections: int = 10) -> Self:
-        """Connects to the database of a `postgresql://` URL and migrates its tables."""
+    async def open(cls, url: str, *, connections: int = 10, system_clock: SystemClock | None = None) -> Self:
+        """Connects to the database of a `postgresql://` URL, measures its clock and migrates its tables."""
         driver, address = load_driver(), shown_address(url)
         if not url.startswith(_SCHEMES):
             raise StorageError("not the URL of a PostgreSQL; write postgresql://user:password@host:5432/database")
@@ -140,9 +146,10 @@ class PostgresDatabase(Database):
         except connection_errors(driver) as error:
             reason = describe_error(error, _CONNECT_TIMEOUT)
             raise StorageUnavailable(f"PostgreSQL at {address} does not answer: {reason}") from error
-        self = cls(pool, address, urgent_pool=urgent_pool)
+        self = cls(pool, address, clock=DatabaseClock(system_clock), urgent_pool=urgent_pool)
         self.reader_count = connections
         try:
+            await self.measure_clock()
             await self._attempt(partial(self._run_transaction, timeout=_MIGRATION_TIMEOUT), _migrate_exclusively)
         except BaseException as error:
             pool.terminate()
@@ -217,6 +224,14 @@ class PostgresDatabase(Database):
             raise error
         self._observe("read", started_at, None)
         return result
+
+    async def measure_clock(self) -> None:
+        async def measure(connection: Any, _: Callable[[], Program[None]]) -> None:
+            sent_ns = self.clock.monotonic_ns()
+            rows = await self._fetch(connection, _SELECT_TIME, ())
+            self.clock.measure(rows[0][0], sent_ns=sent_ns, received_ns=self.clock.monotonic_ns())
+
+        await self._attempt(measure, _run_nothing)
 
     def _observe(self, kind: OperationKind, started_at: float, error: BaseException | None) -> None:
         if self.observer is not None:
@@ -315,7 +330,10 @@ class PostgresDatabase(Database):
                 except StopIteration as stop:
                     await self._execute(connection, "COMMIT", is_commit=True)
                     return stop.value
-                rows = await self._fetch(connection, translate(sql), values, timeout=timeout)
+                if sql is READ_CLOCK:
+                    rows = self._read_clock()
+                else:
+                    rows = await self._fetch(connection, translate(sql), values, timeout=timeout)
         finally:
             steps.close()
 
@@ -328,6 +346,8 @@ class PostgresDatabase(Database):
             return await self._run_transaction(connection, program, _BEGIN_READ)
         try:
             sql, values = next(steps)
+            while sql is READ_CLOCK:
+                sql, values = steps.send(self._read_clock())
             if sql.startswith("SELECT"):
                 rows = await self._fetch(connection, translate(sql), values)
                 steps.send(rows)
@@ -337,6 +357,9 @@ class PostgresDatabase(Database):
             steps.close()
         self._with_several_statements.add(code)
         return await self._run_transaction(connection, program, _BEGIN_READ)
+
+    def _read_clock(self) -> list[Row]:
+        return [(self.clock.now_ms(),)]
 
     async def _fetch(
         self, connection: Any, sql: str, values: Sequence[Any], *, timeout: float | None = None
@@ -398,6 +421,10 @@ def _migrate_exclusively() -> Program[int]:
     """Of two processes that start at once, the second waits here and then has nothing left to migrate."""
     yield "SELECT pg_advisory_xact_lock(?)", (_MIGRATION_LOCK,)
     return (yield from migrate())
+
+
+def _run_nothing() -> Program[None]:
+    yield from ()
 
 
 @lru_cache(maxsize=4096)

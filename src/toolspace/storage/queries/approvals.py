@@ -12,9 +12,9 @@ from typing import Any, Final, get_args
 import msgspec
 
 from toolspace.core import json_text
-from toolspace.core.ids import new_id, now_ms
+from toolspace.core.ids import new_id
 from toolspace.core.stored_records import ApprovalRecord, ApprovalRule, ApprovalStatus, CallStatus
-from toolspace.storage.database import Program, long_running
+from toolspace.storage.database import Program, current_time, long_running
 from toolspace.storage.queries import calls
 from toolspace.storage.queries.calls import CallTransition
 from toolspace.storage.queries.statement_builder import (
@@ -76,7 +76,8 @@ def create(new: NewApproval) -> Program[None]:
     values = msgspec.structs.asdict(new)
     for field in ("requested_by", "approvers", "context", "execution"):
         values[field] = json_text.encode_for_storage(values[field])
-    values |= {"status": "requested", "created_at": now_ms()}
+    now = yield from current_time()
+    values |= {"status": "requested", "created_at": now}
     yield insert_into("approvals", tuple(values)), tuple(values.values())
 
 
@@ -104,7 +105,8 @@ def decide(
         "UPDATE approvals SET status = ?, decided_by = ?, decision_reason = ?, remember = ?, node_id = ?, "
         "decided_at = ? WHERE id = ? AND status = 'requested'"
     )
-    return has_changed(update, status, decided_by, reason, remember, node_id, now_ms(), approval_id)
+    now = yield from current_time()
+    return (yield from has_changed(update, status, decided_by, reason, remember, node_id, now, approval_id))
 
 
 def end_execution(approval_id: str) -> Program[None]:
@@ -173,18 +175,21 @@ def continue_approved(
     call_id: str, execution: Mapping[str, Any], *, message_id: str | None
 ) -> Program[CallTransition | None]:
     """An approved call is executed now, by the gateway or by others. `execution`: what its row has from now on."""
-    due_in, expires_in, now = execution["dueIn"], execution["expiresIn"], now_ms()
-    return calls.transition(
-        "UPDATE calls SET execution_type = ?, execution_target = ?, visible = ?, exposure = ?, message_id = "
-        "COALESCE(message_id, ?), due_at = ?, expires_at = ? WHERE call_id = ?",
-        execution["type"],
-        execution["target"],
-        int(execution["visible"]),
-        execution["visibility"],
-        message_id,
-        None if due_in is None else now + due_in,
-        None if expires_in is None else now + expires_in,
-        call_id,
+    now = yield from current_time()
+    due_in, expires_in = execution["dueIn"], execution["expiresIn"]
+    return (
+        yield from calls.transition(
+            "UPDATE calls SET execution_type = ?, execution_target = ?, visible = ?, exposure = ?, message_id = "
+            "COALESCE(message_id, ?), due_at = ?, expires_at = ? WHERE call_id = ?",
+            execution["type"],
+            execution["target"],
+            int(execution["visible"]),
+            execution["visibility"],
+            message_id,
+            None if due_in is None else now + due_in,
+            None if expires_in is None else now + expires_in,
+            call_id,
+        )
     )
 
 
@@ -195,6 +200,7 @@ def remember(
     tool_name: str, principal: str, scope: str, *, decision: str, reason: str | None, created_by: str
 ) -> Program[None]:
     """Stores a decision for later calls. It replaces an earlier one of the same tool, principal and scope."""
+    now = yield from current_time()
     yield from _RULE.insert(
         "ON CONFLICT (tool_name, principal, scope) DO UPDATE SET decision = excluded.decision, "
         "reason = excluded.reason, created_by = excluded.created_by, created_at = excluded.created_at",
@@ -205,7 +211,7 @@ def remember(
         decision=decision,
         reason=reason,
         created_by=created_by,
-        created_at=now_ms(),
+        created_at=now,
     )
 
 

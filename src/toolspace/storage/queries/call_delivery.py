@@ -11,9 +11,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from toolspace.core.ids import now_ms
 from toolspace.core.stored_records import CallStatus
-from toolspace.storage.database import Program
+from toolspace.storage.database import Program, current_time
 from toolspace.storage.queries import inbox
 from toolspace.storage.queries.calls import CallTransition, transition
 from toolspace.storage.queries.statement_builder import has_changed, placeholders
@@ -32,10 +31,11 @@ class CallDelivery(msgspec.Struct, frozen=True):
 def mark_delivered(call_ids: Sequence[str]) -> Program[None]:
     """The inline results were sent to their callers."""
     if call_ids:
+        now = yield from current_time()
         yield (
             f"UPDATE calls SET delivered_at = ? WHERE call_id IN ({placeholders(call_ids)}) AND delivery = 'inline' "
             "AND delivered_at IS NULL",
-            (now_ms(), *call_ids),
+            (now, *call_ids),
         )
 
 
@@ -43,7 +43,8 @@ def claim_result(call_id: str) -> Program[bool]:
     """The caller of a call asks for its result again. Whether it may have it: if not, the inbox gets it."""
     update = "UPDATE calls SET delivered_at = COALESCE(delivered_at, ?)"
     condition = "call_id = ? AND (delivery IN ('inline', 'acknowledged') OR agent_entity_id IS NULL)"
-    return has_changed(f"{update} WHERE {condition}", now_ms(), call_id)
+    now = yield from current_time()
+    return (yield from has_changed(f"{update} WHERE {condition}", now, call_id))
 
 
 def redirect_to_inbox(call_id: str) -> Program[CallTransition | None]:
@@ -66,10 +67,11 @@ def find_delivery(call_id: str) -> Program[CallDelivery | None]:
 
 def acknowledge(call_id: str, agent_entity_id: str | None) -> Program[None]:
     """The caller has the result of a call that has ended. It is not delivered again: its inbox event is processed."""
+    now = yield from current_time()
     yield (
         "UPDATE calls SET delivery = 'acknowledged', delivered_at = COALESCE(delivered_at, ?) "
         "WHERE call_id = ? AND delivery IN ('inline', 'inbox')",
-        (now_ms(), call_id),
+        (now, call_id),
     )
     if agent_entity_id is not None:
         yield from inbox.withdraw(agent_entity_id, inbox.result_event_id(call_id))

@@ -12,9 +12,8 @@ from typing import Any, Final
 import msgspec
 
 from toolspace.core import json_text
-from toolspace.core.ids import now_ms
 from toolspace.core.stored_records import OPEN_CALL, CallRecord, CallStatus, ExecutionTarget, ResultSource, Visibility
-from toolspace.storage.database import SKIP_LOCKED, Program, long_running
+from toolspace.storage.database import SKIP_LOCKED, Program, current_time, long_running
 from toolspace.storage.queries.statement_builder import (
     Table,
     delete_selected,
@@ -131,11 +130,12 @@ def resolve(
     conditions = "" if was_read else " AND execution_target <> 'server' AND pauses = 0 AND output_schema IS NULL"
     places = [(column, value) for column, value in (("run_id", run_id), ("space_id", space_id)) if value is not None]
     update = _RESOLVE + conditions + "".join(f" AND {column} = ?" for column, _ in places)
-    values = _result_values(result, is_error, source, submission, submitted_by, client_id)
+    now = yield from current_time()
+    values = _result_values(result, is_error, source, submission, submitted_by, client_id, now=now)
     if error_kind is not None:
         update = update.replace(" SET ", " SET error_kind = ?, ", 1)
         values = (error_kind, *values)
-    return transition(update, *values, call_id, *(value for _, value in places))
+    return (yield from transition(update, *values, call_id, *(value for _, value in places)))
 
 
 def build_resolution(
@@ -145,6 +145,7 @@ def build_resolution(
     is_error: bool,
     source: ResultSource,
     submission: str | None,
+    now: int,
     client_id: str | None = None,
 ) -> tuple[CallTransition, Sequence[Any]]:
     """The resolution of an open call that this process remembers, and that is shown nowhere: nothing has to be read.
@@ -153,7 +154,7 @@ def build_resolution(
     of SQLite writes.
     """
     call = remembered_call.call
-    values = _result_values(result, is_error, source, submission, client_id=client_id)
+    values = _result_values(result, is_error, source, submission, client_id=client_id, now=now)
     resolved_call = msgspec.structs.replace(
         call,
         status="resolved",
@@ -184,9 +185,11 @@ def _result_values(
     submission: str | None,
     submitted_by: str | None = None,
     client_id: str | None = None,
+    *,
+    now: int,
 ) -> tuple[Any, ...]:
     """The values of `_RESULT_COLUMNS`."""
-    return json_text.encode_for_storage(result), int(is_error), source, submission, submitted_by, client_id, now_ms()
+    return json_text.encode_for_storage(result), int(is_error), source, submission, submitted_by, client_id, now
 
 
 # Other changes of one call
@@ -194,13 +197,14 @@ def _result_values(
 
 def create(new: NewCall, *, seq: int, message_id: str | None) -> Program[CallRecord | None]:
     """None if the id is in use."""
+    now = yield from current_time()
     values = {field: getattr(new, field) for field in _NEW_FIELDS} | {
         "args": json_text.encode_for_storage(new.args),
         "output_schema": json_or_null(new.output_schema) if new.status in OPEN_CALL else None,
         "visible": int(new.visible),
         "is_async": int(new.is_async),
         "pauses_run": int(new.pauses_run),
-        "created_at": new.created_at if new.created_at is not None else now_ms(),
+        "created_at": new.created_at if new.created_at is not None else now,
     }
     rows = yield _INSERT, (*values.values(), seq, message_id, 0)
     return _CALL.decode(rows[0]) if rows else None
@@ -227,8 +231,9 @@ def finish(
         "UPDATE calls SET status = ?, result = ?, is_error = ?, error_kind = ?, source = 'server', resolved_at = ? "
         "WHERE call_id = ? AND status = 'running' AND node_id = COALESCE(?, node_id)"
     )
-    values = status, json_text.encode_for_storage(result), int(is_error), error_kind, now_ms(), call_id, node_id
-    return transition(update, *values)
+    now = yield from current_time()
+    values = status, json_text.encode_for_storage(result), int(is_error), error_kind, now, call_id, node_id
+    return (yield from transition(update, *values))
 
 
 def make_pending(call_id: str) -> Program[CallTransition | None]:
@@ -241,7 +246,7 @@ def end(
     call_id: str, status: CallStatus, *, error: str, error_kind: str, is_delivered: bool = False
 ) -> Program[CallTransition | None]:
     """waiting or pending → expired or cancelled. `is_delivered`: the caller knows of it already."""
-    now = now_ms()
+    now = yield from current_time()
     update = (
         f"UPDATE calls SET {_SET_DELIVERY}, status = ?, result = ?, is_error = 1, error_kind = CASE WHEN "
         "execution_type = 'approval' AND ? = 'timeout' THEN 'not_permitted' ELSE ? END, source = 'server', "
@@ -249,7 +254,7 @@ def end(
     )
     text, delivered_at = json_text.encode_for_storage(error), now if is_delivered else None
     values = status, text, error_kind, error_kind, now, delivered_at, call_id
-    return transition(update, *values)
+    return (yield from transition(update, *values))
 
 
 def set_error_kind(call_id: str, error_kind: str) -> Program[None]:
@@ -407,13 +412,17 @@ def list_open_of_agent(agent_entity_id: str) -> Program[list[str]]:
 
 def list_expired(*, limit: int) -> Program[list[CallRecord]]:
     """The open calls that are past their expiry."""
-    return _CALL.select(f"WHERE status IN {OPEN} AND expires_at <= ? ORDER BY expires_at LIMIT ?", now_ms(), limit)
+    now = yield from current_time()
+    return (
+        yield from _CALL.select(f"WHERE status IN {OPEN} AND expires_at <= ? ORDER BY expires_at LIMIT ?", now, limit)
+    )
 
 
 def list_due(*, limit: int) -> Program[list[CallRecord]]:
     """The open calls whose timer has ended."""
     conditions = f"status IN {OPEN} AND due_at IS NOT NULL AND due_at <= ?"
-    return _CALL.select(f"WHERE {conditions} ORDER BY due_at LIMIT ?", now_ms(), limit)
+    now = yield from current_time()
+    return (yield from _CALL.select(f"WHERE {conditions} ORDER BY due_at LIMIT ?", now, limit))
 
 
 def find_next_due() -> Program[int | None]:

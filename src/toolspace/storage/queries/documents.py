@@ -13,7 +13,6 @@ from typing import Any, Final
 import msgspec
 
 from toolspace.core import json_text
-from toolspace.core.ids import now_ms
 from toolspace.core.stored_records import Document, DocumentOrigin, DocumentWithText
 from toolspace.core.text_search import (
     IndexedDocument,
@@ -26,7 +25,7 @@ from toolspace.core.text_search import (
     word_weight,
 )
 from toolspace.errors import RefusedError
-from toolspace.storage.database import Program, RowBatch, long_running
+from toolspace.storage.database import Program, RowBatch, current_time, long_running
 from toolspace.storage.queries.statement_builder import Table, count_changes, insert_into, placeholders
 
 MAX_DOCUMENT_BYTES: Final = 1_000_000
@@ -129,7 +128,7 @@ def save(entity_id: str, new: PreparedDocument) -> Program[Document]:
     if previous and previous[0][1] != new.origin:
         raise RefusedError("conflict", f'the document "{new.id}" exists already, with the origin {previous[0][1]!r}')
     yield from _check_limits(entity_id, new)
-    now = now_ms()
+    now = yield from current_time()
     document = yield from _DOCUMENT.insert(
         _OR_REPLACE,
         id=new.id,

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolspace.core import json_text
-from toolspace.core.ids import now_ms
 from toolspace.core.stored_records import Entity, EntityType, Member, SessionScope, Space
-from toolspace.storage.database import Program
+from toolspace.storage.database import Program, current_time
 from toolspace.storage.queries.statement_builder import (
     Table,
     first_column,
@@ -28,7 +27,8 @@ _SET_NAME_AND_METADATA = "name = COALESCE(?, name), metadata = COALESCE(?, metad
 
 def create_entity(entity_id: str, type: EntityType, name: str, metadata: Mapping[str, Any]) -> Program[Entity | None]:
     """None if the id is in use."""
-    return _ENTITY.insert(id=entity_id, type=type, name=name, metadata=metadata, created_at=now_ms())
+    now = yield from current_time()
+    return (yield from _ENTITY.insert(id=entity_id, type=type, name=name, metadata=metadata, created_at=now))
 
 
 def find_entity(entity_id: str) -> Program[Entity | None]:
@@ -71,7 +71,8 @@ def delete_entity(entity_id: str) -> Program[bool]:
 
 def create_space(space_id: str, name: str, metadata: Mapping[str, Any]) -> Program[Space | None]:
     """None if the id is in use."""
-    return _SPACE.insert(id=space_id, name=name, metadata=metadata, created_at=now_ms(), last_seq=0)
+    now = yield from current_time()
+    return (yield from _SPACE.insert(id=space_id, name=name, metadata=metadata, created_at=now, last_seq=0))
 
 
 def find_space(space_id: str) -> Program[Space | None]:
@@ -130,7 +131,8 @@ def list_agents_of_several_people() -> Program[list[str]]:
 def add_member(space_id: str, entity_id: str) -> Program[bool]:
     """False if it is a member already. Both must exist."""
     insert = f"{insert_into('members', ('space_id', 'entity_id', 'joined_at'))} ON CONFLICT DO NOTHING"
-    return has_changed(insert, space_id, entity_id, now_ms())
+    now = yield from current_time()
+    return (yield from has_changed(insert, space_id, entity_id, now))
 
 
 def remove_member(space_id: str, entity_id: str) -> Program[bool]:

@@ -12,9 +12,8 @@ from itertools import islice
 from typing import Final
 
 from toolspace.core import json_text
-from toolspace.core.ids import now_ms
 from toolspace.core.stored_records import NewEvent, StoredEvent
-from toolspace.storage.database import DeferredWrites, Program, Row, RowBatch, StaleError, long_running
+from toolspace.storage.database import DeferredWrites, Program, Row, RowBatch, StaleError, current_time, long_running
 from toolspace.storage.queries import calls, inbox
 from toolspace.storage.queries.statement_builder import delete_selected, first_value, insert_into, placeholders
 
@@ -70,7 +69,7 @@ def _append(new_events: Mapping[str, Sequence[NewEvent]]) -> Program[dict[str, l
             counts += (stream, len(new_events[stream]))
         counters = yield _advance_counters(len(counts) // 2), counts
         last_ids |= {row[0]: row[1] for row in counters}
-    at = now_ms()
+    at = yield from current_time()
     stored_events: dict[str, list[StoredEvent]] = {}
     rows = RowBatch()
     for stream in streams:

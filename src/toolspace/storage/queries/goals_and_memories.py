@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from toolspace.core.ids import agent_of_session, new_id, now_ms
+from toolspace.core.ids import agent_of_session, new_id
 from toolspace.core.stored_records import Record
 from toolspace.errors import RefusedError
-from toolspace.storage.database import Program
+from toolspace.storage.database import Program, current_time
 from toolspace.storage.queries.statement_builder import Table, count_changes, first_column
 
 MAX_GOALS = 200
@@ -103,7 +103,7 @@ def set_goals(session_id: str, changes: Sequence[GoalChange], *, clear: bool) ->
     if clear:
         for goal_id in own_goals.keys() - set(named_ids):
             yield "DELETE FROM goals WHERE id = ? AND session_id = ?", (goal_id, session_id)
-    at = now_ms()
+    at = yield from current_time()
     goals: list[tuple[Goal, bool]] = []
     for position, change in enumerate(changes):
         before = own_goals.get(change.id or "")
@@ -143,7 +143,7 @@ def set_memories(session_id: str, values: Sequence[tuple[str, Any]]) -> Program[
     new_values = dict(values)
     if len(new_values.keys() | keys) > MAX_MEMORIES:
         raise RefusedError("invalid", f"an agent has at most {MAX_MEMORIES} memories; delete some first")
-    at = now_ms()
+    at = yield from current_time()
     for key in sorted(new_values):  # Sorted, so that two writers cannot deadlock.
         yield from _MEMORY.insert(
             _OR_REPLACE_VALUE,

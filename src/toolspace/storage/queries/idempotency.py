@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 
 from toolspace.core import json_text
-from toolspace.core.ids import now_ms
-from toolspace.storage.database import Program, long_running
+from toolspace.storage.database import Program, current_time, long_running
 from toolspace.storage.queries.statement_builder import Table, delete_selected, has_changed, insert_into
 
 
@@ -33,7 +32,8 @@ def claim_key(key: str, fingerprint: str, node_id: str) -> Program[StoredRespons
     If the transaction of the request claims it, a repeated request waits for the response of the first one.
     """
     insert = insert_into("answers", ("key", "fingerprint", "node_id", "created_at"))
-    if (yield from has_changed(f"{insert} ON CONFLICT (key) DO NOTHING", key, fingerprint, node_id, now_ms())):
+    now = yield from current_time()
+    if (yield from has_changed(f"{insert} ON CONFLICT (key) DO NOTHING", key, fingerprint, node_id, now)):
         return None
     return (yield from _RESPONSE.find("WHERE key = ?", key))
 
@@ -55,7 +55,8 @@ def run_once(entity_id: str, call_id: str | None, work: Program[Any]) -> Program
         return (yield from work)
     # Stored before the work starts: a second process waits here for the first.
     insert = f"{insert_into('receipts', ('entity_id', 'call_id', 'at'))} ON CONFLICT (entity_id, call_id) DO NOTHING"
-    if not (yield from has_changed(insert, entity_id, call_id, now_ms())):
+    now = yield from current_time()
+    if not (yield from has_changed(insert, entity_id, call_id, now)):
         rows = yield "SELECT answer FROM receipts WHERE entity_id = ? AND call_id = ?", (entity_id, call_id)
         if rows:
             work.close()  # It has not started.

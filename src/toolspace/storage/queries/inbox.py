@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from toolspace.core import json_text
-from toolspace.core.ids import agent_of_session, now_ms, scope_key_of
+from toolspace.core.ids import agent_of_session, scope_key_of
 from toolspace.core.stored_records import InboxEvent, InboxType
-from toolspace.storage.database import SKIP_LOCKED, Program, Row, RowBatch, long_running
+from toolspace.storage.database import SKIP_LOCKED, Program, Row, RowBatch, current_time, long_running
 from toolspace.storage.queries.statement_builder import (
     Table,
     delete_selected,
@@ -69,7 +69,9 @@ def add(
     seq: int = 0,
 ) -> Program[bool]:
     """Adds an event for a session. False if the agent has it already. `seq` orders events of the same moment."""
-    return has_changed(_INSERT, *build_row(session_id, event_id, type, data, priority=priority, at=at, seq=seq))
+    at = (yield from current_time()) if at is None else at
+    row = build_row(session_id, event_id, type, data, priority=priority, at=at, seq=seq)
+    return (yield from has_changed(_INSERT, *row))
 
 
 def build_row(
@@ -79,13 +81,12 @@ def build_row(
     data: Any,
     *,
     priority: int,
-    at: int | None = None,
+    at: int,
     seq: int = 0,
 ) -> Sequence[Any]:
-    """The row of an event, for `add_rows`."""
-    at = now_ms() if at is None else at
+    """The row of an event, for `add_rows`. It is available at once, whatever the clock says."""
     text = json_text.encode_for_storage(data)
-    return agent_of_session(session_id), event_id, type, priority, at, seq, text, at, session_id
+    return agent_of_session(session_id), event_id, type, priority, at, seq, text, 0, session_id
 
 
 def add_rows(rows: Sequence[Sequence[Any]]) -> Program[None]:
@@ -108,7 +109,7 @@ def claim(
 
     `include_awaited`: also the results that runs of the agent wait for. `session_id`: only the events of this session.
     """
-    now = now_ms()
+    now = yield from current_time()
     inbox = "agent_entity_id = ?" if session_id is None else _select_session(session_id)
     condition = f"AND type IN ({placeholders(types)}) " if types else ""
     condition += "" if include_awaited else _NOT_AWAITED
@@ -147,9 +148,10 @@ def release(
 
 def release_expired(*, limit: int = 100) -> Program[list[InboxEvent]]:
     """As `release`, for events whose lease has ended: whoever claimed them is gone."""
+    now = yield from current_time()
     rows = yield (
         f"SELECT {_EVENT.sql}, claim FROM inbox WHERE status = 'processing' AND lease_until < ? LIMIT ? {SKIP_LOCKED}",
-        (now_ms(), limit),
+        (now, limit),
     )
     error = "it was claimed, but neither acknowledged nor released before the lease ended"
     return (yield from _release_rows(rows, error))
@@ -160,6 +162,12 @@ def set_aside(agent_entity_id: str, claim: str, event_ids: Sequence[str], *, err
     changes = "status = 'failed', lease_until = NULL, claim = NULL, error = ?"
     for event_id in event_ids:
         yield f"UPDATE inbox SET {changes} WHERE {_CLAIMED_EVENT}", (error, agent_entity_id, event_id, claim)
+
+
+def end_impossible_delays() -> Program[None]:
+    """Makes pending events available whose delay is longer than any: the clock was ahead when they were released."""
+    latest = (yield from current_time()) + _LONGEST_DELAY
+    yield f"UPDATE inbox SET available_at = 0 WHERE {_PENDING} AND available_at > ?", (latest,)
 
 
 def undo_claim(agent_entity_id: str, claim: str, event_ids: Sequence[str]) -> Program[None]:
@@ -181,7 +189,8 @@ def retry(agent_entity_id: str, event_id: str) -> Program[bool]:
         "UPDATE inbox SET status = 'pending', attempts = 0, available_at = ?, error = NULL "
         "WHERE agent_entity_id = ? AND event_id = ? AND status = 'failed'"
     )
-    return has_changed(update, now_ms(), agent_entity_id, event_id)
+    now = yield from current_time()
+    return (yield from has_changed(update, now, agent_entity_id, event_id))
 
 
 def result_event_id(call_id: str) -> str:
@@ -237,7 +246,7 @@ def list_claimed(agent_entity_id: str, claim: str) -> Program[list[str]]:
 
 def list_waiting(session_id: str, *, limit: int) -> Program[tuple[list[InboxEvent], int]]:
     """The oldest events that a session can claim now, and how many there are; without results that runs wait for."""
-    now = now_ms()
+    now = yield from current_time()
     claimable = f"WHERE {_select_session(session_id)} AND {_PENDING} AND available_at <= ? {_NOT_AWAITED}"
     events = yield from _EVENT.select(f"{claimable}ORDER BY at, seq LIMIT ?", session_id, now, limit)
     if len(events) < limit:
@@ -270,7 +279,8 @@ def _release_rows(rows: Sequence[Row], error: str | None) -> Program[list[InboxE
     for row in rows:
         event, claim = _EVENT.decode(row), row[len(_EVENT.columns)]
         status = "pending" if event.attempts < MAX_ATTEMPTS else "failed"
-        available_at = now_ms() + min(_FIRST_DELAY << max(event.attempts - 1, 0), _LONGEST_DELAY)
+        now = yield from current_time()
+        available_at = now + min(_FIRST_DELAY << max(event.attempts - 1, 0), _LONGEST_DELAY)
         values = status, available_at, error, event.agent_entity_id, event.event_id, claim
         released_event = yield from _EVENT.update(f"{assignments} WHERE {_CLAIMED_EVENT}", *values)
         if released_event is not None:

@@ -8,9 +8,8 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from toolspace.core import json_text
-from toolspace.core.ids import now_ms
 from toolspace.core.stored_records import Record
-from toolspace.storage.database import Program
+from toolspace.storage.database import Program, current_time
 from toolspace.storage.queries.statement_builder import Table, first_column, first_value, has_changed, insert_into
 
 KeyKind = Literal["secret", "public", "tools"]
@@ -71,7 +70,8 @@ _INSERT_SECRET = f"{insert_into('secrets', ('name', 'value', 'created_at'))} ON 
 
 def create(new: NewKey) -> Program[KeyRecord]:
     values = msgspec.structs.asdict(new) | {"scope": json_text.encode(msgspec.to_builtins(new.scope))}
-    record = yield from _KEY.insert("", **values, created_at=now_ms(), calls=0, failed=0)
+    now = yield from current_time()
+    record = yield from _KEY.insert("", **values, created_at=now, calls=0, failed=0)
     assert record is not None  # It cannot conflict: without a clause for that, the database raises.
     return record
 
@@ -83,7 +83,8 @@ def create_first(keys: Sequence[NewKey]) -> Program[list[KeyKind]]:
     """
     kinds: list[KeyKind] = []
     for new in keys:
-        if (yield from has_changed(_INSERT_SECRET, f"first:{new.kind}", new.id, now_ms())):
+        now = yield from current_time()
+        if (yield from has_changed(_INSERT_SECRET, f"first:{new.kind}", new.id, now)):
             yield from create(new)
             kinds.append(new.kind)
     return kinds
@@ -113,7 +114,8 @@ def revoke(key_id: str, *, spare_last_secret: bool) -> Program[Revocation]:
         lock = "UPDATE keys SET name = name WHERE kind = 'secret' AND revoked_at IS NULL RETURNING id"
         if (yield from first_column(lock)) == [key_id]:
             return "last"
-    yield "UPDATE keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL", (now_ms(), key_id)
+    now = yield from current_time()
+    yield "UPDATE keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL", (now, key_id)
     return "revoked"
 
 
@@ -130,5 +132,6 @@ def record_use(uses: Mapping[str, KeyUse]) -> Program[None]:
 
 def get_or_create_secret(name: str, value: str) -> Program[tuple[str, bool]]:
     """The secret of this name, and whether it is this value: the first value that was stored stays."""
-    is_stored = yield from has_changed(_INSERT_SECRET, name, value, now_ms())
+    now = yield from current_time()
+    is_stored = yield from has_changed(_INSERT_SECRET, name, value, now)
     return (yield from first_value("SELECT value FROM secrets WHERE name = ?", name)), is_stored

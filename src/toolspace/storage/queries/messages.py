@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolspace.core import json_text
-from toolspace.core.ids import now_ms
 from toolspace.core.stored_records import Message, MessageKind, MessageStatus
 from toolspace.errors import RefusedError
-from toolspace.storage.database import Program
+from toolspace.storage.database import Program, current_time
 from toolspace.storage.queries.entities_and_spaces import EXISTS
 from toolspace.storage.queries.statement_builder import Table, first_column, first_value, json_or_null
 
 _MESSAGE = Table("messages", Message, json=("content", "metadata"))
 _IN_PROGRESS = "kind = 'message' AND status = 'running'"
 _INCOMPLETE = "kind = 'message' AND status <> 'complete'"
+_ADVANCE_TIME = "last_at = CASE WHEN last_at > ? THEN last_at ELSE ? END"
+"""Gives a message a time that is not before that of an earlier one of its space, whatever the clocks say. The row of
+the space is locked until the commit, so agents get the messages in their order."""
 
 
 def create(
@@ -31,11 +33,13 @@ def create(
     call_id: str | None = None,
 ) -> Program[Message | None]:
     """Adds a message to a space. None if there is no such space; raises `RefusedError` if the id is in use."""
-    update = f"UPDATE spaces SET last_seq = last_seq + 1 WHERE id = ? AND {EXISTS} RETURNING last_seq"
-    seq = yield from first_value(update, space_id)
-    if seq is None:
+    now = yield from current_time()
+    changes = f"last_seq = last_seq + 1, {_ADVANCE_TIME}"
+    update = f"UPDATE spaces SET {changes} WHERE id = ? AND {EXISTS} RETURNING last_seq, last_at"
+    rows = yield update, (now, now, space_id)
+    if not rows:
         return None
-    now = now_ms()
+    seq, now = rows[0]
     message = yield from _MESSAGE.insert(
         id=message_id,
         space_id=space_id,
@@ -64,7 +68,8 @@ def update_status(
 ) -> Program[Message | None]:
     """Changes the status of a message, and its content if it is given. None if it has one of the statuses `unless`."""
     assignments = "status = ?, content = COALESCE(?, content), updated_at = ? WHERE id = ? AND status NOT IN (?, ?)"
-    return _MESSAGE.update(assignments, status, json_or_null(content), now_ms(), message_id, *unless)
+    now = yield from current_time()
+    return (yield from _MESSAGE.update(assignments, status, json_or_null(content), now, message_id, *unless))
 
 
 def complete(message_id: str, content: Any, metadata: Mapping[str, Any] | None = None) -> Program[Message | None]:
@@ -74,21 +79,28 @@ def complete(message_id: str, content: Any, metadata: Mapping[str, Any] | None =
         "WHERE id = ? AND kind = 'message' AND status IN ('running', 'error')"
     )
     encode = json_text.encode_for_storage
-    return _MESSAGE.update(assignments, encode(content), encode(metadata or {}), now_ms(), message_id)
+    now = yield from current_time()
+    update_space = f"UPDATE spaces SET {_ADVANCE_TIME} WHERE id = (SELECT space_id FROM messages WHERE id = ?)"
+    now = (yield from first_value(f"{update_space} RETURNING last_at", now, now, message_id)) or now
+    return (yield from _MESSAGE.update(assignments, encode(content), encode(metadata or {}), now, message_id))
 
 
 def restart(message_id: str) -> Program[Message | None]:
     """Starts an abandoned message anew. None if it was not abandoned."""
     assignments = "status = 'running', metadata = '{}', updated_at = ?"
-    return _MESSAGE.update(
-        f"{assignments} WHERE id = ? AND kind = 'message' AND status = 'error'", now_ms(), message_id
+    now = yield from current_time()
+    return (
+        yield from _MESSAGE.update(
+            f"{assignments} WHERE id = ? AND kind = 'message' AND status = 'error'", now, message_id
+        )
     )
 
 
 def abandon(message_id: str, reason: str) -> Program[Message | None]:
     """Ends a started message that will not be completed. None if it is not in progress."""
     assignments = f"status = 'error', metadata = ?, updated_at = ? WHERE id = ? AND {_IN_PROGRESS}"
-    return _MESSAGE.update(assignments, json_text.encode_for_storage({"error": reason}), now_ms(), message_id)
+    now = yield from current_time()
+    return (yield from _MESSAGE.update(assignments, json_text.encode_for_storage({"error": reason}), now, message_id))
 
 
 def delete_in_progress(message_id: str) -> Program[Message | None]:

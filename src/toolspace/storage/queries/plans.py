@@ -7,9 +7,8 @@ from typing import Literal
 
 import msgspec
 
-from toolspace.core.ids import now_ms
 from toolspace.core.stored_records import Record
-from toolspace.storage.database import Program
+from toolspace.storage.database import Program, current_time
 from toolspace.storage.queries.statement_builder import Table, count_changes, first_value, has_changed, where_clause
 
 PlanStatus = Literal["active", "completed", "expired"]
@@ -100,7 +99,10 @@ def delete(session_id: str, plan_ids: Sequence[str]) -> Program[int]:
 
 
 def list_due(*, limit: int) -> Program[list[Plan]]:
-    return _PLAN.select("WHERE status = 'active' AND next_run_at <= ? ORDER BY next_run_at LIMIT ?", now_ms(), limit)
+    now = yield from current_time()
+    return (
+        yield from _PLAN.select("WHERE status = 'active' AND next_run_at <= ? ORDER BY next_run_at LIMIT ?", now, limit)
+    )
 
 
 def find_next_due() -> Program[int | None]:
@@ -113,4 +115,5 @@ def advance(plan: Plan, *, status: PlanStatus, next_run_at: int | None) -> Progr
         "UPDATE plans SET status = ?, next_run_at = ?, last_run_at = ? "
         "WHERE id = ? AND status = 'active' AND next_run_at = ?"
     )
-    return has_changed(update, status, next_run_at, now_ms(), plan.id, plan.next_run_at)
+    now = yield from current_time()
+    return (yield from has_changed(update, status, next_run_at, now, plan.id, plan.next_run_at))

@@ -7,9 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from toolspace.core.ids import now_ms
 from toolspace.core.stored_records import RunRecord, RunStatus, run_stream
-from toolspace.storage.database import Program, long_running
+from toolspace.storage.database import Program, current_time, long_running
 from toolspace.storage.queries.statement_builder import (
     Table,
     delete_selected,
@@ -43,18 +42,21 @@ def create(
     status: RunStatus = "running",
 ) -> Program[RunRecord | None]:
     """None if the id is in use. Without a principal, the agent works for itself; without a session, in its main one."""
-    return _RUN.insert(
-        id=run_id,
-        agent_entity_id=agent_entity_id,
-        space_id=space_id,
-        status=status,
-        trigger=trigger,
-        steps=0,
-        usage={},
-        created_at=now_ms(),
-        principal=principal if principal is not None else agent_entity_id,
-        session_id=session_id if session_id is not None else agent_entity_id,
-        last_call_seq=0,
+    now = yield from current_time()
+    return (
+        yield from _RUN.insert(
+            id=run_id,
+            agent_entity_id=agent_entity_id,
+            space_id=space_id,
+            status=status,
+            trigger=trigger,
+            steps=0,
+            usage={},
+            created_at=now,
+            principal=principal if principal is not None else agent_entity_id,
+            session_id=session_id if session_id is not None else agent_entity_id,
+            last_call_seq=0,
+        )
     )
 
 
@@ -95,8 +97,11 @@ def update_status(
         "status = ?, error = COALESCE(?, error), usage = COALESCE(?, usage), completed_at = ? "
         f"WHERE id = ? AND status IN ({placeholders(from_statuses)})"
     )
-    completed_at = now_ms() if ends else None
-    return _RUN.update(assignments, status, error, json_or_null(usage), completed_at, run_id, *from_statuses)
+    now = yield from current_time()
+    completed_at = now if ends else None
+    return (
+        yield from _RUN.update(assignments, status, error, json_or_null(usage), completed_at, run_id, *from_statuses)
+    )
 
 
 def set_space(run_id: str, space_id: str | None) -> Program[RunRecord | None]:

@@ -12,10 +12,10 @@ from typing import Literal
 import msgspec
 
 from toolspace.core import json_text
-from toolspace.core.ids import agent_of_session, now_ms, scope_key_of, session_id_for
+from toolspace.core.ids import agent_of_session, scope_key_of, session_id_for
 from toolspace.core.language_model import Turn
 from toolspace.core.stored_records import AgentScope
-from toolspace.storage.database import Program
+from toolspace.storage.database import Program, current_time
 from toolspace.storage.queries import inbox
 from toolspace.storage.queries.statement_builder import (
     Table,
@@ -94,12 +94,13 @@ _APPEND_TURN = insert_into("history", ("session_id", *_TURN.columns))
 def create(session_id: str, agent_entity_id: str, kind: SessionKind, *, scope_key: str = "") -> Program[bool]:
     """Creates a session. False if it exists."""
     counters = dict.fromkeys(("token", "lease_until", "cycle", "last_seq", "agent_turns", "attempts"), 0)
+    now = yield from current_time()
     session = yield from _SESSION.insert(
         id=session_id,
         agent_entity_id=agent_entity_id,
         kind=kind,
         scope_key=scope_key,
-        created_at=now_ms(),
+        created_at=now,
         **counters,
     )
     return session is not None
@@ -141,15 +142,16 @@ def find(session_id: str) -> Program[SessionRecord | None]:
 
 def acquire_lease(session_id: str, node_id: str, *, lease_ms: int) -> Program[SessionRecord | None]:
     """Leases a session that nobody holds, or whose lease has ended. None if it is leased or postponed."""
-    now = now_ms()
+    now = yield from current_time()
     assignments = "node_id = ?, token = token + 1, lease_until = ? WHERE id = ? AND (node_id = ? OR lease_until <= ?)"
-    return _SESSION.update(assignments, node_id, now + lease_ms, session_id, node_id, now)
+    return (yield from _SESSION.update(assignments, node_id, now + lease_ms, session_id, node_id, now))
 
 
 def renew_lease(session_id: str, token: int, *, lease_ms: int) -> Program[bool]:
     """Renews a lease. False if another process has the session now."""
     update = "UPDATE sessions SET lease_until = ? WHERE id = ? AND token = ? AND node_id IS NOT NULL"
-    return has_changed(update, now_ms() + lease_ms, session_id, token)
+    now = yield from current_time()
+    return (yield from has_changed(update, now + lease_ms, session_id, token))
 
 
 def renew_leases(leases: Sequence[tuple[str, int]], *, lease_ms: int) -> Program[set[str]]:
@@ -200,7 +202,8 @@ def clear_run(session_id: str) -> Program[None]:
 def list_interrupted(*, limit: int) -> Program[list[str]]:
     """The ids of sessions with a run in progress and without a valid lease."""
     select = "SELECT id FROM sessions WHERE run_id IS NOT NULL AND lease_until <= ? LIMIT ?"
-    return first_column(select, now_ms(), limit)
+    now = yield from current_time()
+    return (yield from first_column(select, now, limit))
 
 
 def list_with_waiting_inbox(*, limit: int) -> Program[list[tuple[str, int]]]:
@@ -215,7 +218,7 @@ def _list_waiting(column: str, condition: str, limit: int) -> Program[list[tuple
     There may be many more sessions than pending events: the recursion goes through the index of those events and visits
     each session with events once.
     """
-    now = now_ms()
+    now = yield from current_time()
     # The index of the main sessions has the events of the others, too.
     pending = "FROM inbox WHERE status = 'pending'" + (f" AND {condition}" if column == "session_id" else "")
     rows = yield (
@@ -237,10 +240,11 @@ def get_inbox_priorities(session_ids: Sequence[str]) -> Program[dict[str, int]]:
     priorities: dict[str, int] = {}
     for column, operator, ids in (("agent_entity_id", "=", main_ids), ("session_id", "<>", scoped_ids)):
         if ids:
+            now = yield from current_time()
             rows = yield (
                 f"SELECT {column}, MIN(priority) FROM inbox WHERE {column} IN ({placeholders(ids)}) AND session_id "
                 f"{operator} agent_entity_id AND status = 'pending' AND available_at <= ? GROUP BY {column}",
-                (*ids, now_ms()),
+                (*ids, now),
             )
             priorities |= {row[0]: row[1] for row in rows}
     return priorities
@@ -264,7 +268,7 @@ def append_turns(session_id: str, cycle: int, turns: Sequence[NewTurn]) -> Progr
     """Appends turns to the history; returns the number of the last."""
     update = "UPDATE sessions SET last_seq = last_seq + ?, attempts = 0 WHERE id = ? RETURNING last_seq"
     last_seq: int = yield from first_value(update, len(turns), session_id)
-    now = now_ms()
+    now = yield from current_time()
     for seq, turn in enumerate(turns, last_seq - len(turns) + 1):
         text = json_text.encode(turn.stored_turn)
         yield _APPEND_TURN, (session_id, seq, cycle, turn.run_id, text, turn.tokens, now)

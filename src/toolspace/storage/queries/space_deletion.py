@@ -6,9 +6,8 @@ deleted: another space with that id must show nothing of it.
 
 from __future__ import annotations
 
-from toolspace.core.ids import now_ms
 from toolspace.core.stored_records import run_stream, space_stream
-from toolspace.storage.database import Program, long_running
+from toolspace.storage.database import Program, current_time, long_running
 from toolspace.storage.queries.statement_builder import (
     count_changes,
     delete_selected,
@@ -21,7 +20,8 @@ from toolspace.storage.queries.statement_builder import (
 def start(space_id: str) -> Program[bool]:
     """Nobody finds the space from now on, and it has no members. False if there is no such space."""
     update = "UPDATE spaces SET deleted_at = ? WHERE id = ? AND deleted_at IS NULL"
-    if not (yield from has_changed(update, now_ms(), space_id)):
+    now = yield from current_time()
+    if not (yield from has_changed(update, now, space_id)):
         return False
     yield "DELETE FROM members WHERE space_id = ?", (space_id,)
     return True

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from toolspace.core import json_text
-from toolspace.core.ids import agent_of_session, now_ms
+from toolspace.core.ids import agent_of_session
 from toolspace.core.stored_records import TaskRecord, TaskStatus
-from toolspace.storage.database import Program, long_running
+from toolspace.storage.database import Program, current_time, long_running
 from toolspace.storage.queries.statement_builder import Table, delete_selected, first_column, first_value, where_clause
 
 _TASK_PREFIX, _REFLECTION_PREFIX, _RUN_PREFIX = "task_", "refl_", "run_"
@@ -47,6 +47,7 @@ def task_id_of(session_id: str) -> str:
 
 def create(task_id: str, session_id: str, description: str, input: str) -> Program[bool]:
     """Adds a running task of a session. False if the id is in use."""
+    now = yield from current_time()
     task = yield from _TASK.insert(
         id=task_id,
         agent_entity_id=agent_of_session(session_id),
@@ -55,7 +56,7 @@ def create(task_id: str, session_id: str, description: str, input: str) -> Progr
         input=input,
         status="running",
         run_id=run_id_of(task_id),
-        created_at=now_ms(),
+        created_at=now,
     )
     return task is not None
 
@@ -99,7 +100,8 @@ def count_running(session_id: str) -> Program[int]:
 def finish(task_id: str, status: TaskStatus, result: Any) -> Program[TaskRecord | None]:
     """running → completed, failed or cancelled. None if it is not running."""
     assignments = "status = ?, result = ?, completed_at = ? WHERE id = ? AND status = 'running'"
-    return _TASK.update(assignments, status, json_text.encode_for_storage(result), now_ms(), task_id)
+    now = yield from current_time()
+    return (yield from _TASK.update(assignments, status, json_text.encode_for_storage(result), now, task_id))
 
 
 def save_reflection(task_id: str, reflection: Any) -> Program[None]:

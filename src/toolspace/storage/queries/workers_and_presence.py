@@ -11,9 +11,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from toolspace.core.ids import now_ms
 from toolspace.core.stored_records import CallRecord
-from toolspace.storage.database import FOR_UPDATE, Program
+from toolspace.storage.database import FOR_UPDATE, Program, current_time
 from toolspace.storage.queries import calls
 from toolspace.storage.queries.statement_builder import first_column, first_value, has_changed, placeholders
 
@@ -25,11 +24,12 @@ _WORKER, _TOOL = "worker:", "tool:"
 
 def record_heartbeat(node_id: str, *, started_at: int) -> Program[bool]:
     """Stores a heartbeat. Returns whether the process has to register again: it is new, or was declared dead."""
-    if (yield from has_changed("UPDATE nodes SET seen_at = ? WHERE id = ?", now_ms(), node_id)):
+    now = yield from current_time()
+    if (yield from has_changed("UPDATE nodes SET seen_at = ? WHERE id = ?", now, node_id)):
         return False
     # Two heartbeats may come at once; only one of them inserts the row.
     insert = "INSERT INTO nodes (id, started_at, seen_at) VALUES (?, ?, ?) ON CONFLICT (id) DO NOTHING"
-    return (yield from has_changed(insert, node_id, started_at, now_ms()))
+    return (yield from has_changed(insert, node_id, started_at, now))
 
 
 def list_heartbeats(*, except_node: str) -> Program[dict[str, int]]:
@@ -61,7 +61,8 @@ def register_holder(holder: str, topics: Sequence[str], *, node_id: str) -> Prog
 def mark_left(holder: str, *, node_id: str) -> Program[bool]:
     """Stores that a holder lost its connection; it may come back. Returns False if another process has it."""
     update = "UPDATE presence SET left_at = ? WHERE holder = ? AND node_id = ? AND left_at IS NULL"
-    return has_changed(update, now_ms(), holder, node_id)
+    now = yield from current_time()
+    return (yield from has_changed(update, now, holder, node_id))
 
 
 def delete_departed(*, before: int) -> Program[list[str]]:
@@ -207,10 +208,11 @@ def disconnect_workers_of_node(node_id: str, *, seconds_ago: float = 0.0) -> Pro
 
     `seconds_ago`: how long they have been disconnected.
     """
+    now = yield from current_time()
     yield (
         "UPDATE presence SET node_id = '', left_at = COALESCE(left_at, ?) WHERE node_id = ? AND holder IN "
         f"(SELECT holder FROM presence WHERE topic LIKE '{_WORKER}%')",
-        (now_ms() - round(seconds_ago * 1000), node_id),
+        (now - round(seconds_ago * 1000), node_id),
     )
 
 

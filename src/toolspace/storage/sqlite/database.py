@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
+from toolspace.core.clock import DatabaseClock, SystemClock
 from toolspace.errors import ReadTimeout, StorageDamaged, StorageError, StorageUnavailable
 from toolspace.storage.database import Database, DeferredT, DeferredWrites, OperationKind, Program
 from toolspace.storage.sqlite.damage import find_page_damage
@@ -70,6 +71,7 @@ class SqliteDatabase(Database):
 
     def __init__(self, file: DatabaseFile) -> None:
         self._file = file
+        self.clock = file.clock
         self._loop = asyncio.get_running_loop()
         self._connection = file.writer
         """Used by the loop; while a commit is under way, by the writer thread."""
@@ -111,10 +113,11 @@ class SqliteDatabase(Database):
             thread.start()
 
     @classmethod
-    async def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Opens the file, creates it if it is missing, and migrates its tables."""
+    async def open(cls, path: str | os.PathLike[str], *, system_clock: SystemClock | None = None) -> Self:
+        """Opens the file, creates it if it is missing, and migrates its tables. The clock is that of this process."""
+        clock = DatabaseClock(system_clock)
         opening_task = asyncio.get_running_loop().run_in_executor(
-            None, partial(DatabaseFile, Path(path), readers=_READERS + 1)
+            None, partial(DatabaseFile, Path(path), readers=_READERS + 1, clock=clock)
         )
         try:
             return cls(await asyncio.shield(opening_task))
@@ -385,6 +388,7 @@ class _UrgentAccess(Database):
         add_read: Callable[[TransactionJob], None],
     ) -> None:
         self._database = database
+        self.clock = database.clock
         self._new_future = new_future
         self._add_job = add_job
         self._add_read = add_read

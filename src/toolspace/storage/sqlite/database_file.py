@@ -11,12 +11,13 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Final, TextIO
 
+from toolspace.core.clock import DatabaseClock
 from toolspace.errors import StorageDamaged, StorageError
 from toolspace.storage.migrations import migrate
 from toolspace.storage.planner_statistics import write_sqlite_statistics
 from toolspace.storage.private_files import make_private_folder
 from toolspace.storage.sqlite.damage import ADVICE, check_files, find_page_damage
-from toolspace.storage.sqlite.group_commit import run_program, to_storage_error
+from toolspace.storage.sqlite.group_commit import DatabaseConnection, run_program, to_storage_error
 
 _log = logging.getLogger("toolspace.storage")
 
@@ -39,9 +40,10 @@ _CREATED: Final = "database created"
 class DatabaseFile:
     """An open database: its lock, its connections and its log. Opening it takes a while, so do it in a thread."""
 
-    def __init__(self, path: Path, *, readers: int) -> None:
+    def __init__(self, path: Path, *, readers: int, clock: DatabaseClock) -> None:
         """Creates the file if it is missing, and migrates its tables. Raises `StorageError` if it cannot be opened."""
         self.path = path
+        self.clock = clock
         self._resources = contextlib.ExitStack()
         try:
             make_private_folder(path.parent)
@@ -101,7 +103,9 @@ class DatabaseFile:
             check_same_thread=False,
             cached_statements=_CACHED_STATEMENTS,
             timeout=BUSY_MS / 1000,
+            factory=DatabaseConnection,
         )
+        connection.clock = self.clock
         self._resources.callback(connection.close)
         for setting in ("synchronous = FULL", "foreign_keys = ON", "cache_size = -8192", "temp_store = MEMORY"):
             connection.execute(f"PRAGMA {setting}")

@@ -15,10 +15,19 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from toolspace.core.ids import now_ms
+from toolspace.core.clock import DatabaseClock
 from toolspace.core.stored_records import StoredEvent
 from toolspace.errors import StorageDamaged, StorageError, StorageUnavailable, UnstorableValueError
-from toolspace.storage.database import DeferredWrites, Program, Row, RowBatch, StaleError, Statement
+from toolspace.storage.database import (
+    READ_CLOCK,
+    Database,
+    DeferredWrites,
+    Program,
+    Row,
+    RowBatch,
+    StaleError,
+    Statement,
+)
 from toolspace.storage.queries import calls, events, inbox
 
 _log = logging.getLogger("toolspace.storage")
@@ -32,6 +41,12 @@ _RETURNING_1: Final = " RETURNING 1"
 """Ends a statement whose caller asks only whether it changed a row."""
 _NOT_NOTIFIED: Final = "A transaction is committed, but notifying subscribers of it failed"
 _UNSTORABLE: Final = "a value cannot be stored: no NUL characters, no lone surrogates, integers of 64 bits"
+
+
+class DatabaseConnection(sqlite3.Connection):
+    """A connection that knows the clock of its database."""
+
+    clock: DatabaseClock
 
 
 class TransactionJob(msgspec.Struct, eq=False):
@@ -233,7 +248,13 @@ def _run_steps(connection: sqlite3.Connection, steps: Program[T], statement: Sta
         steps.close()
 
 
+def _get_clock(connection: sqlite3.Connection) -> DatabaseClock:
+    return connection.clock if isinstance(connection, DatabaseConnection) else Database.clock
+
+
 def _execute(connection: sqlite3.Connection, sql: str, values: Sequence[Any]) -> list[Row]:
+    if sql is READ_CLOCK:
+        return [(_get_clock(connection).now_ms(),)]
     value_rows = values if type(values) is RowBatch else (values,)
     for row in value_rows:
         for value in row:
@@ -318,6 +339,7 @@ class BatchWriter:
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
+        self._clock = _get_clock(connection)
         self._last_ids: dict[str, int] = {}
         self._is_available = True
         try:
@@ -333,7 +355,7 @@ class BatchWriter:
         """
         if not self._is_available:
             return None
-        at = now_ms()
+        at = self._clock.now_ms()
         call_rows: list[Sequence[Any]] = []
         inbox_rows: list[Sequence[Any]] = []
         event_rows: list[Sequence[Any]] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from toolspace.core.ids import now_ms
@@ -34,16 +34,24 @@ _MAX_STREAMS: Final = 10_000
 _LOOK_BACK: Final = 64
 """How many events of a stream that is new to it the subscription to all streams reads."""
 _CLOCK_SKEW_MS: Final = 2_000
-"""How much the clocks of other processes may differ."""
+"""How much the time of other processes may differ, which they measure at the same database."""
 
 
 class Hub:
     """All streams of this process. Everything happens on one event loop."""
 
     def __init__(
-        self, load: LoadEvents, bounds: LoadBounds, *, max_events: int = MAX_EVENTS, max_bytes: int = MAX_BYTES
+        self,
+        load: LoadEvents,
+        bounds: LoadBounds,
+        *,
+        now_ms: Callable[[], int] = now_ms,
+        max_events: int = MAX_EVENTS,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
+        """`now_ms`: the time that the events have."""
         self.load = load
+        self.now_ms = now_ms
         self.closed = False
         self._bounds = bounds
         self._limits = {"max_events": max_events, "max_bytes": max_bytes}
@@ -155,7 +163,7 @@ class _AllStreams:
         if not self.subscriptions:
             self.ring.restart(0)
             self._last_ids.clear()
-            self._since = now_ms() - _CLOCK_SKEW_MS
+            self._since = self._hub.now_ms() - _CLOCK_SKEW_MS
         self.subscriptions.add(subscription)
         return self.ring.last
 
