@@ -13,7 +13,9 @@ from tests.agents.agent_harness import AgentHarness, agent, run_agents
 from tests.agents.crashing_database import CrashingDatabase
 from toolspace.agents.agent import entity_id_for
 from toolspace.agents.prompt_builder import PromptContext, build_system_prompt
+from toolspace.composition.settings import Settings
 from toolspace.config.agent_settings import AgentLoopSettings, RouterSettings
+from toolspace.core.hooks import Hook, HookCall, HookDecision
 from toolspace.core.ids import now_ms
 from toolspace.core.language_model import ModelRequest, ModelTurn
 from toolspace.models.scripted import ScriptedModel, call
@@ -135,6 +137,40 @@ async def test_plain_text_does_not_avoid_a_policy_on_messages(
         assert HELLO not in str([event.data for event in await harness.events(f"space:{harness.space}") if not is_sent])
         assert (await harness.events(f"run:{run.id}"))[-1].data["spoke"] is is_sent
         assert ("Other text that you write is private." in model.requests[0].system) is not is_sent
+
+
+@pytest.mark.spec("23.1")
+@pytest.mark.parametrize(
+    ("decision", "expected"),
+    [
+        (HookDecision(arguments={"text": "Hello, ***!"}), ["Hello, ***!"]),
+        (HookDecision(deny="too friendly"), []),
+        (HookDecision(arguments={"text": ""}), []),
+        (None, [HELLO]),
+    ],
+    ids=["changed", "denied", "emptied", "passed"],
+)
+async def test_before_hooks_of_messages_see_a_plain_answer(
+    sqlite: Database, tmp_path: Path, decision: HookDecision | None, expected: list[str]
+) -> None:
+    hook_calls: list[HookCall] = []
+
+    def check(hook_call: HookCall) -> HookDecision | None:
+        hook_calls.append(hook_call)
+        return decision
+
+    settings = Settings(hooks=[Hook(use=check, tools="send_message")])
+    async with run_agents(
+        sqlite, agent("ada", ScriptedModel([HELLO])), session_dir=tmp_path, settings=settings
+    ) as harness:
+        await harness.send_message("Hi")
+        run = await harness.wait_for_run()
+        assert await harness.sent_texts(harness.agent) == expected
+        (hook_call,) = hook_calls
+        assert (hook_call.tool.name, hook_call.arguments) == ("send_message", {"text": HELLO})
+        assert (hook_call.run_id, hook_call.space_id, hook_call.principal) == (run.id, harness.space, harness.person)
+        space_events = json.dumps([event.data for event in await harness.events(f"space:{harness.space}")])
+        assert (HELLO in space_events) is (expected == [HELLO])
 
 
 async def _create_other_space(harness: AgentHarness) -> None:

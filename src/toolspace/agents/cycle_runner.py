@@ -21,7 +21,13 @@ from toolspace.agents.agent import Agent, entity_id_for, memory_dir_of, session_
 from toolspace.agents.agent_run import PreparedAgent
 from toolspace.agents.durable_loop import DurableLoop
 from toolspace.agents.loop import RunOutcome
-from toolspace.agents.plain_answers import deliver_answer, may_send_text, plain_answer
+from toolspace.agents.plain_answers import (
+    answer_space_of,
+    apply_hooks,
+    deliver_answer,
+    may_send_text,
+    plain_answer,
+)
 from toolspace.agents.registry import AgentRegistry
 from toolspace.agents.session_transactions import (
     CycleStep,
@@ -33,6 +39,7 @@ from toolspace.agents.session_transactions import (
 )
 from toolspace.config.agent_settings import ConsciousnessSettings
 from toolspace.core import json_text
+from toolspace.core.ids import new_id
 from toolspace.core.json_text import single_line
 from toolspace.core.names import sanitise
 from toolspace.core.secret_masking import mask_secrets
@@ -203,7 +210,7 @@ class CycleRunner:
             destination_id=entity_id_for(outcome.handoff.agent),
         )
 
-    def _delivery(self, loop: DurableLoop, outcome: RunOutcome) -> WriteProgram | None:
+    async def _delivery(self, loop: DurableLoop, outcome: RunOutcome) -> WriteProgram | None:
         """The writes that deliver the text of the last turn, if it may be the answer to a person, or the notice."""
         text, message_id = plain_answer(outcome), loop.last_text_id
         if loop.prepared_agent.settings.plain_text == "private":
@@ -212,6 +219,11 @@ class CycleRunner:
             text, message_id = outcome.notice, None
         if loop.lease.kind != "agent" or text is None:
             return None
+        run = loop.started.run
+        if outcome.notice is None and answer_space_of(run) is not None:
+            text = await apply_hooks(loop.prepared_agent.tools, run, message_id or new_id("msg"), text)
+            if text is None:
+                return None
         entity_id = loop.lease.agent_entity_id
         return lambda effects: deliver_answer(effects, loop.run_id, entity_id, text, message_id=message_id)
 
@@ -231,7 +243,7 @@ class CycleRunner:
             step,
             status="failed" if outcome.end in ("max_steps", "limit", "gave_up") else "completed",
             error=outcome.reason,
-            before=self._delivery(loop, outcome),
+            before=await self._delivery(loop, outcome),
             also=self._completion(loop.lease, outcome, loop),
         )
         return False

@@ -7,13 +7,17 @@ publishes text while the model writes it, and withdraws it if a call follows.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
+
+import msgspec
 
 from toolspace.agents.handoff import as_mapping, event_data
 from toolspace.agents.loop import RunOutcome
 from toolspace.core import json_text
 from toolspace.core.extension_points import Allow
+from toolspace.core.hooks import HookCall
 from toolspace.core.ids import new_id
 from toolspace.core.inbox_text import HANDOFF_PREFIX
 from toolspace.core.stored_records import InboxEvent, RunRecord
@@ -28,6 +32,7 @@ from toolspace.storage.database import Program
 from toolspace.storage.queries import inbox, messages
 from toolspace.storage.queries import runs as run_rows
 
+_log = logging.getLogger("toolspace.agents")
 ANSWER_SPACE_KEY = "answerSpaceId"
 """The key in the trigger of a run: the space of the newest message of a person that triggered it."""
 
@@ -77,6 +82,37 @@ def may_send_text(tools: ToolOrchestrator, context: ToolContext) -> bool:
         if rule.principals is None and rule.condition is None:
             break  # It decides; the rules after it do not matter.
     return all(isinstance(item.decide(entry.tool, context), Allow) for item in tools.services.policies)
+
+
+async def apply_hooks(tools: ToolOrchestrator, run: RunRecord, message_id: str, text: str) -> str | None:
+    """The answer of a run after the before-hooks of `send_message`, which may change it. None if they deny it."""
+    registry = tools.services.hooks
+    match = tools.explain("send_message") if registry.hooks else None
+    if match is None:
+        return text
+    entry = match[0]
+    for hook in registry.select(entry.spellings).before:
+        hook_call = HookCall(
+            on="before",
+            tool=entry.tool,
+            arguments={"text": text},
+            principal=run.principal or run.agent_entity_id,
+            call_id=message_id,
+            run_id=run.id,
+            agent_entity_id=run.agent_entity_id,
+            space_id=answer_space_of(run),
+        )
+        decision = await registry.ask(hook, hook_call)
+        if decision.deny is not None:
+            _log.warning("run %s: the hook %s denies its answer: %s", run.id, hook.label, decision.deny)
+            return None
+        if decision.arguments is not msgspec.UNSET:
+            new_text = decision.arguments.get("text")
+            if not isinstance(new_text, str) or not new_text.strip():
+                _log.warning("run %s: the hook %s replaced its answer by something without text", run.id, hook.label)
+                return None
+            text = new_text[: messaging.MAX_TEXT_LENGTH]
+    return text
 
 
 def start_answer(
