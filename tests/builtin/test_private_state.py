@@ -18,9 +18,14 @@ STATE_FILES = (
     "toolspace.db",
     "toolspace.db-wal",
     "toolspace.db-shm",
+    "toolspace.db.lock",
+    "toolspace.db.before-restore-20260101-000000",
+    "toolspace.db.before-restore-20260101-000000-wal",
     "cache.db",
     "cache.db-journal",
     "logins/github.json",
+    "conversations/1.json",
+    "mcp-tools/github.json",
     "outputs/session/1.txt",
     "sessions/agent/1.md",
     "run/1.sock",
@@ -131,10 +136,11 @@ async def test_listing_and_searching_skip_state(folder: Path) -> None:
 
 
 async def test_a_database_outside_the_state_directory_is_private(folder: Path) -> None:
-    for suffix in ("", "-wal", "-shm", "-journal"):
+    suffixes = ("", "-wal", "-shm", "-journal", ".lock", ".before-restore-20260101-000000")
+    for suffix in suffixes:
         (folder / f"own.sqlite{suffix}").write_text(SECRET)
     async with open_toolspace(folder, storage={"dir": "./.toolspace", "url": "sqlite:///./own.sqlite"}) as ts:
-        for suffix in ("", "-wal", "-shm", "-journal"):
+        for suffix in suffixes:
             await assert_out_of_reach(ts, f"own.sqlite{suffix}")
 
 

@@ -87,6 +87,17 @@ async def test_what_runs_cannot_be_written(folder: Path, path: str) -> None:
     assert ((folder / path).read_bytes() if (folder / path).exists() else None) == before
 
 
+async def test_a_refused_write_creates_no_folder(folder: Path) -> None:
+    async with open_toolspace(folder) as ts:
+        assert (
+            await ts.call("write_file", {"path": "code/json/__init__.py", "content": "x"})
+        ).error_kind == "not_permitted"
+        arguments = {"from": "data/notes.txt", "to": "new/inner/toolspace.yaml"}
+        assert (await ts.call("move_file", arguments)).error_kind == "not_permitted"
+    assert not (folder / "code" / "json").exists()
+    assert not (folder / "new").exists()
+
+
 @pytest.mark.parametrize(
     "path", ["data/records.json", "data/notes.txt", "data/new.py", "code/notes.txt", "code/data/table.py", "bin/other"]
 )

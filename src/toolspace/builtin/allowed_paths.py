@@ -152,11 +152,9 @@ class AllowedPaths:
         """
         check_path_text(path)
         with translate_os_errors(path):
-            location = self._locate(path, follow, create)
+            location = self._locate(path, follow, create, write)
             try:
                 self._check_not_linked(location)
-                if write:
-                    self._check_writable(location)
                 yield location
             finally:
                 os.close(location.folder_fd)
@@ -188,9 +186,7 @@ class AllowedPaths:
         with suppress(OSError):  # Not a folder, so not a package.
             for name in os.listdir(source.real_path):
                 if name.startswith("__init__."):
-                    path = os.path.join(target.path, name)
-                    real_path = os.path.join(target.real_path, name)
-                    self._check_writable(target._replace(path=path, real_path=real_path))
+                    self._check_writable(os.path.join(target.path, name), os.path.join(target.real_path, name))
 
     def folders_above(self, location: FileLocation) -> Iterator[tuple[int, str]]:
         """The folders from the allowed root to the location's folder: descriptor and path. Only the last is open."""
@@ -214,21 +210,23 @@ class AllowedPaths:
         if status is not None and self.is_private_file(status):
             raise _private_error(location.path)
 
-    def _check_writable(self, location: FileLocation) -> None:
-        if self._forbidden.contains_private(location.real_path):
-            raise _private_error(location.path)
-        if self._forbidden.is_protected(location.real_path):
+    def _check_writable(self, path: str, real_path: str) -> None:
+        if self._forbidden.contains_private(real_path):
+            raise _private_error(path)
+        if self._forbidden.is_protected(real_path):
             raise ToolPermissionError(
-                f"{location.path!r} is, or contains, configuration or code of a toolspace; tools may only read it, "
+                f"{path!r} is, or contains, configuration or code of a toolspace; tools may only read it, "
                 "unless it is code that tools.allowWritingCode matches"
             )
 
-    def _locate(self, path: str, follow: bool, create: bool) -> FileLocation:
+    def _locate(self, path: str, follow: bool, create: bool, write: bool) -> FileLocation:
         for _ in range(_MAX_ATTEMPTS):
             real_path = self._resolve(path, follow)
             root = self._find_root(path, real_path)
             if self.is_private(real_path):  # Before a missing folder is created.
                 raise _private_error(path)
+            if write:
+                self._check_writable(path, real_path)
             try:
                 if real_path == root:
                     folder_fd, name = os.open(os.path.dirname(root), _FOLDER_FLAGS), os.path.basename(root) or "."

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import glob
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ _STATE_FOLDERS = ("conversations", "logins", "mcp-tools", "outputs", "run", "ses
 _STATE_DATABASES = ("toolspace.db", "cache.db")
 _LASTING_STATE = ("toolspace.db", "conversations", "logins", "sessions")
 """What cannot be made again, unlike caches and outputs."""
-_SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal")
+_DATABASE_SUFFIXES = ("", "-wal", "-shm", "-journal", ".lock", ".restored")
 REMOVED_AFTER = 3
 """After how many checks a missing file counts as removed: editors remove it for a moment while they save."""
 
@@ -120,7 +121,13 @@ def list_state_paths(
     databases = [_resolve_link(os.path.join(real_dir, name)) for name in _STATE_DATABASES]
     if database_file is not None:
         databases.append(os.path.realpath(database_file))
-    return (real_dir, *folders, *(path + suffix for path in databases for suffix in _SQLITE_SUFFIXES))
+    return (real_dir, *folders, *(file for path in databases for file in _list_database_files(path)))
+
+
+def _list_database_files(path: str) -> Iterator[str]:
+    """The files of an SQLite database, whether they exist or not, and the older databases that `restore` has kept."""
+    yield from (path + suffix for suffix in _DATABASE_SUFFIXES)
+    yield from glob.iglob(f"{glob.escape(path)}.before-restore-*")
 
 
 def _resolve_link(path: str) -> str:
