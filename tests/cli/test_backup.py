@@ -170,8 +170,69 @@ async def test_restore_refuses_a_file_that_is_not_a_whole_backup(project: Projec
     assert "is not a complete backup" in await restore(file.read_bytes()[:-200])
     assert "upgrade Toolspace" in await restore({"manifest.json": json.dumps(newer_manifest).encode()})
     assert "1 rows of the table entities, and should have 2" in await restore({"tables/entities.jsonl": first_entity})
-    assert "wrong name" in await restore({"files/../../outside.txt": b"outside"})
-    assert not list(tmp_path.rglob("outside.txt"))
+    names = (
+        "files/../../outside.txt",
+        "/files/outside.txt",
+        "files/outside\\..\\x",
+        "files/toolspace.db",
+        "files/run/1.sock",
+    )
+    for name in names:
+        assert "wrong name" in await restore({name: b"outside"})
+    assert not list(tmp_path.rglob("outside*"))
+    manifest = json.loads(entries["manifest.json"])
+    columns = manifest["tables"]["entities"]["columns"]
+    forged_table = {"columns": [*columns[:-1], 'name") SELECT 1 --'], "rows": 2}
+    forged_manifest = {**manifest, "tables": {**manifest["tables"], "entities": forged_table}}
+    assert "wrong name" in await restore({"manifest.json": json.dumps(forged_manifest).encode()})
+    assert "too large" in await restore({"manifest.json": b" " * (17 << 20)})
+    large_number = first_entity.replace(b"]", b",%d]" % 10**30)
+    assert "table entities" in await restore({"tables/entities.jsonl": large_number})
+
+
+@pytest.mark.parametrize("offset", [20, 60, 100])
+async def test_restore_refuses_a_file_with_wrong_bytes_in_an_entry(
+    project: Project, tmp_path: Path, offset: int
+) -> None:
+    config, file = project("old", "sqlite"), tmp_path / "backup.zip"
+    async with start_gateway_process(config.parent, config) as gateway, open_process_api(gateway) as api:
+        await create_data(api)
+        assert (await run_command(config, "backup", str(file))).returncode == 0
+    with zipfile.ZipFile(file) as archive:
+        entry = archive.getinfo("tables/messages.jsonl")
+    data = bytearray(file.read_bytes())
+    start = entry.header_offset + 30 + len(entry.filename) + 20 + offset
+    data[start : start + 8] = b"\xff" * 8
+    file.write_bytes(data)
+    result = await run_command(project("new", "sqlite"), "restore", str(file))
+    assert result.returncode == 2
+    assert "is damaged" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+async def test_restore_refuses_a_file_whose_contents_do_not_fit_on_the_disk(project: Project, tmp_path: Path) -> None:
+    config, file = project("old", "sqlite"), tmp_path / "backup.zip"
+    async with start_gateway_process(config.parent, config) as gateway, open_process_api(gateway):
+        assert (await run_command(config, "backup", str(file))).returncode == 0
+    with zipfile.ZipFile(file, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("files/outputs/large.txt", b"0" * 1000)
+        archive.getinfo("files/outputs/large.txt").file_size = 1 << 60  # Written to the index when the file is closed.
+    new_config = project("new", "sqlite")
+    result = await run_command(new_config, "restore", str(file))
+    assert result.returncode == 2
+    assert "bytes of data, and the disk of" in result.stderr
+    assert not (new_config.parent / ".toolspace" / "toolspace.db").exists()
+
+
+async def test_a_backup_has_no_database_that_restore_has_kept(project: Project, tmp_path: Path) -> None:
+    config, first, second = project("old", "sqlite"), tmp_path / "first.zip", tmp_path / "second.zip"
+    async with start_gateway_process(config.parent, config) as gateway, open_process_api(gateway):
+        assert (await run_command(config, "backup", str(first))).returncode == 0
+    assert (await run_command(config, "restore", str(first), "--replace")).returncode == 0
+    assert list((config.parent / ".toolspace").glob("*.before-restore-*"))
+    assert (await run_command(config, "backup", str(second))).returncode == 0
+    with zipfile.ZipFile(second) as archive:
+        assert not [name for name in archive.namelist() if "toolspace.db" in name]
 
 
 async def test_what_can_be_read_of_a_damaged_log_is_saved_on_request(project: Project, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import show_status
 from toolspace.composition.process_secrets import resolve_process_secrets
-from toolspace.storage.backup import read_manifest, restore_files, restore_tables
+from toolspace.storage.backup import check_unpacked_size, read_manifest, restore_files, restore_tables
 from toolspace.storage.database import describe_database, find_database_file
 
 
@@ -35,6 +35,7 @@ async def command(options: Options, file: Path, replace: bool) -> int:
     url, state_dir = config.storage.url, config.state_dir
     database_file = find_database_file(url, state_dir)
     manifest = await asyncio.to_thread(read_manifest, file)
+    await asyncio.to_thread(check_unpacked_size, file, state_dir)
     async with show_status(options.output, "restoring the backup"):
         if database_file is not None:
             from toolspace.storage.sqlite.backup import open_target  # Imported here, because it imports SQLite.

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import stat
 import zipfile
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
@@ -34,6 +36,20 @@ _COPY_BYTES: Final = 1024 * 1024
 _EXCLUDED_FOLDERS: Final = ("run",)
 _EXCLUDED_SUFFIXES: Final = (".db", ".db-wal", ".db-shm", ".db-journal", ".lock", ".sock")
 """Databases are stored as rows; the cache can be made again."""
+_KEPT_DATABASE: Final = ".before-restore-"
+_MAX_MANIFEST_BYTES: Final = 16 << 20
+_MAX_ROW_BYTES: Final = 256 << 20
+_READ_ERRORS: Final = (
+    OSError,
+    KeyError,
+    ValueError,  # Also of msgspec.
+    ArithmeticError,  # A number that no column can have.
+    EOFError,
+    RuntimeError,  # An encrypted entry, or an unknown compression.
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What reading a damaged or forged file raises."""
 
 Progress = Callable[[str], None]
 """Called with what is being copied."""
@@ -181,7 +197,11 @@ def _list_files(state_dir: Path) -> Iterator[Path]:
     for folder, folder_names, names in os.walk(state_dir):
         if Path(folder) == state_dir:
             folder_names[:] = [name for name in folder_names if name not in _EXCLUDED_FOLDERS]
-        yield from (Path(folder, name) for name in sorted(names) if not name.endswith(_EXCLUDED_SUFFIXES))
+        yield from (Path(folder, name) for name in sorted(names) if not _is_excluded(name))
+
+
+def _is_excluded(name: str) -> bool:
+    return name.endswith(_EXCLUDED_SUFFIXES) or _KEPT_DATABASE in name
 
 
 # Reading
@@ -191,20 +211,47 @@ def read_manifest(file: Path) -> BackupManifest:
     """The manifest of a backup. Raises `StorageError` if it is no backup, damaged, or of a newer version."""
     try:
         with zipfile.ZipFile(file) as archive:
+            if archive.getinfo(_MANIFEST).file_size > _MAX_MANIFEST_BYTES:
+                raise StorageError(f"{file} is not a backup of Toolspace: its {_MANIFEST} is too large")
             manifest = msgspec.json.decode(archive.read(_MANIFEST), type=BackupManifest)
-            wrong_names = [name for name in archive.namelist() if ".." in PurePosixPath(name).parts or "\\" in name]
+            wrong_names = [*_list_wrong_names(manifest), *filter(_is_wrong_entry, archive.namelist())]
     except FileNotFoundError:
         raise StorageError(f"{file} does not exist") from None
-    except (OSError, KeyError, zipfile.BadZipFile, msgspec.MsgspecError) as error:
+    except _READ_ERRORS as error:
         raise StorageError(f"{file} is not a complete backup of Toolspace: {error}") from error
     if wrong_names:
-        raise StorageError(f"{file} has a file with the wrong name {wrong_names[0]!r}")
+        raise StorageError(f"{file} has a table, column or file with the wrong name {wrong_names[0]!r}")
     if manifest.format > FORMAT or manifest.schema_version > len(MIGRATIONS):
         raise StorageError(
             f"{file} was written by Toolspace {manifest.toolspace_version}, which is newer than this one; "
             "upgrade Toolspace to restore it"
         )
     return manifest
+
+
+def check_unpacked_size(file: Path, state_dir: Path) -> None:
+    """Raises `StorageError` if the contents of a backup do not fit on the disk. No entry can be larger than it says."""
+    folder = next(path for path in (state_dir, *state_dir.absolute().parents) if path.exists())
+    with zipfile.ZipFile(file) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise StorageError(f"{file} has {size:,} bytes of data, and the disk of {state_dir} has only {free:,} free")
+
+
+def _list_wrong_names(manifest: BackupManifest) -> Iterator[str]:
+    for name, table in manifest.tables.items():
+        yield from (text for text in (name, *table.columns) if not text.isidentifier())
+
+
+def _is_wrong_entry(name: str) -> bool:
+    """Whether an entry leads out of its folder, or would replace a database or a lock."""
+    parts = PurePosixPath(name).parts
+    if not parts or name.startswith("/") or ".." in parts or "\\" in name or "\0" in name:
+        return True
+    return parts[0] == "files" and (
+        parts[1:2] in [(folder,) for folder in _EXCLUDED_FOLDERS] or _is_excluded(parts[-1])
+    )
 
 
 async def restore_tables(
@@ -217,7 +264,7 @@ async def restore_tables(
             for table in await target.order_tables(list(manifest.tables)):
                 on_progress(f"table {table}")
                 await _restore_table(archive, table, manifest.tables[table], target)
-    except (OSError, KeyError, zipfile.BadZipFile, msgspec.MsgspecError) as error:
+    except _READ_ERRORS as error:
         raise StorageError(f"{file} is damaged: {error}") from error
     await target.finish()
 
@@ -227,7 +274,7 @@ async def _restore_table(archive: zipfile.ZipFile, name: str, table: BackupTable
     decoder = msgspec.json.Decoder(list[str | int | float | None])
     with archive.open(f"tables/{name}.jsonl") as entry:
         batch: list[Row] = []
-        for line in entry:
+        while line := entry.readline(_MAX_ROW_BYTES):
             batch.append(decoder.decode(line))
             if len(batch) == BATCH_ROWS:
                 await target.write_rows(name, table.columns, batch)
@@ -252,7 +299,7 @@ def restore_files(file: Path, state_dir: Path) -> int:
                 if folder == "files" and parts and not entry.is_dir():
                     _restore_file(archive, entry, state_dir.joinpath(*parts))
                     count += 1
-    except (OSError, zipfile.BadZipFile) as error:
+    except _READ_ERRORS as error:
         raise StorageError(f"the files of {file} cannot be restored: {error}") from error
     return count
 
