@@ -355,6 +355,7 @@ def test_doctor_says_what_an_agent_is_not_offered(toolspace: Toolspace, project:
         "  ada: {model: demo}\n"
         "  bob: {model: demo, tools: [mainAgentTools]}\n"
         "  eve: {model: demo, tools: {builtins: [read_file, write_file]}}\n"
+        "  joe: {model: demo, tools: [write_file, edit_file]}\n"
     )
     checks = list_checks(toolspace("doctor", "--json"), "ok")
     notes = [check["found"] for check in checks if "not offered" in check["found"]]
@@ -362,6 +363,8 @@ def test_doctor_says_what_an_agent_is_not_offered(toolspace: Toolspace, project:
         "ada: built-in tools that change something are not offered: set_env, write_file, delete_file, move_file, "
         "edit_file, http_post, http_request, memory_write, memory_patch, memory_append, spawn_task, reply",
         "eve: built-in tools that change something are not offered: spawn_task, reply",
+        "joe: built-in tools that change something are not offered: set_env, delete_file, move_file, http_post, "
+        "http_request, memory_write, memory_patch, memory_append, spawn_task, reply",
     ]
 
 

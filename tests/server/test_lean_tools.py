@@ -150,6 +150,8 @@ async def test_a_tool_that_is_not_offered_cannot_be_called_nor_found(tmp_path: P
         ({"agents": {"ada": {"tools": ["mainAgentsTools"]}}}, "agents.ada.tools[0]"),
         ({"agents": {"ada": {"tasks": {"tools": ["workTools"]}}}}, "agents.ada.tasks.tools"),
         ({"policies": [{"tool": ["reflectionTool"], "decision": "deny"}]}, "policies[0].tool"),
+        ({"quotas": [{"tool": "reflectionTool", "callsPerDay": 1}]}, "quotas[0].tool"),
+        ({"hooks": [{"on": "after", "use": "mask_secrets", "tools": ["reflectionTool"]}]}, "hooks[0].tools"),
     ],
 )
 def test_an_unknown_collection_is_an_error_that_names_the_collections(tmp_path: Path, config: Any, place: str) -> None:
@@ -180,6 +182,25 @@ async def test_a_key_and_a_policy_may_name_a_collection(tmp_path: Path) -> None:
     assert "there is no collection of tools" in wrong.data["detail"]
     assert denied.data["errorKind"] == "not_permitted"
     assert refused_call.data["errorKind"] == "not_permitted"
+
+
+@pytest.mark.spec("10.7")
+@pytest.mark.spec("22.1")
+@pytest.mark.spec("23.1")
+async def test_a_hook_and_a_quota_may_name_a_collection(tmp_path: Path) -> None:
+    (tmp_path / "guard.py").write_text("def refuse(call):\n    return {'deny': 'read only'}\n")
+    path = tmp_path / "toolspace.yaml"
+    path.write_text(
+        "hooks: [{on: before, tools: [reflectionTools], use: './guard.py:refuse'}]\n"
+        "quotas: [{tool: sessionTools, callsPerDay: 1}, {tools: [mainAgentTools, echo], callsPerDay: 1}]\n"
+    )
+    async with Toolspace.open(path) as ts:
+        denied_call = await ts.call("memory_append", {"path": "facts/a.md", "entry": "x"})
+        first_call = await ts.call("current_time", {})
+        second_call = await ts.call("current_time", {})
+        other_call = await ts.call("json_parse", {"text": "1"})
+    assert denied_call.error == "Permission denied: read only"
+    assert (first_call.ok, second_call.error_kind, other_call.ok) == (True, "limit_exceeded", True)
 
 
 # A main agent and its tasks

@@ -65,7 +65,11 @@ def _list_tools_not_offered(config: Config, agent: AgentSpec) -> tuple[str, ...]
     selection = ToolSelection.from_names(agent.named_tools)
     if selection.collection_tools:
         return ()
-    tools = (agent.config or config).tools
+    own_config = agent.config
+    has_own_builtins = own_config is not None and (
+        own_config.tools.builtins is not False or ("tools", "builtins") in own_config.origins
+    )
+    tools = own_config.tools if own_config is not None and has_own_builtins else config.tools
     rules = ProviderRules(tools_allowed=tools.tools_allowed, tools_denied=tools.tools_denied)
     candidates = (*select_builtins(tools.builtins, builtin_tools), *tool_collections["mainAgentTools"])
     return tuple(

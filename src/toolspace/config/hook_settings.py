@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Annotated, Literal, get_args
 from urllib.parse import urlsplit
 
+from toolspace.config.tool_lists import ToolPatterns
 from toolspace.config.validation import (
     SECRET,
     AlreadyReported,
@@ -16,7 +17,7 @@ from toolspace.config.validation import (
     read_value,
     value_type,
 )
-from toolspace.config.value_types import Duration, Globs
+from toolspace.config.value_types import Duration
 from toolspace.core.hooks import HOOK_TIMEOUT_SECONDS, FailureMode, HookPoint
 from toolspace.core.names import did_you_mean
 
@@ -50,7 +51,7 @@ class HookSettings(Section, frozen=True, kw_only=True):
         "What runs: `module:function`, `./file.py:function`, the URL of a webhook, `mask_secrets` or "
         "`mask_personal_data`.",
     ]
-    tools: Annotated[Globs, "The tools whose calls it sees; without it all."] = ("*",)
+    tools: Annotated[ToolPatterns, "The tools whose calls it sees; without it all."] = ("*",)
     on_failure: Annotated[
         FailureMode,
         "What happens to the call if the hook fails or takes too long: `open` lets it pass, `closed` denies it.",

@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 
 from toolspace.config import value_types as types
+from toolspace.config.tool_lists import ToolPatterns
 from toolspace.config.validation import InvalidValue, Section, SectionType, SettingOptions, Value, value_type
 from toolspace.config.value_types import Count, Globs
 from toolspace.core.quotas import QuotaSubject
@@ -26,7 +27,7 @@ class QuotaSettings(Section, frozen=True, kw_only=True):
         "without it what is named below: principals, keys or agents, else all.",
     ] = None
     tool: Annotated[
-        Globs | None, "Only calls of these tools, by any of their names.", SettingOptions(aliases=("tools",))
+        ToolPatterns | None, "Only calls of these tools, by any of their names.", SettingOptions(aliases=("tools",))
     ] = None
     agent: Annotated[Globs | None, "Only these agents.", SettingOptions(aliases=("agents",))] = None
     principal: Annotated[
