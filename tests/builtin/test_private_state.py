@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,34 @@ async def test_links_do_not_lead_to_state(folder: Path) -> None:
             await assert_out_of_reach(ts, path)
         for name, arguments in list_uses("file-link")[:6]:
             assert (await ts.call(name, arguments)).error_kind == "not_permitted"
+
+
+async def test_the_state_of_another_project_is_private(folder: Path) -> None:
+    fill_state(folder / "inner" / ".toolspace")
+    async with open_toolspace(folder) as ts:
+        for path in ("inner/.toolspace/toolspace.db", "inner/.Toolspace", "new/.toolspace/toolspace.db"):
+            await assert_out_of_reach(ts, path)
+        matches = (await ts.call("grep_files", {"pattern": "secret", "path": "inner"})).result["matches"]
+        assert matches == []
+    assert not (folder / "new").exists()
+
+
+async def test_no_tool_can_prepare_the_state_directory_that_the_next_start_would_use(folder: Path) -> None:
+    """State of an earlier version is used as long as the project has none of its own."""
+    shutil.rmtree(folder / ".toolspace")
+    fill_state(folder.parent / "home" / ".local" / "state" / "toolspace")
+    config = folder / "toolspace.yaml"
+    config.write_text("tools: {allowedPaths: [.]}")
+    (folder / "prepared").mkdir()
+    environ = {"HOME": str(folder.parent / "home"), "PATH": os.environ["PATH"]}
+    async with Toolspace.open(config, environ=environ) as ts:
+        assert ts.state_dir != folder / ".toolspace"
+        for name, arguments in (
+            ("write_file", {"path": ".toolspace/toolspace.db", "content": "x"}),
+            ("move_file", {"from": "prepared", "to": ".toolspace"}),
+        ):
+            assert (await ts.call(name, arguments)).error_kind == "not_permitted"
+    assert not (folder / ".toolspace").exists()
 
 
 async def test_a_state_directory_behind_a_link_is_private(folder: Path) -> None:

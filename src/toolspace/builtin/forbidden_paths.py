@@ -19,13 +19,16 @@ from pathlib import Path
 _MAX_PRIVATE_FILES = 100_000
 _CONFIGURATION_NAMES = frozenset(f"toolspace.{suffix}" for suffix in ("yaml", "yml", "json", "toml"))
 """Configuration files. A tool that could write one could give itself every permission."""
+_STATE_FOLDER = ".toolspace"
+"""The state directory of a project. A tool that could write one could give a project a database with its own keys."""
 _MODULE_SUFFIXES = tuple(suffix.casefold() for suffix in importlib.machinery.all_suffixes())
 
 
 class ForbiddenPaths:
     """Private paths, which can be neither read nor changed, and protected files, which can only be read.
 
-    A private path that contains an allowed root does not hold below this root. Modules may be written beside
+    Every folder `.toolspace` is private, also that of another project, or one that does not exist yet. A private path
+    that contains an allowed root does not hold below this root. Modules may be written beside
     protected ones where a pattern of `writable_code` matches.
     """
 
@@ -43,6 +46,8 @@ class ForbiddenPaths:
     def is_private(self, path: str, root: str) -> bool:
         """Whether a path below an allowed root is private. Ignores case, as some file systems do."""
         folded_path = _fold(path)
+        if _STATE_FOLDER in folded_path and _STATE_FOLDER in path_parts(_fold(root), folded_path):
+            return True
         return any(is_inside(folded_path, private) for private in _list_private_paths(root, self._private_paths))
 
     def contains_private(self, path: str) -> bool:
