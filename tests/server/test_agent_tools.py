@@ -84,6 +84,20 @@ async def test_results_are_cut_to_the_configured_context_window(section: str, tm
 
 
 @pytest.mark.spec("4.7")
+async def test_the_results_of_all_turns_count_even_if_the_model_reports_fewer_tokens(tmp_path: Path) -> None:
+    long = {**OWN, "visible": False, "execution": {"output": "high and low " * 500}}
+    async with open_model_server() as model_server:
+        ada = agent_config(model_server, tools=[long], defaults={"contextWindow": 3_000})
+        async with open_agent_gateway(tmp_path, model_server, agents={"ada": ada}) as setup:
+            model_server.script(tool_calls_turn(("tide", {})), tool_calls_turn(("tide", {})), "Done.")
+            await setup.push_event("go")
+            await setup.wait_for_run_end()
+    first_result, second_result = list_result_texts(model_server.list_requests()[-1])
+    assert first_result.startswith("high and low")
+    assert '"reason":"token_budget"' in second_result
+
+
+@pytest.mark.spec("4.7")
 async def test_a_run_whose_budget_was_exceeded_says_so_in_the_api(tmp_path: Path) -> None:
     long = {**OWN, "visible": False, "execution": {"output": "high and low " * 2_000}}
     async with open_model_server() as model_server:

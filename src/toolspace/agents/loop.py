@@ -134,6 +134,7 @@ class AgentLoop:
                     run.name,
                     self._prepared_agent.model.name,
                 )
+                self.tool_run.tokens_used = 0  # The next response says how much is left of it.
                 unfinished_turn = None  # Its calls have been executed: the request after them failed.
 
     async def run(self, unfinished_turn: tuple[ModelTurn, Sequence[PlannedCall]] | None = None) -> RunOutcome:
@@ -161,8 +162,8 @@ class AgentLoop:
             if turn is None:
                 continue  # Other runs have used the rest of the budget: `exhausted_reason` tells which limit.
             run.steps += 1
-            if turn.usage.tokens:
-                self.tool_run.tokens_used = turn.usage.tokens  # Every request contains the whole conversation.
+            # Every request contains the whole conversation. Some servers report less than its results alone have.
+            self.tool_run.tokens_used = max(self.tool_run.tokens_used, turn.usage.tokens)
             turn, dropped_calls = _truncate(turn)
             calls = self.plan_calls(turn)
             run.add_turn(turn)
