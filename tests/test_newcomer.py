@@ -96,7 +96,8 @@ async def test_the_commands_of_the_getting_started_pages_work(tmp_path: Path) ->
     (client,) = blocks("docs/gateway.md", "json")
 
     async with run_make(tmp_path) as gateway, open_process_api(gateway, gateway.keys["secret"]) as api:
-        more_keys = re.search(r"\((\S+) keys new creates more\)", await gateway.wait_for_line("shown only once"))
+        line = await gateway.wait_for_line("shown only once")
+        more_keys = re.search(r"\((\S+) --config examples/gateway/toolspace.yaml keys new creates more\)", line)
         assert more_keys is not None
         assert shutil.which(more_keys[1]) is not None  # Where nobody put it on the path, it is named by its own.
         terminal = Shell(tmp_path, gateway)

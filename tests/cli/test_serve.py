@@ -128,7 +128,8 @@ def test_an_address_of_another_machine_is_refused(toolspace: Toolspace) -> None:
 
 async def test_a_second_gateway_on_the_same_database_file_is_refused(tmp_path: Path, toolspace: Toolspace) -> None:
     async with start_gateway_process(tmp_path) as first:
-        result = await asyncio.to_thread(toolspace, "serve", "--port", "0", XDG_STATE_HOME=str(tmp_path / "state"))
+        environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
+        result = await asyncio.to_thread(toolspace, "serve", "--port", "0", cwd=tmp_path, **environ)
 
     assert result.returncode == 2
     assert f"in use by process {first.process.pid}" in result.stderr

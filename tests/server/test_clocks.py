@@ -88,7 +88,7 @@ async def test_the_skew_of_the_clock_is_a_metric_and_is_logged(
             async with asyncio.timeout(30):
                 while "is 30.0 s ahead of the database" not in caplog.text:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-    assert caplog.text.count("The clock of this machine") == 1
+    assert caplog.text.count("the clock of this machine") == 1
 
 
 @pytest.mark.spec("15.1")

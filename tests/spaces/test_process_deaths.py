@@ -45,7 +45,7 @@ class Process:
         while await self.ledger.find_connected_processes() is not None:
             pass
         while await self.ledger.find_connected_processes() is None:
-            await self.ledger.read(presence.list_topics)
+            await self.ledger.read(presence.list_workers)
 
     async def list_others(self) -> list[str]:
         return list(await self.ledger.read(presence.list_heartbeats, except_node=self.id))

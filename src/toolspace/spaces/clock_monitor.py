@@ -35,8 +35,8 @@ class ClockMonitor:
                 if self._database.is_shared
                 else "it was set back while this process ran; records continue with the earlier time until a restart"
             )
-            _log.warning("The clock of this machine is %.1f s %s the database: %s", abs(skew), direction, cause)
+            _log.warning("the clock of this machine is %.1f s %s the database: %s", abs(skew), direction, cause)
         elif self._has_warned and not is_large:
-            _log.info("The clock of this machine agrees with the database again")
+            _log.info("the clock of this machine agrees with the database again")
         self._has_warned = is_large
         return MEASURE_SECONDS

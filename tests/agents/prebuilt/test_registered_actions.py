@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.imported_modules import restore_imports
 from tests.server.gateway_api import write_config
 from tests.server.scripted_agents import (
     PERSON,
@@ -47,12 +48,8 @@ TOOL = {"name": "orders", "executionType": "prebuilt", "execution": {"action": "
 def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An empty registry, and the modules and paths as they were."""
     monkeypatch.setattr(prebuilt_actions, "_actions", {})
-    path, modules = list(sys.path), set(sys.modules)
-    yield
-    sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        if name.partition(".")[0] != "toolspace":
-            del sys.modules[name]
+    with restore_imports():
+        yield
 
 
 async def test_a_program_registers_an_action_that_configured_tools_offer(tmp_path: Path) -> None:

@@ -67,9 +67,8 @@ def _names(ts: Toolspace) -> list[str]:
 async def test_tools_of_the_last_start_are_listed_while_the_server_starts(open_waiting: Open, tmp_path: Path) -> None:
     await _start_once(open_waiting, tmp_path, "one:First.", "two")
     async with open_waiting("one:First.", "two") as ts:
-        await until(lambda: _names(ts))
+        await until(lambda: _names(ts) and ts.list_servers()[0].state == "starting")
         assert _names(ts) == ["s__one", "s__two"]
-        assert ts.list_servers()[0].state == "starting"
         assert ts.find_tool("s__one").description == "[s] First."  # pyright: ignore
         assert "Ask before you delete." in ts.orchestrator.instructions()
 
