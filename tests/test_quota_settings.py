@@ -76,6 +76,20 @@ async def test_a_quota_for_a_tool_or_agent_that_does_not_exist_is_a_warning(fold
     ]
 
 
+@pytest.mark.spec("22.1")
+@pytest.mark.parametrize(
+    "tools",
+    [
+        "tools: [{name: ask, description: Asks., executionType: internal, inputSchema: {type: object}}]",
+        "restTools: {ask: {description: Asks., method: GET, url: 'http://127.0.0.1:9/'}}",
+    ],
+)
+def test_a_quota_for_a_tool_of_one_agent_is_no_warning(folder: Path, tools: str) -> None:
+    path = write(folder, {"tool": ["ask", "rest__ask"] if "rest" in tools else "ask", "callsPerDay": 9})
+    path.write_text(path.read_text() + f"agents: {{ada: {{model: demo, {tools}}}}}\n")
+    assert [warning for warning in Toolspace.open(path, environ={}).warnings if "quotas" in warning] == []
+
+
 @coverage.covers("callsPerMinute", "callsPerHour", "callsPerDay")
 async def test_calls_are_limited_by_minute_hour_and_day(folder: Path) -> None:
     for key in ("callsPerHour", "callsPerDay"):

@@ -80,11 +80,17 @@ def list_unmatched_quotas(config: Config, tools: Sequence[Tool]) -> list[str]:
 
     Principals, keys and ids of entities are not checked: they exist only in the database of a gateway.
     """
+    own_configs = [agent.config for agent in config.agents.values() if agent.config is not None]
+    configs = [config, *own_configs]
     names = [tool.name.casefold() for tool in tools]
-    names += [*BUILTIN_NAMES, *RESERVED_ACTION_NAMES, *map(str.casefold, config.tools.aliases)]
+    names += [*BUILTIN_NAMES, *RESERVED_ACTION_NAMES]
+    names += (name.casefold() for part in configs for name in (*part.tools.aliases, *part.tools.definitions))
     names += (agent_tool_name(name).casefold() for name in (*RESERVED_AGENT_NAMES, *config.agents))
-    has_providers = any((config.providers, config.mcp_servers, config.rest_tools, config.openapi))
-    namespaces = _list_namespaces(config)
+    # The functions of single agents are not loaded here.
+    has_other_tools = any(part.functions for part in own_configs) or any(
+        part.providers or part.mcp_servers or part.rest_tools or part.openapi for part in configs
+    )
+    namespaces = [namespace for part in configs for namespace in _list_namespaces(part)]
     agent_names = list(map(str.casefold, config.agents))
     warnings: list[str] = []
     for position, quota in enumerate(config.quotas):
@@ -94,10 +100,10 @@ def list_unmatched_quotas(config: Config, tools: Sequence[Tool]) -> list[str]:
                 continue
             if separator:
                 # The namespace of a plugin is unknown before it is built, and the tools of a server before its start.
-                may_match = bool(config.providers) or bool(fnmatch.filter(namespaces, namespace))
+                may_match = any(part.providers for part in configs) or bool(fnmatch.filter(namespaces, namespace))
                 may_match = may_match and namespace != AGENT_NAMESPACE
             else:
-                may_match = has_providers
+                may_match = has_other_tools
             if not may_match:
                 warnings.append(f'{config.source("quotas", position, "tool")}: "{pattern}" matches no tool')
         warnings += [

@@ -162,7 +162,7 @@ def invalid_input(error: Exception, *, place: Literal["body", "query"] = "body")
     expected, _, path = str(error).partition(" - at `")
     path = _shorten(path.rstrip("`") or "$")
     expected = _shorten(expected)
-    location = f"the {place}" if path == "$" else f"{place} {path}"
+    location = place if path == "$" else f"{place} {path}"
     return Problem(400, f"Invalid {location}: {expected[:1].lower()}{expected[1:]}", path=path)
 
 
