@@ -266,3 +266,16 @@ async def test_what_can_be_read_of_a_damaged_log_is_saved_on_request(project: Pr
     assert (check["state"], "is damaged" in check["found"]) == ("problem", True)
     assert backup.returncode == restore.returncode == 0, backup.stderr + restore.stderr
     assert ann.status == 200
+
+
+@pytest.mark.parametrize(
+    ("name", "is_in_reach"), [("backup.zip", True), (".toolspace/backup.zip", False), ("../backup.zip", False)]
+)
+async def test_a_backup_that_tools_can_read_is_a_warning(tmp_path: Path, name: str, is_in_reach: bool) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    config = write_config(folder, tools={"allowedPaths": ["."]})
+    async with start_gateway_process(folder, config):
+        result = await run_command(config, "backup", str(folder / name))
+    assert result.returncode == 0, result.stderr
+    assert ("tools can read" in result.stderr) is is_in_reach

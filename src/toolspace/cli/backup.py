@@ -15,6 +15,7 @@ from toolspace.cli.logs import set_up_logs
 from toolspace.cli.options import Command, Options
 from toolspace.cli.output import show_status
 from toolspace.composition.process_secrets import resolve_process_secrets
+from toolspace.config.configuration import Config
 from toolspace.storage.backup import BackupManifest, TableSource, write_backup
 from toolspace.storage.database import find_database_file
 
@@ -50,7 +51,20 @@ async def command(options: Options, file: Path, skip_damaged: bool) -> int:
             async with open_postgres(url) as source:
                 manifest = await write(source)
     _report(options, file, manifest)
+    if _can_tools_read(file, config):
+        options.output.warning(
+            f"tools can read {file}, which has secrets: it is in a folder of tools.allowedPaths; move it elsewhere, "
+            "or into the state directory"
+        )
     return 0 if manifest.is_complete else 1
+
+
+def _can_tools_read(file: Path, config: Config) -> bool:
+    real_path, allowed_paths = file.resolve(), config.tools.allowed_paths
+    if real_path.is_relative_to(config.state_dir.resolve()):
+        return False
+    roots = (Path.cwd(),) if allowed_paths is None else allowed_paths
+    return any(real_path.is_relative_to(root.resolve()) for root in roots)
 
 
 def _report(options: Options, file: Path, manifest: BackupManifest) -> None:
