@@ -36,7 +36,7 @@ async def run_make(folder: Path) -> AsyncGenerator[GatewayProcess]:
         # Set up it is already: these tests run in what it sets up, and must not fetch anything.
         *("make", "-s", "-o", ".venv/.installed", "run", "RUNARGS=--port 0", f"BIN={Path(sys.executable).parent}"),
         cwd=ROOT,
-        env={**os.environ, "PYTHONWARNINGS": "", "XDG_STATE_HOME": str(folder / "state")},
+        env={**os.environ, "PYTHONWARNINGS": "", "TOOLSPACE_STORAGE_DIR": str(folder / "state")},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
