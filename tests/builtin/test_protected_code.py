@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import os
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import yaml
 
-from toolspace import Toolspace
+from toolspace import ToolResult, Toolspace
 
 
 @pytest.fixture
@@ -105,6 +110,51 @@ async def test_other_files_can_be_written(folder: Path, path: str) -> None:
     async with open_toolspace(folder) as ts:
         assert (await ts.call("write_file", {"path": path, "content": "x"})).ok
         assert (await ts.call("read_file", {"path": "bin/serve"})).ok
+
+
+async def wait_for_open_folder(folder: Path, call: asyncio.Future[ToolResult]) -> None:
+    """Waits until a call has opened a folder, which the test itself has opened once, or has ended."""
+    name = str(folder)
+    while not call.done():
+        paths = [os.readlink(file) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
+        if paths.count(name) > 1:
+            return
+        await asyncio.sleep(0)
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Generator[None]:
+    folder_fd = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(folder_fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder_fd)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc shows which folders are open")
+async def test_a_file_that_is_written_during_a_move_is_not_put_beside_code(folder: Path) -> None:
+    (folder / "package").mkdir()
+    async with open_toolspace(folder) as ts:
+        with lock_folder(folder / "package"):
+            call = asyncio.ensure_future(ts.call("write_file", {"path": "package/__init__.py", "content": "x"}))
+            await wait_for_open_folder(folder / "package", call)
+            (folder / "package").rename(folder / "code" / "json")
+        result = await call
+    assert result.error == "'package/__init__.py' was not changed: its folder was moved meanwhile; try again"
+    assert list((folder / "code" / "json").iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc shows which folders are open")
+async def test_a_folder_that_becomes_a_package_during_its_move_is_not_moved(folder: Path) -> None:
+    (folder / "package").mkdir()
+    async with open_toolspace(folder) as ts:
+        with lock_folder(folder / "package"):
+            call = asyncio.ensure_future(ts.call("move_file", {"from": "package", "to": "code/json"}))
+            await wait_for_open_folder(folder / "package", call)
+            (folder / "package" / "__init__.py").write_text("x")
+        assert (await call).error_kind == "not_permitted"
+    assert not (folder / "code" / "json").exists()
 
 
 @pytest.mark.parametrize("is_link", [False, True])

@@ -315,7 +315,8 @@ def folder_lock(location: FileLocation, context: ToolContext) -> Generator[None]
     """Locks the folder of a location, in this process and against other processes that use the same lock.
 
     For changes that read first: of two concurrent edits, neither may be lost. The folder is locked, because every
-    replacement creates a new file. Raises `ToolExecutionError` if the lock is not free in time.
+    replacement creates a new file. Raises `ToolExecutionError` if the lock is not free in time, or if the folder was
+    moved since the location was opened: other rules may hold where it is now.
     """
     status = os.fstat(location.folder_fd)
     with _process_locks_guard:
@@ -325,12 +326,35 @@ def folder_lock(location: FileLocation, context: ToolContext) -> Generator[None]
     try:
         _wait_for_lock(lambda: _try_lock(location.folder_fd), _LOCK_POLL_INTERVAL, deadline, location, context)
         try:
+            _check_not_moved(location, status)
             yield
         finally:
             with suppress(OSError):
                 fcntl.flock(location.folder_fd, fcntl.LOCK_UN)
     finally:
         process_lock.release()
+
+
+@contextmanager
+def moved_folder_lock(source: FileLocation, context: ToolContext) -> Generator[None]:
+    """Locks a folder that is to be moved, so that nothing is written into it between the checks and the move.
+
+    Does nothing for a file or a link.
+    """
+    if not stat.S_ISDIR(source.get_status().st_mode):
+        yield
+        return
+    with source.open_folder() as folder_fd:
+        inner_location = FileLocation(folder_fd, ".", source.path, os.path.join(source.real_path, "."))
+        with folder_lock(inner_location, context):
+            yield
+
+
+def _check_not_moved(location: FileLocation, folder_status: os.stat_result) -> None:
+    with suppress(OSError):
+        if os.path.samestat(os.lstat(os.path.dirname(location.real_path)), folder_status):
+            return
+    raise ToolExecutionError(f"{location.path!r} was not changed: its folder was moved meanwhile; try again")
 
 
 def _try_lock(folder_fd: int) -> bool:

@@ -22,7 +22,7 @@ from toolspace.builtin.allowed_paths import (
     walk_folder,
 )
 from toolspace.builtin.data import decode_base64
-from toolspace.builtin.file_io import check_movable_kind, folder_lock, move_path, replace_file
+from toolspace.builtin.file_io import check_movable_kind, folder_lock, move_path, moved_folder_lock, replace_file
 from toolspace.builtin.grep import Glob, grep_files
 from toolspace.core.tool import Annotations, tool
 from toolspace.core.tool_context import ToolContext
@@ -163,8 +163,9 @@ def move_file(*, to: str, overwrite: bool = False, context: ToolContext, **argum
         allowed_paths.check_movable(source)
         with allowed_paths.locate(to, follow=False, create=True, write=True) as target:
             allowed_paths.check_movable(target)
-            allowed_paths.check_package(source, target)
-            move_path(source, target, overwrite=overwrite, context=context)
+            with moved_folder_lock(source, context), folder_lock(target, context):
+                allowed_paths.check_package(source, target)
+                move_path(source, target, overwrite=overwrite, context=context)
     return {"success": True}
 
 
