@@ -1,7 +1,6 @@
 """The composition root: builds a toolspace from tools or from a configuration, and owns everything that it opens.
 
-`Toolspace` is the entry point of the library. It connects the orchestrator, the providers, the agents and the stores;
-`composition` builds the parts that a configuration describes.
+`Toolspace` is the entry point of the library. `composition` builds the parts that a configuration describes.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from toolspace.core.names import did_you_mean
 from toolspace.core.result import ToolResult
 from toolspace.core.tool import Tool, as_tool
 from toolspace.core.tool_context import ToolContext
-from toolspace.core.tool_export import ToolFormat, export_tools
 from toolspace.errors import ToolspaceError
 from toolspace.orchestrator.call import Arguments
 from toolspace.orchestrator.effective_settings import ProviderRules
@@ -50,6 +48,7 @@ if TYPE_CHECKING:
     from toolspace.composition.from_config import ConfiguredParts
     from toolspace.config.configuration import Config
     from toolspace.core.language_model import ModelListener
+    from toolspace.core.tool_export import ToolFormat
     from toolspace.providers.mcp.provider import McpProvider
 
 _log = logging.getLogger("toolspace")
@@ -387,6 +386,8 @@ class Toolspace:
         self, format: ToolFormat = "openai", *, run: Run | None = None, strict: bool = False
     ) -> list[dict[str, Any]]:
         """The tool definitions for a model. If all would cost too many tokens: a search tool, and what it found."""
+        from toolspace.core.tool_export import export_tools  # Imported here: programs may never export tools.
+
         return export_tools(self.orchestrator.tools_for_model(run), format, strict=strict)
 
     def search(self, query: str, limit: int = 10) -> list[tuple[Tool, float]]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import glob
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -127,7 +126,11 @@ def list_state_paths(
 def _list_database_files(path: str) -> Iterator[str]:
     """The files of an SQLite database, whether they exist or not, and the older databases that `restore` has kept."""
     yield from (path + suffix for suffix in _DATABASE_SUFFIXES)
-    yield from glob.iglob(f"{glob.escape(path)}.before-restore-*")
+    folder, name = os.path.split(path)
+    with contextlib.suppress(OSError):  # There is no such folder.
+        for entry in os.listdir(folder):
+            if entry.startswith(f"{name}.before-restore-"):
+                yield os.path.join(folder, entry)
 
 
 def _resolve_link(path: str) -> str:

@@ -8,7 +8,6 @@ names of a tool; it is None for nearly all tools, whose calls pay nothing.
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
@@ -315,6 +314,8 @@ def _plain_name(name: str) -> str:
 
 def _unique_name(name: str, plain_name: str, uses: dict[str, int]) -> str:
     prefix = plain_name or _plain_name(name[:MAX_NAME_LENGTH]) or "field"
+    import zlib  # Imported here: few tools have such names.
+
     checksum = zlib.crc32(name.encode("utf-8", "replace"))
     while True:
         unique_name = f"{prefix[: MAX_NAME_LENGTH - _CHECKSUM_LENGTH]}_{checksum:08x}"

@@ -7,7 +7,6 @@ is masked on the way to a server.
 from __future__ import annotations
 
 import base64
-import json
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing
@@ -127,6 +126,7 @@ def _find_open_start(text: str, secret: str) -> int:
 
 def _list_forms(value: str) -> Iterable[str]:
     """The value as a text may contain it: as a whole, its long lines, and encoded for JSON, a URL or a header."""
+    import json
     from urllib.parse import quote, quote_plus  # Imported here: few configurations have a reference.
 
     encoded_value = value.encode("utf-8", "replace")

@@ -24,7 +24,6 @@ from toolspace.core import json_text
 from toolspace.core.events import CallPartial, CallProgress, EventType, TaskStatusReported
 from toolspace.core.names import AGENT_NAMESPACE
 from toolspace.core.result import Content, ToolResult, get_content_parts, join_parts
-from toolspace.core.result_masking import create_stream_masking
 from toolspace.core.secret_values import StreamMasking, reference_secrets
 from toolspace.core.tool_context import ToolContext
 from toolspace.errors import NOT_EXECUTED, ErrorKind, ToolTimeoutError
@@ -265,7 +264,7 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
             self._emit_partial(value)
             return
         if self.partials is None:
-            self.partials = create_stream_masking()
+            self.partials = _create_stream_masking()
         for masked_value in self.partials.add(value):
             self._emit_partial(masked_value)
 
@@ -300,7 +299,7 @@ class Call(msgspec.Struct, weakref=False, eq=False, gc=True):
         """Returns the result of a stream. Emits each value as a partial result; stores the whole if it is too large."""
         collector = StreamCollector(self, self.spill, is_json=is_json)
         if self.owner.services.masks_secrets:
-            values = create_stream_masking().mask_all(values)
+            values = _create_stream_masking().mask_all(values)
         try:
             async with aclosing(values):
                 async for value in values:
@@ -365,6 +364,12 @@ def uncancel_task(task: asyncio.Task[Any]) -> int:
 async def return_result(result: ToolResult) -> ToolResult:
     """Returns the result: the coroutine of a call that a stage ends early."""
     return result
+
+
+def _create_stream_masking() -> StreamMasking:
+    from toolspace.core.result_masking import create_stream_masking  # Imported here: few configurations need it.
+
+    return create_stream_masking()
 
 
 def is_running_loop(loop: asyncio.AbstractEventLoop) -> bool:

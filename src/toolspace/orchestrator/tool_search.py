@@ -18,7 +18,6 @@ from toolspace.core.extension_points import Deny, Policy, TokenCounter, ToolProv
 from toolspace.core.token_count import estimate_tokens
 from toolspace.core.tool import Tool
 from toolspace.core.tool_context import ToolContext
-from toolspace.core.tool_export import definition_text
 
 if TYPE_CHECKING:
     from toolspace.orchestrator.catalog import CatalogEntry
@@ -42,6 +41,8 @@ class TokenCosts:
     def get(self, tool: Tool) -> int:
         cost = self._costs.get(tool)
         if cost is None:
+            from toolspace.core.tool_export import definition_text  # Imported here: programs may never export tools.
+
             cost = self._costs[tool] = self._count(definition_text(tool))
         return cost
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from toolspace.core.call_statistics import StatsCollector, ToolStats
 from toolspace.core.extension_points import ToolProvider
@@ -30,8 +30,10 @@ from toolspace.core.prebuilt_actions import PrebuiltAction
 from toolspace.core.result import ToolResult, get_content_parts, join_parts
 from toolspace.core.tool import FunctionTool, Tool, ToolCategory, as_tool, check_local_name
 from toolspace.core.tool_context import ToolContext
-from toolspace.core.tool_export import ToolFormat, export_tools
 from toolspace.errors import ConfigError, RegistrationError, ToolExecutionError, ToolNameConflict, ToolNotFoundError
+
+if TYPE_CHECKING:
+    from toolspace.core.tool_export import ToolFormat
 
 _SPECIFICATION = re.compile(r"(?:(?P<file>.+\.py)|(?P<module>[^\W\d]\w*(?:\.[^\W\d]\w*)*))(?::(?P<name>\w+))?")
 _loaded_modules: dict[tuple[str, str], dict[str, ModuleType]] = {}
@@ -146,6 +148,8 @@ class ToolRegistry(ToolProvider):
 
     def to_llm_tools(self, format: ToolFormat = "openai", *, strict: bool = False) -> Sequence[dict[str, Any]]:
         """The tool definitions in the format of a model API. `strict`: for OpenAI, where the schema allows it."""
+        from toolspace.core.tool_export import export_tools  # Imported here: programs may never export tools.
+
         return export_tools(self._tools.values(), format, strict=strict)
 
     def get_stats(self) -> ToolStats:

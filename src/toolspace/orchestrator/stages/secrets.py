@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from toolspace.core.result import ToolResult
-from toolspace.core.result_masking import has_reference_secrets, mask_reference_secrets
 
 if TYPE_CHECKING:
     from toolspace.orchestrator.call import Call
@@ -23,6 +22,9 @@ _LARGE_RESULT = 64 * 1024
 def mask_secrets(stage: StageContext, next: CallHandler, /) -> CallHandler:
     if not stage.services.masks_secrets:
         return next
+    # Imported here: few configurations have references to secrets.
+    from toolspace.core.result_masking import has_reference_secrets, mask_reference_secrets
+
     threads = stage.services.threads
 
     async def run(call: Call) -> ToolResult:
