@@ -18,7 +18,7 @@ from toolspace.composition.process_secrets import resolve_process_secrets
 from toolspace.config import secret_references
 from toolspace.config.load import load_config
 from toolspace.config.secret_references import resolve_secrets
-from toolspace.core.secret_masking import mask_secrets
+from toolspace.core.secret_masking import mask_secrets, register_secrets
 from toolspace.errors import ModelError
 
 pytestmark = pytest.mark.spec("21.3")
@@ -77,6 +77,14 @@ def headers_of(path: Path) -> Any:
 
 def server(value: str) -> str:
     return f"mcpServers:\n  a:\n    url: http://127.0.0.1:9/mcp\n    headers: {{X-Key: '{value}'}}\n"
+
+
+def test_a_reference_that_contains_another_secret_is_masked_as_a_whole(tmp_path: Path) -> None:
+    register_secrets(["inner-secret"])
+    (tmp_path / "key").write_text("outer-inner-secret-end")
+    headers_of(write(tmp_path, server("${file:key}")))
+
+    assert mask_secrets("it is outer-inner-secret-end!") == "it is [hidden]!"
 
 
 def test_a_file_beside_the_configuration_loses_one_newline(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
@@ -98,7 +99,8 @@ def _has_content(value: object) -> bool:
 
 
 def _mask_text(text: str) -> str:
-    for secret in _secrets:
+    # Longest first over both lists: a secret that contains another one must be masked as a whole.
+    for secret in heapq.merge(_secrets, reference_secrets.texts, key=len, reverse=True):
         if secret in text:
             text = text.replace(secret, MASK)
     text = reference_secrets.mask(text)

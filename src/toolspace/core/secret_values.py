@@ -28,7 +28,7 @@ class SecretValues:
     """A set of secrets. It only grows: a result may still contain a value that was replaced meanwhile."""
 
     def __init__(self) -> None:
-        self._texts: list[str] = []
+        self.texts: list[str] = []
         """Longest first: a secret that contains another one has to be masked as a whole."""
         self._words: list[tuple[str, re.Pattern[str]]] = []
         """Short secrets, each with the pattern that finds it as a word."""
@@ -37,17 +37,17 @@ class SecretValues:
         """Masks a value from now on, in every form in which a result may contain it."""
         forms = {form for form in _list_forms(value) if len(form) >= SHORTEST_SECRET}
         texts = {form for form in forms if len(form) >= _SHORTEST_ANYWHERE}
-        self._texts = sorted({*self._texts, *texts}, key=len, reverse=True)
+        self.texts = sorted({*self.texts, *texts}, key=len, reverse=True)
         words = {word for word, _ in self._words} | (forms - texts)
         self._words = [(word, re.compile(rf"(?<!\w){re.escape(word)}(?!\w)")) for word in sorted(words)]
 
     def is_in(self, text: str) -> bool:
-        return any(secret in text for secret in self._texts) or any(
+        return any(secret in text for secret in self.texts) or any(
             word in text and pattern.search(text) is not None for word, pattern in self._words
         )
 
     def mask(self, text: str) -> str:
-        for secret in self._texts:
+        for secret in self.texts:
             if secret in text:
                 text = text.replace(secret, MASK)
         for word, pattern in self._words:
@@ -60,7 +60,7 @@ class SecretValues:
 
         A short secret at the end is open, too: the next character may show that it is part of a longer word.
         """
-        secrets = [*self._texts, *(word for word, _ in self._words)]
+        secrets = [*self.texts, *(word for word, _ in self._words)]
         start = min((_find_open_start(text, secret) for secret in secrets), default=len(text))
         while start < len(text):
             # A whole secret that reaches over this place must not be cut there.
